@@ -1,0 +1,1 @@
+"""Stock graphs: functions that return a Graph."""

@@ -1,0 +1,99 @@
+"""Every error that flowrl raises on purpose.
+
+::
+
+    FlowrlError                 where it happened, what is wrong, the way out
+    ├── GraphError              a graph that is built wrongly: names, edges, edits
+    │   └── CheckError          all problems that a check found, at once
+    ├── SettingError            an unknown setting, or a value that it can't take
+    ├── ContractError           an item lacks what a verb needs of it
+    ├── PolicyError             a network that does not fit its spaces
+    ├── EnvironmentFailed       an environment raised, or broke its declared spaces
+    ├── NotFinite               NaN or infinity in a loss
+    ├── RuntimeFailed           a runtime that can't start, or lost a process
+    └── SaveError               a run or policy that can't be saved, verified or loaded
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FlowrlError(Exception):
+    """The base of all errors here. `where` is an address such as ``ppo.train``; the runtimes fill it in."""
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message, where)
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    def at(self, where: str) -> FlowrlError:
+        """Name the place, unless a deeper one did so already."""
+        self.where = self.where or where
+        return self
+
+
+class GraphError(FlowrlError):
+    """A graph that is built wrongly."""
+
+
+class CheckError(GraphError):
+    """All problems that were found in a graph. `problems` holds one line each."""
+
+    def __init__(self, name: str, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__("\n".join([f"{name} can't run: {count}", *(f"  {p}" for p in self.problems)]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_check_error, (self.message, self.problems))
+
+
+def _rebuild_check_error(message: str, problems: tuple[str, ...]) -> CheckError:
+    error = CheckError("", problems)
+    error.message = message
+    return error
+
+
+class SettingError(FlowrlError):
+    """An unknown setting, or a value that it can't take."""
+
+
+class ContractError(FlowrlError):
+    """An item lacks what a verb needs of it."""
+
+
+class PolicyError(FlowrlError):
+    """A network that does not fit its spaces."""
+
+
+class EnvironmentFailed(FlowrlError):
+    """An environment raised, or broke its declared spaces."""
+
+
+class NotFinite(FlowrlError):
+    """NaN or infinity in a loss."""
+
+
+class RuntimeFailed(FlowrlError):
+    """A runtime that can't start, or that lost a process it needs."""
+
+
+class SaveError(FlowrlError):
+    """A run or policy that can't be saved, verified or loaded."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The text for an unknown name: what is known, and the nearest match.
+
+    >>> unknown("setting", "epoch", ["epochs", "lr"])
+    "unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, lr"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}"

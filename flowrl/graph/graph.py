@@ -1,0 +1,349 @@
+"""`Graph`: an immutable value. Named operators joined by edges, and the named resources that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.graph import values
+from flowrl.graph.protocols import Operator, Resource
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from flowrl.graph.plan import Plan
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator in a graph: its name, the operator, and the nodes whose items it takes."""
+
+    name: str
+    op: Operator
+    after: tuple[str, ...]
+
+
+class Chain(Mapping[str, Operator]):
+    """A run of named operators as a value: `fl.chain(adv=..., train=...)`."""
+
+    def __init__(self, ops: Mapping[str, Operator]) -> None:
+        self._ops = dict(ops)
+
+    def __getitem__(self, name: str) -> Operator:
+        return self._ops[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ops))
+
+    def __repr__(self) -> str:
+        return values.to_text(self, defaults=False)
+
+    def parts(self) -> tuple[str, list[tuple[str | None, Any]]]:
+        """``chain(name=operator, ...)``."""
+        return "chain", list(_nest(self._ops.items()))
+
+
+def chain(**ops: Operator | Chain) -> Chain:
+    """A run of operators as a value. ``then(a=chain(adv=..., train=...))`` adds the nodes ``a.adv`` and ``a.train``.
+
+    Raises:
+        GraphError: it is empty, or one of its values is no operator.
+    """
+    return Chain(_flatten(ops, "chain"))
+
+
+def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Operator]:
+    flat: dict[str, Operator] = {}
+    for name, op in ops.items():
+        if isinstance(op, Chain):
+            flat.update({f"{name}.{inner}": o for inner, o in op.items()})
+        elif isinstance(op, Operator):
+            flat[name] = op
+        else:
+            kind = "the class itself: call it" if isinstance(op, type) else f"a {type(op).__name__}"
+            raise GraphError(f"'{name}' must be an operator or a chain, got {kind}", where)
+    if not flat:
+        raise GraphError("needs at least one operator: name=Operator(...)", where)
+    return flat
+
+
+_OPEN_END: Any = object()
+
+
+class Graph:
+    """An algorithm: resources by name, then operators by name with `then`. Every verb returns a new graph.
+
+    >>> import flowrl as fl
+    >>> g = fl.Graph("idle").then(a=fl.Map(abs)).then(b=fl.Map(abs))
+    >>> [n.name for n in g.nodes], g.rename("busy").name, g.remove("a").nodes[0].after
+    (['a', 'b'], 'busy', ())
+    """
+
+    name: str
+    resources: Mapping[str, Resource]
+    nodes: tuple[Node, ...]
+
+    def __init__(self, name: str, /, **resources: Resource) -> None:
+        for key, resource in resources.items():
+            if not isinstance(resource, Resource):
+                raise GraphError(f"'{key}' must be a resource such as fl.Learner(...), got a {type(resource).__name__}; operators go into .then(...)", name)
+        self._fill(name, resources, ())
+
+    def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
+        self.__dict__.update(name=name, resources=MappingProxyType(dict(resources)), nodes=tuple(nodes))
+        return self
+
+    def _with(self, *, name: str | None = None, resources: Mapping[str, Resource] | None = None, nodes: Iterable[Node] | None = None) -> Graph:
+        new = Graph.__new__(Graph)
+        return new._fill(
+            self.name if name is None else name,
+            self.resources if resources is None else resources,
+            self.nodes if nodes is None else nodes,
+        )
+
+    # -- a value: frozen, compared, hashed, pickled, printed
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a Graph is immutable: its verbs (then, set, replace, ...) return a new one")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and (self.name, dict(self.resources), self.nodes) == (other.name, dict(other.resources), other.nodes)
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self.resources), tuple((n.name, n.after) for n in self.nodes)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.name, dict(self.resources), self.nodes))
+
+    def __repr__(self) -> str:
+        return self.text(defaults=False, strict=False)
+
+    def _repr_markdown_(self) -> str:
+        return f"```mermaid\n{self.draw('mermaid')}```"
+
+    def text(self, *, defaults: bool = True, strict: bool = True) -> str:
+        """The graph as the Python that builds it, which `Graph.from_text` reads back without executing it.
+
+        Raises:
+            SaveError: `strict`, and the graph holds something without a name, such as a lambda.
+        """
+
+        def lines(items: Iterable[tuple[str, Any]]) -> str:
+            return "".join(f"    {k}={values.to_text(v, defaults=defaults, strict=strict, indent=4)},\n" for k, v in items)
+
+        text = f'Graph(\n    "{self.name}",\n{lines(self.resources.items())})'
+        groups: list[tuple[tuple[str, ...] | None, list[Node]]] = []
+        for i, node in enumerate(self.nodes):
+            follows = node.after == (self.nodes[i - 1].name,) if i else not node.after
+            if follows and groups:
+                groups[-1][1].append(node)
+            else:
+                groups.append((None if follows else node.after, [node]))
+        for after, nodes in groups:
+            head = "" if after is None else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
+            text += f".then(\n{head}{lines(_nest((n.name, n.op) for n in nodes))})"
+        return text + "\n"
+
+    @staticmethod
+    def from_text(text: str, *, allow: Collection[str] = (), source: str = "graph") -> Graph:
+        """Read a graph that `text` wrote. `allow` names packages beyond flowrl that may be imported for it.
+
+        Raises:
+            GraphError: the text is no graph.
+            SaveError: it needs a package that is not allowed.
+        """
+        graph = values.from_text(text, allow=allow, source=source)
+        if not isinstance(graph, Graph):
+            raise GraphError(f"holds a {type(graph).__name__}, not a Graph", source)
+        return graph
+
+    # -- building and editing
+
+    def then(self, *, after: str | Iterable[str] = _OPEN_END, **ops: Operator | Chain) -> Graph:
+        """Add operators in a row, behind the single open end; behind `after` (a name or several); ``after=()``: a new start.
+
+        Raises:
+            GraphError: a name is taken, `after` is unknown, or there is more than one open end.
+        """
+        if after is _OPEN_END:
+            ends = self.ends()
+            if len(ends) > 1:
+                raise GraphError(f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)", self.name)
+            previous: tuple[str, ...] = tuple(ends)
+        else:
+            previous = (after,) if isinstance(after, str) else tuple(after)
+            for name in previous:
+                self._index(name)
+        return self._with(nodes=(*self.nodes, *self._line(previous, ops)))
+
+    def insert(self, *, after: str, **ops: Operator | Chain) -> Graph:
+        """Put operators behind the node `after`; the last of them takes over all its out-edges.
+
+        Raises:
+            GraphError: the node is unknown, or a name is taken.
+        """
+        i = self._index(after)
+        new = self._line((after,), ops)
+        behind = [_swap(n, after, (new[-1].name,)) for n in self.nodes[i + 1 :]]
+        return self._with(nodes=(*self.nodes[: i + 1], *new, *behind))
+
+    def remove(self, *names: str) -> Graph:
+        """Take out nodes, joining each one's predecessors to its successors; or resources.
+
+        Raises:
+            GraphError: a name is unknown.
+        """
+        graph = self
+        for name in names:
+            if name in graph.resources:
+                graph = graph._with(resources={k: v for k, v in graph.resources.items() if k != name})
+                continue
+            gone = graph.nodes[graph._index(name)]
+            graph = graph._with(nodes=[_swap(n, name, gone.after) for n in graph.nodes if n.name != name])
+        return graph
+
+    def replace(self, **new: Operator | Resource) -> Graph:
+        """Put another operator or resource in the place of the one with this name.
+
+        Raises:
+            GraphError: a name is unknown, or an operator stands where a resource must.
+        """
+        nodes, resources = list(self.nodes), dict(self.resources)
+        for name, value in new.items():
+            if name in resources and isinstance(value, Resource):
+                resources[name] = value
+            elif name not in resources and isinstance(value, Operator):
+                nodes[self._index(name)] = replace(nodes[self._index(name)], op=value)
+            else:
+                self._index(name, also_resources=True)
+                kind = "a resource" if name in resources else "an operator"
+                raise GraphError(f"'{name}' is {kind} and can't be replaced by a {type(value).__name__}", self.name)
+        return self._with(nodes=nodes, resources=resources)
+
+    def rename(self, name: str) -> Graph:
+        """The same graph under another name."""
+        return self._with(name=name)
+
+    def set(self, address: str, value: Any) -> Graph:
+        """Change one setting: ``graph.set("train.epochs", 4)``, ``graph.set("learner.loss.clip", 0.3)``.
+
+        Raises:
+            SettingError: there is no such setting, or it can't take the value.
+        """
+        names = {**self.resources, **{n.name: n.op for n in self.nodes}}
+        owner = max((n for n in names if address.startswith(f"{n}.")), key=len, default=None)
+        if owner is None:
+            head = address.partition(".")[0]
+            if head in names:
+                raise SettingError(f"say which setting of it: {head}.{next(iter(values.settings(names[head])), 'setting')}", f"{self.name}.{head}")
+            raise SettingError(unknown("node or resource", head, names), self.name)
+        changed = values.with_setting(names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}")
+        return self.replace(**{owner: changed})
+
+    # -- looking
+
+    def ends(self) -> list[str]:
+        """The nodes that nothing comes after."""
+        used = {name for node in self.nodes for name in node.after}
+        return [n.name for n in self.nodes if n.name not in used]
+
+    def digraph(self) -> nx.DiGraph[str]:
+        """The nodes and edges for networkx."""
+        import networkx as nx
+
+        g: nx.DiGraph[str] = nx.DiGraph()
+        g.add_nodes_from(n.name for n in self.nodes)
+        g.add_edges_from((a, n.name) for n in self.nodes for a in n.after)
+        return g
+
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes of each stage: the graph cut at its queues, each queue being the start of the stage behind it."""
+        import networkx as nx
+
+        g = self.digraph()
+        g.remove_edges_from([(a, n.name) for n in self.nodes if n.op.queue for a in n.after])
+        order = {n.name: i for i, n in enumerate(self.nodes)}
+        parts = [tuple(sorted(part, key=order.__getitem__)) for part in nx.weakly_connected_components(g)]
+        return tuple(sorted(parts, key=lambda part: order[part[0]]))
+
+    def check(self) -> None:
+        """Check and trace the graph.
+
+        Raises:
+            CheckError: all the problems found, each with its node and the way out.
+        """
+        self.compile()
+
+    def compile(self) -> Plan:
+        """Check the graph, run it abstractly, and return its plan in numbers.
+
+        Raises:
+            CheckError: all the problems found, each with its node and the way out.
+        """
+        from flowrl.graph.compile import compile_graph
+
+        return compile_graph(self)
+
+    def draw(self, format: str = "text") -> str:  # noqa: A002 - the field's word for it
+        """The graph as ``text`` for a terminal, ``mermaid``, ``dot`` or ``svg``.
+
+        Raises:
+            SettingError: an unknown format.
+        """
+        from flowrl.graph.draw import draw
+
+        return draw(self, format)
+
+    # -- helpers
+
+    def _index(self, name: str, *, also_resources: bool = False) -> int:
+        for i, node in enumerate(self.nodes):
+            if node.name == name:
+                return i
+        known = [n.name for n in self.nodes] + (list(self.resources) if also_resources else [])
+        raise GraphError(unknown("node", name, known), self.name)
+
+    def _line(self, previous: tuple[str, ...], ops: Mapping[str, Operator | Chain]) -> list[Node]:
+        taken = {n.name for n in self.nodes} | set(self.resources)
+        line = []
+        for name, op in _flatten(ops, self.name).items():
+            if name in taken:
+                what = "a resource" if name in self.resources else "a node"
+                raise GraphError(f"the name '{name}' is taken by {what}; nodes and resources share one namespace", self.name)
+            line.append(Node(name, op, previous))
+            previous = (name,)
+            taken.add(name)
+        return line
+
+
+def _rebuild(name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
+    return Graph(name)._with(resources=resources, nodes=nodes)
+
+
+def _swap(node: Node, old: str, new: tuple[str, ...]) -> Node:
+    """`node` taking its items from `new` where it took them from `old`."""
+    after = [name for a in node.after for name in (new if a == old else (a,))]
+    return replace(node, after=tuple(dict.fromkeys(after)))
+
+
+def _nest(ops: Iterable[tuple[str, Operator]]) -> list[tuple[str, Any]]:
+    """Operators ``a.x, a.y`` in a row as one ``a=chain(x=..., y=...)``."""
+    out: list[tuple[str, Any]] = []
+    for name, op in ops:
+        head, _, rest = name.partition(".")
+        if not rest:
+            out.append((head, op))
+        elif out and out[-1][0] == head and isinstance(out[-1][1], Chain):
+            out[-1] = (head, Chain({**out[-1][1], rest: op}))
+        else:
+            out.append((head, Chain({rest: op})))
+    return out

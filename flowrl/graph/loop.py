@@ -1,0 +1,152 @@
+"""The one stage loop. Every runtime, and the abstract trace, drives a graph through it: plain calls, depth first."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flowrl.errors import ContractError, FlowrlError
+from flowrl.graph.graph import Node
+from flowrl.graph.protocols import Handle, Site
+from flowrl.items import Batch, Tally, Trained
+
+Hook = Callable[[str, float, Any], None]
+"""Told after every advance of a node: its name, the seconds it took, and the item it yielded (None at its end)."""
+
+_END: Any = object()
+
+
+class Ledger:
+    """What each node did, in whole numbers: what the plan predicts, the run counts and the audit compares."""
+
+    def __init__(self) -> None:
+        self.node = ""
+        """The node at work; empty while resources open."""
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By node: calls, bytes and the like, as the verbs report them."""
+        self.put: Counter[tuple[str, str]] = Counter()
+        self.got: Counter[tuple[str, str]] = Counter()
+        """By edge: items handed over, and items whose step was gone through to its end."""
+        self.put_steps: Counter[tuple[str, str]] = Counter()
+        self.got_steps: Counter[tuple[str, str]] = Counter()
+
+    def count(self, **numbers: int) -> None:
+        """Add to the counters of the node at work."""
+        counts = self.counts[self.node]
+        for name, number in numbers.items():
+            counts[name] += number
+
+
+class NodeContext:
+    """The context of one node."""
+
+    def __init__(self, name: str, handles: Mapping[str, Handle], site: Site) -> None:
+        self.name = name
+        self.source: str | None = None
+        self.run = site.run
+        self.call = site.call
+        self._handles = handles
+
+    def __getitem__(self, ref: Any) -> Any:
+        return self._handles[ref]
+
+
+class Unit:
+    """A node at work: its state, its context, and the units behind it."""
+
+    __slots__ = ("behind", "ctx", "name", "state", "step")
+
+    def __init__(self, node: Node, ctx: NodeContext) -> None:
+        self.name = node.name
+        self.step = node.op.step
+        self.state = node.op.init()
+        self.ctx = ctx
+        self.behind: list[tuple[tuple[str, str], Unit]] = []
+
+
+class Loop:
+    """One stage: a pass gives each of its roots a turn and drains everything that comes of it."""
+
+    def __init__(
+        self,
+        graph: str,
+        nodes: Sequence[Node],
+        handles: Mapping[str, Handle],
+        site: Site,
+        ledger: Ledger,
+        hook: Hook | None = None,
+        failed: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        """`failed`: told of a node's error in place of raising it; the node then yields nothing."""
+        self.graph = graph
+        self.ledger = ledger
+        self.hook = hook
+        self.failed = failed
+        self._enter = self._push if failed is None else self._try_push
+        self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
+        self.roots = [self.units[n.name] for n in nodes if not n.after]
+        for node in nodes:
+            for before in node.after:
+                self.units[before].behind.append(((before, node.name), self.units[node.name]))
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """Every operator's state, by node."""
+        return {name: unit.state for name, unit in self.units.items()}
+
+    @states.setter
+    def states(self, states: Mapping[str, Any]) -> None:
+        for name, unit in self.units.items():
+            unit.state = states[name]
+
+    def run_pass(self) -> list[Tally]:
+        """One turn of every root, gone through to its end. What the clock closed meanwhile is returned.
+
+        Raises:
+            FlowrlError: with its node's address; any other error carries the address as a note.
+        """
+        rows: list[Tally] = []
+        try:
+            for root in self.roots:
+                self._enter(root, None, None, rows)
+        except FlowrlError as error:
+            raise error.at(f"{self.graph}.{self.ledger.node}")
+        except Exception as error:
+            error.add_note(f"in {self.graph}.{self.ledger.node}")
+            raise
+        return rows
+
+    def _try_push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+        assert self.failed is not None
+        try:
+            self._push(unit, item, source, rows)
+        except Exception as error:
+            self.failed(unit.name, error)
+
+    def _push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+        ledger, name, hook = self.ledger, unit.name, self.hook
+        unit.ctx.source = source
+        ledger.node = name
+        stream = unit.step(unit.state, item, unit.ctx)
+        if stream is None:
+            raise ContractError("its step returned None; a step yields its items (write `yield item`, or `yield from ()` for none)")
+        started = time.perf_counter() if hook else 0.0
+        while (out := next(stream, _END)) is not _END:
+            if hook:
+                hook(name, time.perf_counter() - started, out)
+            if isinstance(out, Tally):
+                rows.append(out)
+            steps = out.steps if isinstance(out, Batch | Trained) else 0
+            for edge, behind in unit.behind:
+                ledger.put[edge] += 1
+                ledger.put_steps[edge] += steps
+                self._enter(behind, out, name, rows)
+                ledger.got[edge] += 1
+                ledger.got_steps[edge] += steps
+            ledger.node = name
+            if hook:
+                started = time.perf_counter()
+        if hook:
+            hook(name, time.perf_counter() - started, None)

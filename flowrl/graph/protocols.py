@@ -1,0 +1,172 @@
+"""The seam: what operators, resources and runtimes promise one another. Everything else may change; this may not drift.
+
+An `Operator` is frozen settings with a `step`. A `Resource` is frozen settings whose lasting state lives behind a
+`Handle`. A `Site` is what a runtime offers to both: a way to run pure functions and a way to get workers. The same
+`step` and the same handle run in one process, over Ray actors, in the abstract trace, and traced into one XLA program,
+because only the site differs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union, get_type_hints
+
+H = TypeVar("H", bound="Handle")
+H_co = TypeVar("H_co", bound="Handle", covariant=True)
+
+
+@dataclass(frozen=True)
+class RefTo:
+    """What the annotation ``Ref[X]`` leaves behind at run time: the kind of handle that the name must lead to."""
+
+    kind: type[Handle]
+
+
+if TYPE_CHECKING:
+
+    class _Named(Generic[H_co]):
+        """Never made: it only carries the type of handle for type checkers."""
+
+    Ref = Union[str, _Named[H_co]]
+else:
+
+    class Ref:
+        """The name of a resource whose handle is of the given kind: ``learner: Ref[LearnerHandle] = "learner"``."""
+
+        def __class_getitem__(cls, kind: type[Handle]) -> Any:
+            return Annotated[str, RefTo(kind)]
+
+
+class Future(Protocol):
+    """A result that may not be there yet."""
+
+    def result(self) -> Any:
+        """Wait, then return it or raise what the call raised."""
+
+
+class Workers(Protocol):
+    """Numbered workers of one resource: objects in this process, actors elsewhere, or abstract twins."""
+
+    def __len__(self) -> int: ...
+
+    def put(self, value: Any) -> Any:
+        """Make a value ready to be passed to many calls: sent once, then referred to."""
+
+    def submit(self, index: int, method: str, *args: Any) -> Future:
+        """Call a method of one worker."""
+
+    def close(self) -> None:
+        """End them all."""
+
+
+class Site(Protocol):
+    """What a runtime offers to the resource `name`, and to the operators."""
+
+    name: str
+    seed: int
+
+    def key(self, *folds: int | str) -> Any:
+        """A random key of this resource's own: the seed, its name and `folds`, folded together."""
+
+    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+        """Run a pure function: jitted, abstractly, or inline on tracers. `donate`: arguments whose buffers it may reuse."""
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call any function of items as it is; the abstract trace finds the form of what it returns."""
+
+    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+        """Make `count` workers by `make(index)`; the abstract trace takes `twin(index)`, whose methods give shapes."""
+
+    def resource(self, name: Any) -> Any:
+        """The handle of another resource, opened on demand."""
+
+    def count(self, **numbers: int) -> None:
+        """Add to the counters of the node at work: what the plan predicts and the run then counts."""
+
+
+class Handle(ABC):
+    """A resource at work. It holds the state (a pytree that the runtime may save and restore) and calls its verbs."""
+
+    state: Any
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of processes and environments."""
+
+
+class Resource(ABC):
+    """Frozen settings for something that lasts: runners, a learner, a replay buffer."""
+
+    handle: ClassVar[type[Handle]]
+
+    @abstractmethod
+    def open(self, site: Site) -> Handle:
+        """Make the state and return the handle."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One short line for plans and drawings."""
+
+
+class Context(Protocol):
+    """What an operator's `step` may reach beside its state and its item."""
+
+    name: str
+    source: str | None
+    """The node that the item came from; None at a root."""
+
+    def __getitem__(self, ref: Ref[H]) -> H:
+        """The handle behind a `Ref` field."""
+
+    def run(self, fn: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
+        """Run a pure function of arrays, compiled once per function and static settings."""
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a user's function of items as it is, uncompiled."""
+
+
+class Operator(ABC):
+    """Frozen settings with a `step`: zero or more items out for each one in.
+
+    The rule for `step`: it moves items, looks at static facts (steps, fields, its own bounded counters) and calls verbs
+    or `ctx.run`; it never touches array values. `init` returns the complete state, and a step commits its state before
+    it yields. Then the very same code also runs in the abstract trace and as part of one XLA program.
+    """
+
+    source: ClassVar[bool] = False
+    """May stand at the start: its step then gets None for an item, once a pass."""
+    effect: ClassVar[bool] = False
+    """Does its work through a resource, so a branch may end here."""
+    clock: ClassVar[bool] = False
+    """Closes a Row. A graph has exactly one."""
+    queue: ClassVar[bool] = False
+    """Cuts the graph: what comes before and what comes after are stages that run side by side."""
+    joins: ClassVar[bool] = False
+    """Takes items from several nodes; `ctx.source` tells which."""
+
+    @abstractmethod
+    def init(self) -> Any:
+        """The state, a pytree that `step` changes in place; None for an operator without."""
+
+    @abstractmethod
+    def step(self, state: Any, item: Any, ctx: Context) -> Iterator[Any]:
+        """Take one item, yield any number."""
+
+
+class Stateless(Operator):
+    """An operator without a state."""
+
+    def init(self) -> None:
+        """None: there is no state."""
+
+
+def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
+    """The `Ref` fields of an operator or a resource: field name to (name of the resource, kind of handle)."""
+    found = {}
+    for field, hint in get_type_hints(type(operator), include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, RefTo):
+                found[field] = (getattr(operator, field), mark.kind)
+    return found

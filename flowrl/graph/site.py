@@ -1,0 +1,129 @@
+"""`HereSite`: resources and functions in this very process. The local runtime's site, and the base of the others."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+
+from flowrl.errors import GraphError, unknown
+from flowrl.graph.loop import Ledger
+from flowrl.graph.protocols import Handle, Resource, Workers
+
+
+class Done:
+    """A future that is done."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def result(self) -> Any:
+        """The value."""
+        return self.value
+
+
+class HereWorkers:
+    """Workers as plain objects in this process; a call runs at once."""
+
+    def __init__(self, workers: list[Any]) -> None:
+        self.objects = workers
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def put(self, value: Any) -> Any:
+        """The value itself."""
+        return value
+
+    def submit(self, index: int, method: str, *args: Any) -> Done:
+        """Call the method now."""
+        return Done(getattr(self.objects[index], method)(*args))
+
+    def close(self) -> None:
+        """Close every worker."""
+        for worker in self.objects:
+            worker.close()
+
+
+class Place:
+    """Where the resources of one run are opened, in the order in which they ask for one another."""
+
+    def __init__(self, graph: str, resources: Mapping[str, Resource], seed: int, kind: type[HereSite], **settings: Any) -> None:
+        self.graph = graph
+        self.resources = resources
+        self.ledger = Ledger()
+        self.handles: dict[str, Handle] = {}
+        self.site = kind(self, "", seed, **settings)
+
+    def open(self) -> dict[str, Handle]:
+        """Open every resource."""
+        for name in self.resources:
+            self.handle(name)
+        return self.handles
+
+    def handle(self, name: str) -> Handle:
+        """The handle of one resource, opened if it is not open yet.
+
+        Raises:
+            GraphError: there is no such resource.
+        """
+        if name not in self.handles:
+            if name not in self.resources:
+                raise GraphError(unknown("resource", name, self.resources), self.graph)
+            self.handles[name] = self.resources[name].open(self.site.named(name))
+        return self.handles[name]
+
+    def close(self) -> None:
+        """Close every handle that was opened, the last one first."""
+        while self.handles:
+            self.handles.popitem()[1].close()
+
+
+class HereSite:
+    """Runs functions by `jax.jit` and keeps workers in this process."""
+
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        self.place = place
+        self.name = name
+        self.seed = seed
+        self.compiled: dict[Any, Callable[..., Any]] = {}
+
+    def named(self, name: str) -> HereSite:
+        """The same site for another resource: what is compiled is shared, random keys are not."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, name=name)
+        return new
+
+    def key(self, *folds: int | str) -> Any:
+        """The run's seed with this resource's name and `folds` folded in."""
+        key = jax.random.key(self.seed)
+        for fold in (self.name, *folds):
+            key = jax.random.fold_in(key, zlib.crc32(fold.encode()) if isinstance(fold, str) else fold)
+        return key
+
+    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+        """Run a pure function, compiled once per function and static settings."""
+        slot = (fn, donate, *static.items())
+        compiled = self.compiled.get(slot)
+        if compiled is None:
+            compiled = self.compiled[slot] = jax.jit(partial(fn, **static), donate_argnums=donate)
+        return compiled(*args)
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call it."""
+        return fn(*args)
+
+    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+        """Make the workers here."""
+        return HereWorkers([make(i) for i in range(count)])
+
+    def resource(self, name: Any) -> Any:
+        """The handle of another resource of this run."""
+        return self.place.handle(name)
+
+    def count(self, **numbers: int) -> None:
+        """Add to the counters of the node at work."""
+        self.place.ledger.count(**numbers)

@@ -1,0 +1,196 @@
+"""The abstract trace: the stage loop over handles that compute only shapes, until it repeats itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from flowrl.errors import FlowrlError
+from flowrl.graph.graph import Graph
+from flowrl.graph.loop import Loop
+from flowrl.graph.protocols import Workers
+from flowrl.graph.site import HereSite, HereWorkers, Place
+from flowrl.items import Batch, Trained
+
+PATIENCE = 2.0
+"""Seconds after which the trace stops looking for a period and the plan gives means."""
+
+
+class Opaque(FlowrlError):
+    """A user's function that works neither on shapes nor on zeros: what it returns is unknown before the run."""
+
+
+class AbstractSite(HereSite):
+    """Finds the shapes that functions and workers give, and computes nothing."""
+
+    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+        """The shapes that the function returns; found once per function, settings and shapes."""
+        leaves, tree = jax.tree.flatten(args)
+        slot = (fn, *static.items(), tree, *map(abstract, leaves))
+        if slot not in self.compiled:
+            self.compiled[slot] = jax.eval_shape(partial(fn, **static), *args)
+        return self.compiled[slot]
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """What the function returns, arrays as shapes: traced, or where that fails run once on zeros.
+
+        Raises:
+            Opaque: both fail.
+        """
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
+            return fn(*args)
+        known: list[Any] = []
+
+        def probe(*xs: Any) -> list[Any]:
+            leaves, tree = jax.tree.flatten(fn(*xs))
+            known[:] = [tree, leaves]
+            return [x for x in leaves if isinstance(x, jax.core.Tracer)]
+
+        try:
+            shapes = iter(jax.eval_shape(probe, *args))
+            return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
+        except Exception as untraceable:
+            try:
+                result = fn(*jax.tree.map(_zeros, args))
+            except Exception:
+                raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
+            return jax.tree.map(_shape_of, result)
+
+    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+        """Twins in the place of workers."""
+        return HereWorkers([twin(i) for i in range(count)])
+
+
+def _zeros(leaf: Any) -> Any:
+    return np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+
+
+def _shape_of(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else leaf
+
+
+def abstract(leaf: Any) -> Any:
+    """What is static about a leaf: an array's shape and type, and any other value itself."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        return (tuple(leaf.shape), str(leaf.dtype))
+    return leaf
+
+
+def signature(states: Any) -> Any:
+    """What is static about the states of operators and resources. Passes from equal ones do the same."""
+    leaves, tree = jax.tree.flatten(states)
+    return tree, tuple(map(abstract, leaves))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one node does in a number of Rows."""
+
+    counts: Counter[str]
+    taken: int
+    given: int
+    given_steps: int
+
+
+@dataclass
+class Trace:
+    """What the abstract trace found."""
+
+    rows: int = 0
+    """Rows in the steady period."""
+    warmup_rows: int = 0
+    """Rows before it."""
+    exact: bool = True
+    """Whether the period was found; if not, the numbers are means over `rows`."""
+    steady: dict[str, Traffic] = field(default_factory=dict)
+    forms: dict[str, Any] = field(default_factory=dict)
+    """By node: the first item that it yields, with shapes for arrays."""
+    lags: dict[str, list[float]] = field(default_factory=dict)
+    """By node that trains: the largest lag of each update; NaN where it can't be known."""
+    opaque: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def trace(graph: Graph) -> Trace:
+    """Run the graph abstractly until the static state at a Row recurs."""
+    found = Trace()
+    given: Counter[str] = Counter()
+    given_steps: Counter[str] = Counter()
+
+    def watch(node: str, seconds: float, item: Any) -> None:
+        if item is None:
+            return
+        given[node] += 1
+        if isinstance(item, Batch | Trained):
+            given_steps[node] += item.steps
+        found.forms.setdefault(node, item)
+        if isinstance(item, Trained):
+            lag = item.lag[1]
+            found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))
+
+    def failed(node: str, error: Exception) -> None:
+        if isinstance(error, Opaque):
+            found.opaque[node] = error.message
+            return
+        text = error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"
+        problem = f"{graph.name}.{node}: {text}"
+        if problem not in found.problems:
+            found.problems.append(problem)
+
+    def snapshot() -> dict[str, Traffic]:
+        taken: Counter[str] = Counter()
+        for (_, to), n in place.ledger.got.items():
+            taken[to] += n
+        return {n.name: Traffic(Counter(place.ledger.counts[n.name]), taken[n.name], given[n.name], given_steps[n.name]) for n in graph.nodes}
+
+    place = Place(graph.name, graph.resources, 0, AbstractSite)
+    try:
+        handles = place.open()
+        loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, watch, failed)
+        seen: dict[Any, tuple[int, dict[str, Traffic]]] = {signature((loop.states, _states(place))): (0, snapshot())}
+        rows, deadline = 0, time.perf_counter() + PATIENCE
+        while not found.problems and not found.opaque:
+            closed = len(loop.run_pass())
+            rows += closed
+            late = time.perf_counter() > deadline
+            if not closed and not late:
+                continue
+            now = signature((loop.states, _states(place)))
+            if now in seen and rows > seen[now][0]:
+                found.warmup_rows, start = seen[now]
+                found.rows = rows - found.warmup_rows
+                found.steady = _difference(start, snapshot())
+                break
+            if late:
+                found.exact, found.rows, found.steady = False, rows, snapshot()
+                break
+            seen.setdefault(now, (rows, snapshot()))
+    except FlowrlError as error:
+        found.problems.append(str(error))
+    finally:
+        place.close()
+    return found
+
+
+def _states(place: Place) -> dict[str, Any]:
+    return {name: handle.state for name, handle in place.handles.items()}
+
+
+def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:
+    return {
+        name: Traffic(
+            Counter({k: v - before[name].counts[k] for k, v in t.counts.items()}),
+            t.taken - before[name].taken,
+            t.given - before[name].given,
+            t.given_steps - before[name].given_steps,
+        )
+        for name, t in after.items()
+    }

@@ -1,0 +1,272 @@
+"""Frozen settings as text, and back: the one address scheme and the one file format.
+
+The text is the Python that would build the value. It is parsed, never executed: a name leads to flowrl's own public
+names, and ``load("package.module:name")`` to others, which are imported only where the caller allows it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from flowrl.errors import GraphError, SaveError, SettingError, unknown
+
+
+@runtime_checkable
+class Printed(Protocol):
+    """A value that says itself how it is written: the name to call, and the arguments (None for a positional one)."""
+
+    def parts(self) -> tuple[Any, list[tuple[str | None, Any]]]:
+        """``(class or name, [(keyword or None, value), ...])``."""
+
+
+class Spec:
+    """A function or class together with the settings that it will be called with: a value that compares and prints.
+
+    >>> Spec(dict, a=1)
+    Spec(load("builtins:dict"), a=1)
+    """
+
+    def __init__(self, fn: Callable[..., Any], /, **settings: Any) -> None:
+        if not callable(fn):
+            raise SettingError(f"{type(self).__name__} takes a function or a class first, got {fn!r}")
+        self.__dict__["fn"] = fn
+        self.__dict__["settings"] = types.MappingProxyType(settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen; make a new one")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.fn == other.fn and dict(self.settings) == dict(other.settings)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.fn, tuple(sorted(self.settings))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_make, (type(self), self.fn, dict(self.settings)))
+
+    def __repr__(self) -> str:
+        return to_text(self, defaults=False)
+
+    def parts(self) -> tuple[Any, list[tuple[str | None, Any]]]:
+        """The class, then the function, then the settings."""
+        return type(self), [(None, self.fn), *self.settings.items()]
+
+    fn: Callable[..., Any]
+    settings: Mapping[str, Any]
+
+
+def _make(kind: type[Spec], fn: Callable[..., Any], settings: dict[str, Any]) -> Spec:
+    return kind(fn, **settings)
+
+
+# -- settings by address -------------------------------------------------------------------------------------------
+
+
+def settings(value: Any) -> dict[str, Any]:
+    """The fields of a frozen value, by name; empty for anything else."""
+    if isinstance(value, Spec):
+        return dict(value.settings)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    return {}
+
+
+def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
+    """`value` with the field at `path` (``loss.clip``) changed.
+
+    Raises:
+        SettingError: there is no such field, or it can't take `new`. `where` is the address of `value`.
+    """
+    name, _, rest = path.partition(".")
+    known = settings(value)
+    if isinstance(value, Spec) and name not in known and not rest:
+        return type(value)(value.fn, **known, **{name: new})  # a setting left at its default
+    if name not in known:
+        raise SettingError(unknown("setting", name, known), where)
+    if rest:
+        new = with_setting(known[name], rest, new, f"{where}.{name}")
+    elif not isinstance(value, Spec):
+        new = fit(new, typing.get_type_hints(type(value)).get(name, Any), f"{where}.{name}")
+    if isinstance(value, Spec):
+        return type(value)(value.fn, **{**known, name: new})
+    try:
+        return dataclasses.replace(value, **{name: new})
+    except SettingError as error:
+        raise error.at(where) from None
+
+
+def fit(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the annotated type takes it: an int becomes a float where one is wanted, a list a tuple.
+
+    Raises:
+        SettingError: the value is of another plain type than the annotation says.
+    """
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    plain = {int, float, bool, str, type(None)}
+    for option in options:
+        origin = typing.get_origin(option) or option
+        if origin is typing.Annotated:
+            origin = typing.get_args(option)[0]
+        if origin is typing.Literal and value in typing.get_args(option):
+            return value
+        if origin is tuple and isinstance(value, tuple | list):
+            return tuple(value)
+        if origin is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if origin in plain and isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
+            return value
+        if origin not in plain and origin not in (tuple, typing.Literal) and type(value) not in plain:
+            return value
+        if origin is Any:
+            return value
+    wanted = " or ".join(str(o) if typing.get_origin(o) else getattr(o, "__name__", str(o)) for o in options)
+    raise SettingError(f"takes {wanted}, got {value!r}", where)
+
+
+# -- to text -------------------------------------------------------------------------------------------------------
+
+
+def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 110, indent: int = 0) -> str:
+    """A value as the Python that builds it. `defaults`: with the fields left at their default values.
+
+    Raises:
+        SaveError: `strict`, and the value holds something that no text can name, such as a lambda.
+    """
+
+    def sub(v: Any, deeper: int = 0) -> str:
+        return to_text(v, defaults=defaults, strict=strict, width=width, indent=indent + deeper)
+
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if value is None or isinstance(value, bool | int | float | str):
+        return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(sub, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(sub, value))}]"
+    if isinstance(value, Printed):
+        kind, parts = value.parts()
+        head = kind if isinstance(kind, str) else _name_of(kind, strict)
+    elif isinstance(value, Mapping):
+        return "{" + ", ".join(f"{sub(k)}: {sub(v)}" for k, v in value.items()) + "}"
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [f for f in dataclasses.fields(value) if f.init and (defaults or not _is_default(f, value))]
+        head, parts = _name_of(type(value), strict), [(f.name, getattr(value, f.name)) for f in shown]
+    else:
+        return _name_of(value, strict)
+    flat = f"{head}({', '.join(sub(v) if k is None else f'{k}={sub(v)}' for k, v in parts)})"
+    if len(flat) + indent <= width:
+        return flat
+    pad = " " * (indent + 4)
+    lines = "".join(f"{pad}{sub(v, 4) if k is None else f'{k}={sub(v, 4)}'},\n" for k, v in parts)
+    return f"{head}(\n{lines}{' ' * indent})"
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return bool(getattr(value, field.name) == field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(getattr(value, field.name) == field.default_factory())
+    return False
+
+
+def _name_of(value: Any, strict: bool) -> str:
+    """The text that leads back to a class or function."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module and name and "<" not in name and module != "__main__":
+        return name if module.startswith("flowrl.") and name in _public() else f'load("{module}:{name}")'
+    if strict:
+        what = f"{name} in {module}" if name else f"a {type(value).__name__}"
+        raise SaveError(
+            f"{what} can't be written to a file: only classes and functions at the top of an importable module have a "
+            "name that leads back to them. Move it into a module of its own; if it is a value, use fl.Spec(function, **settings)."
+        )
+    return f"<{name or type(value).__name__}>"
+
+
+def _public() -> Collection[str]:
+    return typing.cast("Collection[str]", importlib.import_module("flowrl").__all__)
+
+
+# -- from text -----------------------------------------------------------------------------------------------------
+
+
+def from_text(text: str, *, allow: Collection[str] = (), source: str = "text") -> Any:
+    """Build the value that `to_text` wrote. Nothing is executed; `allow` names the packages that may be imported.
+
+    Raises:
+        GraphError: the text is not of this form.
+        SaveError: it names a package that is not allowed.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise GraphError(f"line {error.lineno} is no graph: {error.msg}", source) from None
+    return _Reader(allow, source).value(tree.body)
+
+
+class _Reader:
+    def __init__(self, allow: Collection[str], source: str) -> None:
+        self.allow = allow
+        self.source = source
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=v):
+                return v
+            case ast.Tuple(elts=items):
+                return tuple(self.value(x) for x in items)
+            case ast.List(elts=items):
+                return [self.value(x) for x in items]
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                return {self.value(typing.cast("ast.expr", k)): self.value(v) for k, v in zip(keys, values, strict=True)}
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand)
+            case ast.Name(id="inf" | "nan" as name):
+                return float(name)
+            case ast.Name(id=name):
+                if name not in _public():
+                    raise GraphError(f"line {node.lineno}: {unknown('name', name, _public())}", self.source)
+                return getattr(importlib.import_module("flowrl"), name)
+            case ast.Call(func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]):
+                return named(path, self.allow)
+            case ast.Call(func=ast.Attribute(value=target, attr="then")):
+                return self.call(self.value(target).then, node)
+            case ast.Call(func=function):
+                return self.call(self.value(function), node)
+        raise GraphError(f"line {node.lineno}: {ast.unparse(node)!r} is more than plain data", self.source)
+
+    def call(self, function: Callable[..., Any], node: ast.Call) -> Any:
+        if any(k.arg is None for k in node.keywords):
+            raise GraphError(f"line {node.lineno}: ** is more than plain data", self.source)
+        try:
+            return function(*map(self.value, node.args), **{str(k.arg): self.value(k.value) for k in node.keywords})
+        except TypeError as error:
+            raise GraphError(f"line {node.lineno}: {error}", self.source) from None
+
+
+def named(path: str, allow: Collection[str] | None = None) -> Any:
+    """What ``package.module:name`` leads to. `allow`: the packages that may be imported; None for any.
+
+    Raises:
+        SaveError: the package is not allowed.
+        GraphError: there is no such module or name.
+    """
+    module, _, qualname = path.partition(":")
+    package = module.partition(".")[0]
+    if allow is not None and package != "flowrl" and not any(module == a or module.startswith(f"{a}.") for a in allow):
+        raise SaveError(f"this needs code from '{module}', which is not flowrl's own; allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it")
+    try:
+        target = importlib.import_module(module)
+        for part in qualname.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise GraphError(f"can't load '{path}': {error}") from None
+    return target

@@ -1,0 +1,140 @@
+"""What flows along the edges of a graph: `Batch`, `Trained`, and the `Row` that a run gives out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = Any
+"""A NumPy array, a JAX array, a tracer, or a `jax.ShapeDtypeStruct` in the abstract trace."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """Experience, time-major.
+
+    `data` holds one array per field, ``[T, B, ...]``: ``obs action reward terminated truncated logp value valid``
+    and what operators add. `columns` holds what there is once per column, ``[B, ...]``: ``bootstrap_obs`` (the
+    observation after the last row), ``version`` (of the weights that acted) and ``producer`` (the runner's index).
+
+    The form is Gymnasium's NEXT_STEP: after a row with ``terminated`` or ``truncated`` comes one that holds the
+    episode's final observation and has ``valid`` 0; the next episode starts behind it.
+    """
+
+    data: dict[str, Array]
+    columns: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(T, B)``: steps in time, and columns."""
+        rows, columns = next(iter(self.data.values())).shape[:2]
+        return rows, columns
+
+    @property
+    def steps(self) -> int:
+        """T x B, invalid rows included: a static number."""
+        rows, columns = self.shape
+        return int(rows * columns)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(nbytes(x) for x in (*self.data.values(), *self.columns.values()))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.data[name]
+
+    def with_(self, **fields: Array) -> Batch:
+        """A batch that has these data fields too."""
+        return replace(self, data={**self.data, **fields})
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """Batches of the same length in time, side by side: ``[T, B1], [T, B2]`` become ``[T, B1 + B2]``."""
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        return Batch(
+            {k: concatenate([b.data[k] for b in batches], axis=1) for k in first.data},
+            {k: concatenate([b.columns[k] for b in batches], axis=0) for k in first.columns},
+        )
+
+
+def nbytes(x: Array) -> int:
+    """The bytes of an array of any kind, abstract ones too."""
+    return int(math.prod(x.shape) * np.dtype(x.dtype).itemsize)
+
+
+def concatenate(xs: Sequence[Array], axis: int) -> Array:
+    """`numpy.concatenate` for arrays of any one kind: NumPy, JAX, or abstract."""
+    if all(isinstance(x, np.ndarray) for x in xs):
+        return np.concatenate(xs, axis)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
+        return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
+    return jnp.concatenate(xs, axis)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Metrics:
+    """Named numbers, packed: `values` is one ``float32[len(names)]`` that may stay on the device."""
+
+    names: tuple[str, ...] = field(metadata={"static": True})
+    values: Array
+
+    @staticmethod
+    def pack(named: Mapping[str, Array]) -> Metrics:
+        """Pack scalars under their names."""
+        values = [jnp.asarray(v, jnp.float32) for v in named.values()]
+        return Metrics(tuple(named), jnp.stack(values))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Trained:
+    """What one `learner.update` did: the steps that it was handed, its metrics and its lag."""
+
+    steps: int = field(metadata={"static": True})
+    metrics: Metrics
+    lag: tuple[Array, Array]
+    """Mean and maximum of (version before the update - version of the data)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tally:
+    """What gathered since the last Row: the updates, and what the runners tell of their episodes."""
+
+    updates: tuple[Trained, ...]
+    episodes: dict[str, Array]
+    """Scalars: ``env_steps`` (valid ones) and ``episodes`` since the last Row; ``return_mean`` and ``length_mean``."""
+
+
+class Row(Mapping[str, float]):
+    """One row of results. A read-only mapping from names to numbers; NaN where there is none yet.
+
+    >>> Row({"row": 1, "loss": 0.5})["loss"]
+    0.5
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{k}={v:,.6g}' for k, v in self._values.items())})"

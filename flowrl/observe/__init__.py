@@ -1,0 +1,1 @@
+"""WHO WATCHES: progress, files, events."""

@@ -1,0 +1,1 @@
+"""The vocabulary: one class, one job."""

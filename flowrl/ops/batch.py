@@ -1,0 +1,132 @@
+"""Operators that shape batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.errors import ContractError, SettingError
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.items import Batch
+from flowrl.resources.learner import LearnerHandle
+from flowrl.rl.losses import mean
+from flowrl.rl.returns import gae
+
+Array = Any
+
+
+def need(item: Any, *fields: str) -> Batch:
+    """`item` as a batch that has these fields.
+
+    Raises:
+        ContractError: it is no batch, or lacks one.
+    """
+    if not isinstance(item, Batch):
+        raise ContractError(f"needs a Batch, got a {type(item).__name__}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)")
+    missing = [f for f in fields if f not in item.data]
+    if missing:
+        raise ContractError(f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(item.data)}; add them before it")
+    return item
+
+
+@dataclass(frozen=True)
+class Concat(Operator):
+    """Join batches side by side until there are at least `min_steps` steps. Never splits a fragment.
+
+    Args:
+        min_steps: T x B of what is yielded, at least.
+
+    Raises:
+        ContractError: batches of different lengths in time meet.
+    """
+
+    min_steps: int
+
+    def __post_init__(self) -> None:
+        if self.min_steps < 1:
+            raise SettingError(f"min_steps must be at least 1, got {self.min_steps}")
+
+    def init(self) -> list[Batch]:
+        """The batches held."""
+        return []
+
+    def step(self, held: list[Batch], batch: Any, ctx: Context) -> Iterator[Batch]:
+        """Hold it, and yield all once there are enough."""
+        if held and need(batch).shape[0] != held[0].shape[0]:
+            raise ContractError(f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; give all runners the same fragment")
+        held.append(need(batch))
+        if sum(b.steps for b in held) >= self.min_steps:
+            done = list(held)
+            held.clear()
+            yield Batch.join(done)
+
+
+@dataclass(frozen=True)
+class Advantages(Stateless):
+    """Add ``advantage`` and ``target`` (advantage + value, what values are trained towards) by generalised advantage
+    estimation (Schulman et al. 2016). What follows a fragment's last row is worth what the learner says now.
+
+    Args:
+        gamma: discount.
+        lam: weight of longer estimates: 1 for discounted returns, 0 for one-step differences.
+        learner: gives the value of the observation behind each column.
+
+    Raises:
+        ContractError: the batch has no ``reward value terminated truncated``.
+    """
+
+    gamma: float = 0.99
+    lam: float = 0.95
+    learner: Ref[LearnerHandle] = "learner"
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+
+    def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
+        """One batch in, the same with two more fields out."""
+        d = need(batch, "reward", "value", "terminated", "truncated", "valid").data
+        end = ctx[self.learner].values(batch.columns["bootstrap_obs"])
+        advantage, target = ctx.run(
+            advantages, d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=self.gamma, lam=self.lam
+        )
+        yield batch.with_(advantage=advantage, target=target)
+
+
+def advantages(
+    reward: Array, value: Array, end: Array, terminated: Array, truncated: Array, valid: Array, *, gamma: float, lam: float
+) -> tuple[Array, Array]:
+    """`gae` of every column ``[T, B]``, with 0 at invalid rows; and advantage + value."""
+    one = jax.vmap(gae, in_axes=(1, 1, 0, 1, 1, None, None), out_axes=1)
+    advantage = jnp.where(valid, one(reward, value, end, terminated, truncated, gamma, lam), 0.0)
+    return advantage, advantage + value
+
+
+@dataclass(frozen=True)
+class Standardize(Stateless):
+    """Shift and scale a field to mean 0 and variance 1 over the valid rows of the batch.
+
+    Args:
+        field: the field's name.
+
+    Raises:
+        ContractError: the batch has no such field.
+    """
+
+    field: str = "advantage"
+
+    def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
+        """One batch in, the same with the field changed out."""
+        d = need(batch, self.field, "valid").data
+        yield batch.with_(**{self.field: ctx.run(standardized, d[self.field], d["valid"])})
+
+
+def standardized(x: Array, valid: Array) -> Array:
+    """`x` with mean 0 and variance 1 over the valid rows, and 0 at the others."""
+    centred = x - mean(x, valid)
+    return jnp.where(valid, centred / jnp.sqrt(mean(centred**2, valid) + 1e-8), 0.0)

@@ -1,0 +1,51 @@
+"""Any function as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.graph.protocols import Context, Stateless
+
+
+@dataclass(frozen=True)
+class Map(Stateless):
+    """Yield ``fn(item)``. The function is called as it is; wrap heavy array maths in `jax.jit` yourself."""
+
+    fn: Callable[[Any], Any]
+
+    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
+        """One in, one out."""
+        yield ctx.call(self.fn, item)
+
+
+@dataclass(frozen=True)
+class Filter(Stateless):
+    """Pass on the items of which ``keep(item)`` is true."""
+
+    keep: Callable[[Any], bool]
+
+    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
+        """One in, one or none out."""
+        if ctx.call(self.keep, item):
+            yield item
+
+
+@dataclass(frozen=True)
+class FlatMap(Stateless):
+    """Yield every item of ``fn(item)``."""
+
+    fn: Callable[[Any], Iterable[Any]]
+
+    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
+        """One in, any number out."""
+        yield from ctx.call(_Listed(self.fn), item)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    fn: Callable[[Any], Iterable[Any]]
+
+    def __call__(self, item: Any) -> list[Any]:
+        return list(self.fn(item))

@@ -1,0 +1,41 @@
+"""Operators that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.errors import SettingError
+from flowrl.graph.protocols import Context, Ref, Stateless
+from flowrl.items import Trained
+from flowrl.ops.batch import need
+from flowrl.resources.learner import LearnerHandle
+
+
+@dataclass(frozen=True)
+class TrainOneStep(Stateless):
+    """Train the learner on each batch: one update, one compiled call, whatever its epochs. Yields a `Trained`.
+
+    Args:
+        epochs: how often each step of the batch is used.
+        minibatch: steps per gradient step, drawn anew each epoch; None for the whole batch.
+        learner: what is trained.
+
+    Raises:
+        ContractError: the batch lacks a field that the loss needs, or `minibatch` does not divide it.
+    """
+
+    epochs: int = 1
+    minibatch: int | None = None
+    learner: Ref[LearnerHandle] = "learner"
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise SettingError(f"epochs must be at least 1, got {self.epochs}")
+        if self.minibatch is not None and self.minibatch < 1:
+            raise SettingError(f"minibatch must be at least 1 or None, got {self.minibatch}")
+
+    def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
+        """One batch in, what the update did out."""
+        yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch)

@@ -1,0 +1,1 @@
+"""The state that operators use: runners and learner."""

@@ -1,0 +1,137 @@
+"""Gymnasium environments: made, watched, and named in every error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from flowrl.errors import EnvironmentFailed, SettingError, unknown
+from flowrl.rl.spaces import Spaces
+
+Make = str | Callable[[], Any]
+"""A Gymnasium id, or a function that makes an environment or a vector of them."""
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """One environment of a vector: what it raises, or breaks of its declared space, becomes an error with its number."""
+
+    def __init__(self, env: gym.Env[Any, Any], index: int, name: str) -> None:
+        super().__init__(env)
+        self.index = index
+        self.label = f"environment {index} of {name}"
+        self.expected = (env.observation_space.shape, env.observation_space.dtype)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, and check the observation's shape and type."""
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            raise EnvironmentFailed(f"{self.label} raised in step({action!r}): {type(error).__name__}: {error}") from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvironmentFailed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
+        self._check(result[0], "step")
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset, and check the observation's shape and type."""
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise EnvironmentFailed(f"{self.label} raised in reset: {type(error).__name__}: {error}") from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvironmentFailed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
+        self._check(result[0], "reset")
+        return result
+
+    def _check(self, obs: Any, verb: str) -> None:
+        shape, dtype = self.expected
+        if getattr(obs, "dtype", None) == dtype and obs.shape == shape:
+            return
+        got = np.asarray(obs)
+        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {(k, k) for k in "fbui"} | {("i", "u"), ("u", "i")}:
+            raise EnvironmentFailed(
+                f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, but its observation_space "
+                f"declares {dtype}{list(shape or ())}; mend the environment or its space"
+            )
+
+
+def _length(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+
+
+def env_name(env: Make) -> str:
+    """What to call an environment in texts."""
+    return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
+
+
+def make_env(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Any:
+    """One environment (or what a user's function makes), wrapped.
+
+    Raises:
+        SettingError: the id is unknown.
+        EnvironmentFailed: making it failed.
+    """
+    try:
+        made = gym.make(env, disable_env_checker=True, **settings) if isinstance(env, str) else env(**settings)
+        for wrapper in wrappers:
+            made = wrapper(made)
+    except gym.error.Error as error:
+        if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound):
+            raise SettingError(f"{error} {unknown('environment', env, _similar(env))} (ids like these; a package of your own must be imported first)") from None
+        raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
+    except Exception as error:
+        raise EnvironmentFailed(f"{env_name(env)} could not be made: {type(error).__name__}: {error}") from error
+    if not isinstance(made, gym.Env | VectorEnv):
+        raise EnvironmentFailed(f"{env_name(env)} made a {type(made).__name__}; it must be a gymnasium.Env or gymnasium.vector.VectorEnv")
+    return made
+
+
+def _similar(env: str) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or ["CartPole-v1", "Pendulum-v1"]
+
+
+def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """`count` environments as one vector: the environment's own vectorised form where it has one, else one after another.
+
+    Raises:
+        SettingError: the id is unknown, or a vector of the user's own has another size.
+        EnvironmentFailed: making it failed, or its way of resetting is unknown.
+    """
+    if isinstance(env, str) and not wrappers and gym.registry.get(env) is not None and gym.spec(env).vector_entry_point is not None:
+        vector = gym.make_vec(env, num_envs=count, vectorization_mode=gym.VectorizeMode.VECTOR_ENTRY_POINT, **settings)
+    else:
+        first = make_env(env, wrappers, settings)
+        if isinstance(first, VectorEnv):
+            vector = first
+        else:
+            made = [first, *(make_env(env, wrappers, settings) for _ in range(count - 1))]
+            vector = SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
+    if vector.num_envs != count:
+        raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
+    mode = vector.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise EnvironmentFailed(f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode")
+    return vector
+
+
+@lru_cache(maxsize=64)
+def _spaces(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: tuple[tuple[str, Any], ...]) -> Spaces:
+    made = make_env(env, wrappers, dict(settings))
+    try:
+        if isinstance(made, VectorEnv):
+            return Spaces(made.single_observation_space, made.single_action_space)
+        return Spaces(made.observation_space, made.action_space)
+    finally:
+        made.close()
+
+
+def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:
+    """The spaces of an environment, found by making one."""
+    return _spaces(env, wrappers, tuple(settings.items()))

@@ -1,0 +1,210 @@
+"""`Learner`: weights, an optimiser and a loss; one compiled call per update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from flowrl.errors import ContractError, SettingError
+from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.items import Batch, Metrics, Trained
+from flowrl.resources.runners import RunnersHandle
+from flowrl.rl.losses import Loss, as_loss
+from flowrl.rl.optimizers import as_transformation
+from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
+from flowrl.rl.spaces import Spaces
+
+Array = Any
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Core:
+    """The learner's pure functions. Two of equal settings are equal, so that what was compiled for one serves both."""
+
+    policy: Policy
+    spaces: Spaces
+    loss: Loss
+    optimizer: Any
+
+    @cached_property
+    def network(self) -> Network:
+        """The policy, made for the spaces."""
+        return network(self.policy, self.spaces)
+
+    @cached_property
+    def tx(self) -> optax.GradientTransformation:
+        """The optax transformation."""
+        return as_transformation(self.optimizer)
+
+    def init(self, key: Array) -> State:
+        """The first state."""
+        weights = self.network.init(jax.random.fold_in(key, 0))
+        return {"weights": weights, "opt": self.tx.init(weights.params), "loss": self.loss.init(), "key": jax.random.fold_in(key, 1)}
+
+    def values(self, state: State, obs: Array) -> Array:
+        """The values ``[...]`` of ``obs [..., *shape]``."""
+        lead = obs.shape[: obs.ndim - len(self.spaces.obs.shape or ())]
+        value = self.network.apply(state["weights"], obs.reshape(-1, *obs.shape[len(lead) :]))[1]
+        return value.reshape(lead)
+
+    def weights(self, state: State) -> Weights:
+        """A copy of the weights: an update may reuse the buffers of the state's own."""
+        return jax.tree.map(jnp.copy, state["weights"])
+
+    def update(self, state: State, data: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
+        """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``."""
+        rows = {k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}
+        n = rows["valid"].shape[0]
+        key, shuffle = jax.random.split(state["key"])
+        first = (state["weights"], state["opt"], jnp.bool_(False))
+
+        def step(carry: Any, batch: dict[str, Array]) -> Any:
+            weights, opt, stopped = carry
+
+            def loss_of(params: dict[str, Array]) -> Any:
+                rest = weights.rest
+
+                def policy(params: dict[str, Array], obs: Array) -> Any:
+                    nonlocal rest
+                    dist, value, rest = self.network.apply(Weights(params, rest), obs)
+                    return dist, value
+
+                loss, metrics = self.loss(policy, params, {**batch, **state["loss"]})
+                return loss, (metrics, rest)
+
+            (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(weights.params)
+            stop = metrics.pop("stop", None)
+            updates, new_opt = self.tx.update(grads, opt, weights.params)
+            new = (Weights(optax.apply_updates(weights.params, updates), rest), new_opt)
+            applied = jnp.float32(1)
+            if stop is not None:  # the step that goes too far is not taken, nor are those after it
+                stopped = stopped | stop
+                new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
+                applied = 1 - stopped.astype(jnp.float32)
+            return (*new, stopped), {"loss": loss, **metrics, "gradient_steps": applied}
+
+        def epoch(carry: Any, key: Array) -> Any:
+            order = jax.random.permutation(key, n).reshape(-1, minibatch)
+            return jax.lax.scan(lambda c, i: step(c, {k: v[i] for k, v in rows.items()}), carry, order)
+
+        if minibatch == n:
+            carry, metrics = jax.lax.scan(lambda c, _: step(c, rows), first, None, length=epochs)
+        else:
+            carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
+        weights, opt, _ = carry
+        applied = metrics.pop("gradient_steps")
+        share = applied / jnp.maximum(jnp.sum(applied), 1)
+        means = {k: jnp.sum(jnp.where(applied > 0, v, 0.0) * share) for k, v in metrics.items()}
+        if self._normalizes:
+            weights = Weights(weights.params, self.network.observe(weights, rows["obs"], rows["valid"]))
+        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
+        good = jnp.isfinite(means["loss"])
+        for leaf in jax.tree.leaves((new["weights"], new["loss"])):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                good = good & jnp.all(jnp.isfinite(leaf))
+        old = {k: state[k] for k in new}
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+        numbers = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
+        return {**kept, "key": key}, Metrics.pack(numbers)
+
+    @cached_property
+    def _normalizes(self) -> bool:
+        return self.network.has(RunningNorm)
+
+
+def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
+    """Mean and maximum of how many updates old the columns ``[B]`` of a batch are."""
+    lag = version - versions
+    return lag.mean(), lag.max()
+
+
+class LearnerHandle(Handle):
+    """A learner at work. `state` holds the core's state and the version, which rises by one per update."""
+
+    def __init__(self, spec: Learner, site: Site) -> None:
+        runners: RunnersHandle = site.resource(spec.runners)
+        self.site = site
+        self.core = Core(spec.policy, runners.spaces, as_loss(spec.loss), spec.optimizer)
+        self.state = {"core": site.run(self.core.init, site.key("init")), "version": np.int32(0)}
+        runners.publish(*self.weights())
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def update(self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None) -> Trained:
+        """Train on a batch: one compiled call, whatever its epochs and minibatches.
+
+        Args:
+            batch: ``[T, B]`` with the fields that the loss needs.
+            epochs: how often each step is used.
+            minibatch: steps per gradient step; None for all at once.
+
+        Raises:
+            ContractError: a field is missing, or `minibatch` does not divide the batch.
+        """
+        missing = [name for name in self.core.loss.needs if name not in batch.data]
+        if missing:
+            makers = {"advantage": "Advantages()", "target": "Advantages()"}
+            hint = "; ".join(sorted({f"put {makers[m]} before it" for m in missing if m in makers})) or "add them before it"
+            raise ContractError(f"the loss needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}; {hint}")
+        steps = batch.steps
+        size = steps if minibatch is None else minibatch
+        if steps % size:
+            near = sorted((d for d in range(1, steps + 1) if steps % d == 0), key=lambda d: abs(d - size))[:2]
+            raise ContractError(f"minibatch={size} does not divide the batch of {steps:,} steps; take {' or '.join(map(str, sorted(near)))}")
+        version = self.state["version"]
+        lag = self.site.call(lag_of, version, batch.columns["version"])
+        data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
+        core, metrics = self.site.run(self.core.update, self.state["core"], data, donate=(0,), epochs=epochs, minibatch=size)
+        self.state = {"core": core, "version": version + 1}
+        self.site.count(updates=1, trained_steps=steps, gradient_steps=epochs * (steps // size))
+        return Trained(steps, metrics, lag)
+
+    def values(self, obs: Array) -> Array:
+        """The values of observations by the newest weights."""
+        return self.site.run(self.core.values, self.state["core"], obs)
+
+    def weights(self) -> tuple[Weights, Any]:
+        """A copy of the weights, and their version."""
+        return self.site.run(self.core.weights, self.state["core"]), self.state["version"]
+
+
+@dataclass(frozen=True)
+class Learner(Resource):
+    """A policy in training.
+
+    Args:
+        policy: the same as its runners act with.
+        loss: one such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
+        optimizer: one such as `Adam`, or an optax transformation.
+        runners: whose spaces it is made for; they get its first weights.
+    """
+
+    policy: Policy
+    loss: Any
+    optimizer: Any
+    runners: Ref[RunnersHandle] = "runners"
+
+    handle: ClassVar[type[Handle]] = LearnerHandle
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
+        as_loss(self.loss)
+        as_transformation(self.optimizer)
+
+    def open(self, site: Site) -> LearnerHandle:
+        """Make the first weights and hand them to the runners."""
+        return LearnerHandle(self, site)
+
+    def describe(self) -> str:
+        """``MLP, PPOLoss, Adam``."""
+        parts = (self.policy.fn, self.loss, self.optimizer)
+        return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)

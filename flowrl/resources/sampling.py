@@ -1,0 +1,316 @@
+"""One runner at work: a vector of environments, a copy of the weights, fragments on demand."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from flowrl.errors import EnvironmentFailed
+from flowrl.items import Batch
+from flowrl.resources.environments import env_name, make_vector, spaces_of
+from flowrl.rl.policies import Network, Weights, network
+
+if TYPE_CHECKING:
+    from flowrl.resources.runners import Runners
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What happened beside the data: valid steps, steps that were taken but not given, and the episodes that ended."""
+
+    env_steps: int
+    returns: Array
+    lengths: Array
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A fragment and its episodes."""
+
+    batch: Batch
+    episodes: Episodes
+
+
+Act = Callable[..., Any]
+
+
+class Runner:
+    """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
+
+    def __init__(self, spec: Runners, name: str, seed: int, index: int) -> None:
+        self.spec = spec
+        self.index = index
+        self.label = f"{name}, runner {index}"
+        self.network: Network = network(spec.policy, spec.spaces())
+        self.act: Act = _jitted(self.network)
+        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index])
+        self.seed = int(entropy.generate_state(1)[0] >> 1)
+        self.key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index)
+        self.turn = 0
+        self.weights: Weights | None = None
+        self.version = 0
+        self.scale = RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
+        self._started = False
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._started:
+            self.vector.close()
+
+    @cached_property
+    def vector(self) -> Any:
+        """The environments, made at first use."""
+        return make_vector(self.spec.env, self.spec.envs, self.spec.wrappers, self.spec.env_settings)
+
+    def _start(self) -> None:
+        if self._started:
+            return
+        self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
+        self.obs = self._checked(self.vector.reset(seed=self.seed)[0], "reset")
+        self.done = np.zeros(self.spec.envs, bool)
+        self.sums = np.zeros((2, self.spec.envs))
+        self._started = True
+
+    def take(self, published: tuple[Weights, Any] | None) -> None:
+        """Use these weights from now on; None: go on with the ones at hand."""
+        if published is not None:
+            self.weights = jax.tree.map(jax.numpy.asarray, published[0])
+            self.version = int(published[1])
+
+    def sample(self, published: tuple[Weights, Any] | None) -> Sample:
+        """The next fragment, acting with `published` weights if there are any.
+
+        Raises:
+            EnvironmentFailed: an environment raised, gave NaN, or broke its declared space.
+        """
+        self.take(published)
+        try:
+            self._start()
+            rows = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
+        except EnvironmentFailed as error:
+            error.message = f"{self.label}: {error.message}"
+            raise
+        return rows
+
+    # -- filling a fragment
+
+    def _fill_next_step(self) -> Sample:
+        steps, envs = self.spec.fragment, self.spec.envs
+        data = self._empty(steps)
+        for t in range(steps):
+            packed = self._decide()
+            data["obs"][t], data["valid"][t], data["packed"][t] = self.obs, ~self.done, packed
+            self.obs, data["reward"][t], data["terminated"][t], data["truncated"][t] = self._step(packed)[:4]
+            self.done = data["terminated"][t] | data["truncated"][t]
+        return self._finish(data, self.obs.copy(), envs, [])
+
+    def _fill_same_step(self) -> Sample:
+        """The other two ways of resetting, brought to NEXT_STEP: each column gets a row of its own for a final observation.
+
+        A column with more endings is full sooner; the steps that it then takes while others fill up are skipped.
+        """
+        steps, envs = self.spec.fragment, self.spec.envs
+        data = self._empty(steps)
+        data["valid"][:] = False
+        row, last = np.zeros(envs, int), np.empty_like(self.obs)
+        skipped: list[tuple[int, float, bool]] = []
+        while (row < steps).any():
+            packed = self._decide()
+            open_ = np.flatnonzero(row < steps)
+            at = (row[open_], open_)
+            for name, values in (("obs", self.obs), ("packed", packed)):
+                data[name][at] = values[open_]
+            data["valid"][at] = True
+            obs, reward, terminated, truncated, final = self._step(packed)
+            for name, values in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+                data[name][at] = values[open_]
+            full = np.flatnonzero(row >= steps)
+            skipped.extend(zip(full, reward[full], (terminated | truncated)[full], strict=True))
+            row[open_] += 1
+            last[open_] = final[open_]
+            self.obs = obs
+            ended = open_[(terminated | truncated)[open_] & (row[open_] < steps)]
+            if len(ended):
+                at = (row[ended], ended)
+                data["obs"][at] = final[ended]
+                data["packed"][at] = self._decide_on(final)[ended]
+                data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
+                row[ended] += 1
+                last[ended] = obs[ended]
+        return self._finish(data, last, envs, skipped)
+
+    def _empty(self, steps: int) -> dict[str, Array]:
+        envs, spaces = self.spec.envs, self.spec.spaces()
+        return {
+            "obs": np.empty((steps, envs, *(spaces.obs.shape or ())), spaces.obs_dtype),
+            "packed": np.empty((steps, envs, max(1, spaces.head.width) + 2), np.float32),
+            "reward": np.empty((steps, envs), np.float32),
+            "terminated": np.empty((steps, envs), bool),
+            "truncated": np.empty((steps, envs), bool),
+            "valid": np.empty((steps, envs), bool),
+        }
+
+    def _decide(self) -> Array:
+        packed = self._decide_on(self.obs)
+        self.turn += 1
+        return packed
+
+    def _decide_on(self, obs: Array) -> Array:
+        return np.asarray(self.act(self.weights, obs, self.key, np.uint32(self.turn)))
+
+    def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Step all environments: observations to act on, rewards, flags, and the observations that the steps led to."""
+        action = self.network.head.to_env(self.network.unpack(packed)[0])
+        try:
+            obs, reward, terminated, truncated, info = self.vector.step(action)
+            final = obs = self._checked(obs, "step")
+            ended = terminated | truncated
+            if self.mode is AutoresetMode.SAME_STEP and ended.any():
+                final = obs.copy()
+                for i in np.flatnonzero(ended):
+                    final[i] = info["final_obs"][i]
+            elif self.mode is AutoresetMode.DISABLED and ended.any():
+                obs = self._checked(self.vector.reset(options={"reset_mask": ended})[0], "reset")
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in step: {type(error).__name__}: {error}") from error
+        return obs, reward, terminated, truncated, final
+
+    def _checked(self, obs: Any, verb: str) -> Array:
+        spaces = self.spec.spaces()
+        if obs.shape != (self.spec.envs, *(spaces.obs.shape or ())):
+            raise EnvironmentFailed(
+                f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from {verb}, but its space declares "
+                f"{[self.spec.envs, *(spaces.obs.shape or ())]}; mend the environment or its space"
+            )
+        checked: Array = obs.astype(spaces.obs_dtype, copy=False)
+        return checked
+
+    def _finish(self, data: dict[str, Array], last: Array, envs: int, skipped: list[tuple[int, float, bool]]) -> Sample:
+        self._check_finite(data)
+        action, logp, value = self.network.unpack(data.pop("packed"))
+        data["reward"] *= data["valid"]
+        episodes = self._episodes(data, skipped)
+        if self.scale is not None:
+            data["reward"] = self.scale(data)
+        columns = {
+            "bootstrap_obs": last,
+            "version": np.full(envs, self.version, np.int32),
+            "producer": np.full(envs, self.index, np.int32),
+        }
+        return Sample(Batch({**data, "action": action, "logp": logp, "value": value}, columns), episodes)
+
+    def _check_finite(self, data: dict[str, Array]) -> None:
+        for name in ("obs", "reward"):
+            values = data[name]
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                t, b = np.argwhere(~np.isfinite(values))[0][:2]
+                raise EnvironmentFailed(
+                    f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at step {t} of the fragment; "
+                    "mend the environment (a division by zero? an unbounded state?)"
+                )
+
+    def _episodes(self, data: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Episodes:
+        valid, done = data["valid"], data["terminated"] | data["truncated"]
+        sums = np.cumsum([data["reward"], valid], axis=1, dtype=np.float64)
+        base = np.zeros_like(self.sums)
+        ended = []
+        for t, b in np.argwhere(done):
+            ended.append(self.sums[:, b] + sums[:, t, b] - base[:, b])
+            self.sums[:, b] = 0
+            base[:, b] = sums[:, t, b]
+        self.sums += sums[:, -1] - base
+        for b, reward, over in skipped:
+            self.sums[:, b] += (reward, 1)
+            if over:
+                ended.append(self.sums[:, b].copy())
+                self.sums[:, b] = 0
+        returns, lengths = np.array(ended).reshape(-1, 2).T
+        return Episodes(int(valid.sum()), returns, lengths, len(skipped))
+
+
+@dataclass
+class RewardScale:
+    """Divides rewards by the running deviation of discounted returns (as in Engstrom et al. 2020, section 3)."""
+
+    envs: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        self.returns = np.zeros(self.envs)
+        self.mean, self.var, self.count = 0.0, 1.0, 1e-4
+
+    def __call__(self, data: dict[str, Array]) -> Array:
+        """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it."""
+        seen = []
+        for reward, valid, done in zip(data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True):
+            self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
+            seen.append(self.returns[valid])
+            self.returns = np.where(done, 0.0, self.returns)
+        x = np.concatenate(seen)
+        if len(x):
+            delta, total = x.mean() - self.mean, self.count + len(x)
+            self.var = (self.var * self.count + x.var() * len(x) + delta**2 * self.count * len(x) / total) / total
+            self.mean, self.count = self.mean + delta * len(x) / total, total
+        scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
+        return scaled
+
+
+class RunnerTwin:
+    """A runner in the abstract trace: the same methods, giving shapes."""
+
+    def __init__(self, spec: Runners, name: str, seed: int, index: int) -> None:
+        self.spec = spec
+        self.index = index
+        self.version = 0
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def sample(self, published: tuple[Weights, Any] | None) -> Sample:
+        """A fragment of shapes; its version and producer are known even here."""
+        if published is not None:
+            self.version = int(published[1])
+        spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
+        rows, obs = (self.spec.fragment, self.spec.envs), spaces.obs.shape or ()
+        width = (net.head.width,) if net.head.width else ()
+
+        def of(dtype: Any, *shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+
+        data = {
+            "obs": of(spaces.obs_dtype, *rows, *obs),
+            "reward": of(np.float32, *rows),
+            "terminated": of(bool, *rows),
+            "truncated": of(bool, *rows),
+            "valid": of(bool, *rows),
+            "action": of(net.action_dtype, *rows, *width),
+            "logp": of(np.float32, *rows),
+            "value": of(np.float32, *rows),
+        }
+        columns = {
+            "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs, *obs),
+            "version": np.full(self.spec.envs, self.version, np.int32),
+            "producer": np.full(self.spec.envs, self.index, np.int32),
+        }
+        return Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
+
+
+def _jitted(net: Network) -> Act:
+    if net not in _ACTS:
+        _ACTS[net] = jax.jit(net.act)
+    return _ACTS[net]
+
+
+_ACTS: dict[Network, Act] = {}

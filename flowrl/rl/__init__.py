@@ -1,0 +1,1 @@
+"""Pure JAX maths: networks, distributions, losses, returns, normalisation."""

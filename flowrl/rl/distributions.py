@@ -1,0 +1,129 @@
+"""Distributions over actions: small, pure, batched over all leading axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+Array = Any
+
+
+class Distribution(Protocol):
+    """What losses and runners ask of a distribution over actions."""
+
+    def sample(self, key: Array) -> Array:
+        """Draw an action for each batch element."""
+
+    def mode(self) -> Array:
+        """The likeliest action: what a greedy policy does."""
+
+    def log_prob(self, action: Array) -> Array:
+        """The log-probability (density) of actions, summed over their parts."""
+
+    def entropy(self) -> Array:
+        """The entropy in nats, summed over the parts of an action."""
+
+    def kl(self, other: Any) -> Array:
+        """KL(self || other) in nats."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Categorical:
+    """One of n actions. `logits`: ``[..., n]``; actions: integers ``[...]``."""
+
+    logits: Array
+
+    def sample(self, key: Array) -> Array:
+        """Draw by the Gumbel trick; int32 ``[...]``."""
+        return jax.random.categorical(key, self.logits)
+
+    def mode(self) -> Array:
+        """The action with the largest logit."""
+        return jnp.argmax(self.logits, axis=-1)
+
+    def log_prob(self, action: Array) -> Array:
+        """``[...]``."""
+        logp = jax.nn.log_softmax(self.logits)
+        return jnp.take_along_axis(logp, action[..., None].astype(jnp.int32), axis=-1)[..., 0]
+
+    def entropy(self) -> Array:
+        """``[...]``."""
+        logp = jax.nn.log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+    def kl(self, other: Categorical) -> Array:
+        """``[...]``."""
+        logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return jnp.sum(jnp.exp(logp) * (logp - logq), axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MultiCategorical:
+    """Several independent choices. `logits`: ``[..., sum(sizes)]``; actions: integers ``[..., len(sizes)]``."""
+
+    logits: Array
+    sizes: tuple[int, ...] = field(metadata={"static": True})
+
+    def _parts(self) -> list[Categorical]:
+        cuts = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)]
+        return [Categorical(part) for part in jnp.split(self.logits, cuts, axis=-1)]
+
+    def sample(self, key: Array) -> Array:
+        """int32 ``[..., len(sizes)]``."""
+        keys = jax.random.split(key, len(self.sizes))
+        return jnp.stack([p.sample(k) for p, k in zip(self._parts(), keys, strict=True)], axis=-1)
+
+    def mode(self) -> Array:
+        """The likeliest choice of each part."""
+        return jnp.stack([p.mode() for p in self._parts()], axis=-1)
+
+    def log_prob(self, action: Array) -> Array:
+        """``[...]``: the sum over the parts."""
+        parts: list[Array] = [p.log_prob(action[..., i]) for i, p in enumerate(self._parts())]
+        return jnp.sum(jnp.stack(parts), axis=0)
+
+    def entropy(self) -> Array:
+        """``[...]``: the sum over the parts."""
+        return jnp.sum(jnp.stack([p.entropy() for p in self._parts()]), axis=0)
+
+    def kl(self, other: MultiCategorical) -> Array:
+        """``[...]``: the sum over the parts."""
+        return jnp.sum(jnp.stack([p.kl(q) for p, q in zip(self._parts(), other._parts(), strict=True)]), axis=0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normals. `mean` and `log_std`: ``[..., d]``; actions: floats ``[..., d]``."""
+
+    mean: Array
+    log_std: Array
+
+    def sample(self, key: Array) -> Array:
+        """``[..., d]``."""
+        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def mode(self) -> Array:
+        """The mean."""
+        return self.mean
+
+    def log_prob(self, action: Array) -> Array:
+        """``[...]``: the sum over the d parts."""
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return jnp.sum(-0.5 * z**2 - self.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> Array:
+        """``[...]``: the sum over the d parts."""
+        return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def kl(self, other: Gaussian) -> Array:
+        """``[...]``: the sum over the d parts."""
+        ratio = jnp.exp(2 * (self.log_std - other.log_std))
+        moved = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
+        return 0.5 * jnp.sum(ratio + moved - 1, axis=-1) + jnp.sum(other.log_std - self.log_std, axis=-1)

@@ -1,0 +1,169 @@
+"""Losses. One is a function ``(policy, params, batch) -> (loss, metrics)``; these are such functions with settings.
+
+``policy(params, obs)`` gives the distribution over actions and the value; `batch` maps field names to arrays ``[N, ...]``.
+Every mean weighs rows by ``valid``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from flowrl.errors import SettingError
+from flowrl.rl.distributions import Distribution
+
+Array = Any
+Bound = Callable[[Any, Array], tuple[Distribution, Array]]
+Metrics = dict[str, Array]
+
+
+def mean(x: Array, weight: Array) -> Array:
+    """The mean of ``x [N]`` weighed by ``weight [N]``; 0 where all weights are 0."""
+    w = weight.astype(jnp.float32)
+    return jnp.sum(jnp.where(w > 0, x, 0.0) * w) / jnp.maximum(jnp.sum(w), 1.0)
+
+
+class Loss(ABC):
+    """A loss with settings, and what it says of itself to the checks."""
+
+    needs: ClassVar[tuple[str, ...]]
+    """The fields that a batch must have."""
+    on_policy: ClassVar[bool]
+    """Right only on data of the newest weights."""
+
+    def init(self) -> dict[str, Array]:
+        """Numbers that adapt from update to update; they stand in `batch` under their names."""
+        return {}
+
+    def adapt(self, state: dict[str, Array], metrics: Mapping[str, Array]) -> dict[str, Array]:
+        """Those numbers after an update with these mean metrics."""
+        return state
+
+    @abstractmethod
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The scalar to minimise, and scalars to report. A metric ``stop`` that is true ends the update early."""
+
+
+@dataclass(frozen=True)
+class PPOLoss(Loss):
+    """Proximal policy optimisation (Schulman et al. 2017, equation 9; with equation 8 where `kl_target` is set).
+
+    Args:
+        clip: how far the probability ratio may move from 1.
+        value: weight of the value loss.
+        value_clip: how far a value may move from the old one; None for any (Engstrom et al. 2020 found no need of it).
+        entropy: weight of the entropy bonus.
+        kl_target: the KL divergence that an adaptive penalty steers to; None for no penalty.
+        target_kl: ends an update as soon as a minibatch's KL divergence exceeds 1.5 times this; None for never.
+    """
+
+    clip: float = 0.2
+    value: float = 0.5
+    value_clip: float | None = None
+    entropy: float = 0.0
+    kl_target: float | None = None
+    target_kl: float | None = None
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "value", "advantage", "target")
+    on_policy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.clip <= 0:
+            raise SettingError(f"clip must be above 0, got {self.clip}")
+
+    def init(self) -> dict[str, Array]:
+        """The weight of the KL penalty, if there is one."""
+        return {} if self.kl_target is None else {"kl_weight": jnp.float32(0.2)}
+
+    def adapt(self, state: dict[str, Array], metrics: Mapping[str, Array]) -> dict[str, Array]:
+        """The penalty's weight, doubled or halved as the KL divergence leaves the target by half (section 4)."""
+        if self.kl_target is None:
+            return state
+        kl, weight = metrics["kl"], state["kl_weight"]
+        weight = jnp.where(kl > 1.5 * self.kl_target, weight * 2, jnp.where(kl < self.kl_target / 1.5, weight / 2, weight))
+        return {"kl_weight": jnp.clip(weight, 1e-6, 1e6)}
+
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        dist, value = policy(params, batch["obs"])
+        valid, advantage = batch["valid"], batch["advantage"]
+        log_ratio = dist.log_prob(batch["action"]) - batch["logp"]
+        ratio = jnp.exp(jnp.where(valid, log_ratio, 0.0))
+        surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
+        policy_loss = -mean(surrogate, valid)
+        error = (value - batch["target"]) ** 2
+        if self.value_clip is not None:
+            clipped = batch["value"] + jnp.clip(value - batch["value"], -self.value_clip, self.value_clip)
+            error = jnp.maximum(error, (clipped - batch["target"]) ** 2)
+        value_loss = 0.5 * mean(error, valid)
+        entropy = mean(dist.entropy(), valid)
+        kl = mean(ratio - 1 - log_ratio, valid)
+        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        metrics = {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "entropy": entropy,
+            "kl": kl,
+            "clip_fraction": mean((jnp.abs(ratio - 1) > self.clip).astype(jnp.float32), valid),
+        }
+        if self.kl_target is not None:
+            loss = loss + batch["kl_weight"] * kl
+            metrics["kl_weight"] = batch["kl_weight"]
+        if self.target_kl is not None:
+            metrics["stop"] = kl > 1.5 * self.target_kl
+        return loss, metrics
+
+
+@dataclass(frozen=True)
+class PGLoss(Loss):
+    """The policy gradient with a learned baseline (Sutton et al. 2000; as in A2C, Mnih et al. 2016).
+
+    Args:
+        value: weight of the value loss.
+        entropy: weight of the entropy bonus.
+    """
+
+    value: float = 0.5
+    entropy: float = 0.0
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "advantage", "target")
+    on_policy: ClassVar[bool] = True
+
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        dist, value = policy(params, batch["obs"])
+        valid = batch["valid"]
+        policy_loss = -mean(dist.log_prob(batch["action"]) * batch["advantage"], valid)
+        value_loss = 0.5 * mean((value - batch["target"]) ** 2, valid)
+        entropy = mean(dist.entropy(), valid)
+        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        return loss, {"loss/policy": policy_loss, "loss/value": value_loss, "entropy": entropy}
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A user's own function as a loss."""
+
+    fn: Callable[..., tuple[Array, Metrics]]
+
+    needs: ClassVar[tuple[str, ...]] = ("obs",)
+    on_policy: ClassVar[bool] = False
+
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        result: tuple[Array, Metrics] = self.fn(policy, params, batch)
+        return result
+
+
+def as_loss(loss: Any) -> Loss:
+    """A loss from one of ours or from a function ``(policy, params, batch) -> (loss, metrics)``.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        raise SettingError(f"loss must be one such as fl.PPOLoss() or a function (policy, params, batch) -> (loss, metrics), got {loss!r}")
+    return FunctionLoss(loss)

@@ -1,0 +1,172 @@
+"""Stock actor-critic networks, built from spaces. A user's own NNX module takes their place without a base class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flowrl.errors import PolicyError
+from flowrl.rl.policies import RunningNorm
+from flowrl.rl.spaces import head
+
+Array = Any
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}
+
+
+def action_outputs(space: gym.Space[Any]) -> int:
+    """How many numbers a policy puts out per observation for this action space.
+
+    >>> import gymnasium as gym
+    >>> action_outputs(gym.spaces.Discrete(4)), action_outputs(gym.spaces.Box(-1, 1, (3,)))
+    (4, 6)
+    """
+    return head(space).outputs
+
+
+class Encoder(nnx.Module):
+    """Observations as flat floats ``[N, size]``: Box as it is, Discrete and MultiDiscrete one-hot."""
+
+    def __init__(self, space: gym.Space[Any], *, normalize: bool) -> None:
+        self.sizes: tuple[int, ...] = ()
+        if isinstance(space, gym.spaces.Discrete):
+            self.sizes, self.starts = (int(space.n),), (int(space.start),)
+        elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+            self.sizes, self.starts = tuple(int(n) for n in space.nvec), tuple(int(s) for s in space.start)
+        elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+            raise PolicyError(f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}")
+        self.size = sum(self.sizes) or int(np.prod(space.shape or ()))
+        self.norm = RunningNorm(space.shape or ()) if normalize and not self.sizes else None
+
+    def __call__(self, obs: Array) -> Array:
+        if self.sizes:
+            parts = obs.reshape(obs.shape[0], -1)
+            hot = [jax.nn.one_hot(parts[:, i] - self.starts[i], n) for i, n in enumerate(self.sizes)]
+            return jnp.concatenate(hot, axis=-1)
+        x = obs.astype(jnp.float32)
+        return (x if self.norm is None else self.norm(x)).reshape(obs.shape[0], -1)
+
+
+class Trunk(nnx.Module):
+    """Fully connected layers, each followed by the activation. Orthogonal initial weights, gain sqrt(2)."""
+
+    def __init__(self, size: int, hidden: Sequence[int], activation: str, *, rngs: nnx.Rngs) -> None:
+        if activation not in ACTIVATIONS:
+            raise PolicyError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        init = nnx.initializers.orthogonal(np.sqrt(2))
+        self.layers = nnx.List([nnx.Linear(a, b, kernel_init=init, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)])
+
+    def __call__(self, x: Array) -> Array:
+        for layer in self.layers:
+            x = ACTIVATIONS[self.activation](layer(x))
+        return x
+
+
+class Heads(nnx.Module):
+    """The action outputs and the value, from the features of each. Gaussian deviations are parameters of their own."""
+
+    def __init__(self, actor: int, critic: int, space: gym.Space[Any], log_std: float, *, rngs: nnx.Rngs) -> None:
+        orthogonal = nnx.initializers.orthogonal
+        out = head(space)
+        gaussian = out.kind == "gaussian"
+        self.action = nnx.Linear(actor, out.width if gaussian else out.outputs, kernel_init=orthogonal(0.01), rngs=rngs)
+        self.value = nnx.Linear(critic, 1, kernel_init=orthogonal(1.0), rngs=rngs)
+        self.log_std = nnx.Param(jnp.full((out.width,), log_std)) if gaussian else None
+
+    def __call__(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+        outputs = self.action(actor)
+        if self.log_std is not None:
+            outputs = jnp.concatenate([outputs, jnp.broadcast_to(self.log_std[...], outputs.shape)], axis=-1)
+        return outputs, self.value(critic)[:, 0]
+
+
+class MLP(nnx.Module):
+    """Fully connected actor and critic, with trunks of their own or a shared one.
+
+    Args:
+        hidden: the widths of the layers of each trunk.
+        activation: tanh, relu, silu or gelu.
+        shared: one trunk for both.
+        normalize: shift and scale observations by running moments (`RunningNorm`).
+        log_std: the initial log-deviation of Gaussian actions.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        hidden: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        shared: bool = False,
+        normalize: bool = False,
+        log_std: float = 0.0,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.encoder = Encoder(obs_space, normalize=normalize)
+        self.actor = Trunk(self.encoder.size, hidden, activation, rngs=rngs)
+        self.critic = None if shared else Trunk(self.encoder.size, hidden, activation, rngs=rngs)
+        width = hidden[-1] if hidden else self.encoder.size
+        self.heads = Heads(width, width, action_space, log_std, rngs=rngs)
+
+    def __call__(self, obs: Array) -> tuple[Array, Array]:
+        x = self.encoder(obs)
+        actor = self.actor(x)
+        return self.heads(actor, actor if self.critic is None else self.critic(x))
+
+
+class CNN(nnx.Module):
+    """The convolutional trunk of Mnih et al. (2015) for images, shared by actor and critic.
+
+    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are divided by 255.
+
+    Args:
+        channels: the filters of each convolution.
+        kernels: their sizes.
+        strides: their strides.
+        hidden: the width of the layer behind them.
+        log_std: the initial log-deviation of Gaussian actions.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        channels: Sequence[int] = (32, 64, 64),
+        kernels: Sequence[int] = (8, 4, 3),
+        strides: Sequence[int] = (4, 2, 1),
+        hidden: int = 512,
+        log_std: float = 0.0,
+        rngs: nnx.Rngs,
+    ) -> None:
+        shape = obs_space.shape or ()
+        if len(shape) != 3:
+            raise PolicyError(f"CNN reads images with 3 axes, not {obs_space}; use MLP")
+        self.first = shape[0] == min(shape)
+        height, width, depth = (shape[1], shape[2], shape[0]) if self.first else shape
+        layers = []
+        init = nnx.initializers.orthogonal(np.sqrt(2))
+        for out, kernel, stride in zip(channels, kernels, strides, strict=True):
+            layers.append(nnx.Conv(depth, out, (kernel, kernel), strides=stride, padding="VALID", kernel_init=init, rngs=rngs))
+            height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
+            if min(height, width) < 1:
+                raise PolicyError(f"images of {shape[:2] if not self.first else shape[1:]} are too small for kernels {tuple(kernels)} with strides {tuple(strides)}; give smaller ones")
+        self.layers = nnx.List(layers)
+        self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
+        self.heads = Heads(hidden, hidden, action_space, log_std, rngs=rngs)
+        self.scale = 255.0 if np.dtype(obs_space.dtype) == np.uint8 else 1.0
+
+    def __call__(self, obs: Array) -> tuple[Array, Array]:
+        x = obs.astype(jnp.float32) / self.scale
+        x = jnp.moveaxis(x, 1, -1) if self.first else x
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        x = jax.nn.relu(self.dense(x.reshape(x.shape[0], -1)))
+        return self.heads(x, x)

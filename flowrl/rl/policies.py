@@ -1,0 +1,180 @@
+"""`Policy`: a Flax NNX module and its settings, as a value; `Network`: that module made for given spaces, as functions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from flowrl.errors import FlowrlError, PolicyError
+from flowrl.graph.values import Spec
+from flowrl.rl.distributions import Distribution
+from flowrl.rl.spaces import Spaces
+
+Array = Any
+
+
+class Policy(Spec):
+    """A Flax NNX module class with its settings: ``Policy(MLP, hidden=(64, 64))``.
+
+    The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and called as
+    ``module(obs)`` with ``obs [N, ...]``; it returns ``(outputs [N, n], value [N])`` where n is
+    `fl.action_outputs(action_space)`: logits for Discrete, mean and log-deviation for Box. It needs no base class of ours.
+    """
+
+
+class Weights(NamedTuple):
+    """All that a policy needs beside its code, as plain arrays by name."""
+
+    params: dict[str, Array]
+    """What is trained."""
+    rest: dict[str, Array]
+    """What is not, and still travels along: normalisers, batch statistics, random states."""
+
+
+class Network:
+    """A policy for given spaces, as pure functions of its weights.
+
+    Raises:
+        PolicyError: the module does not fit the spaces.
+    """
+
+    def __init__(self, policy: Policy, spaces: Spaces) -> None:
+        self.policy = policy
+        self.spaces = spaces
+        self.head = spaces.head
+        self.name = getattr(policy.fn, "__name__", str(policy.fn))
+        try:
+            abstract = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
+        except FlowrlError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}") from error
+        self.graphdef, params, rest = nnx.split(abstract, nnx.Param, ...)
+        self._params = _names(params)
+        self._rest = _names(rest)
+        self._check()
+
+    def _build(self, key: Array) -> Any:
+        return self.policy.fn(self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings)
+
+    def _check(self) -> None:
+        n = 3
+        obs = jax.ShapeDtypeStruct((n, *(self.spaces.obs.shape or ())), self.spaces.obs_dtype)
+        try:
+            (outputs, value), _ = jax.eval_shape(lambda: self._call(*self.init(jax.random.key(0)), jnp.zeros(obs.shape, obs.dtype)))
+            got = f"outputs {tuple(outputs.shape)} and value {tuple(value.shape)}"
+        except Exception as error:
+            raise PolicyError(f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}") from error
+        wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
+        if got != wanted:
+            raise PolicyError(f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} (fl.action_outputs(action_space) numbers per observation)")
+
+    def init(self, key: Array) -> Weights:
+        """Fresh weights."""
+        _, params, rest = nnx.split(self._build(key), nnx.Param, ...)
+        return Weights(dict(zip(self._params[0], jax.tree.leaves(params), strict=True)), dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)))
+
+    def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array) -> tuple[tuple[Array, Array], Any]:
+        states = (jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in ((self._params, params), (self._rest, rest)))
+        module = nnx.merge(self.graphdef, *states)
+        return module(obs), module
+
+    def _rest_of(self, module: Any) -> dict[str, Array]:
+        return dict(zip(self._rest[0], jax.tree.leaves(nnx.split(module, nnx.Param, ...)[2]), strict=True))
+
+    def apply(self, weights: Weights, obs: Array) -> tuple[Distribution, Array, dict[str, Array]]:
+        """The distribution over actions, the value ``[N]``, and the untrained rest after the call, for ``obs [N, ...]``."""
+        (outputs, value), module = self._call(*weights, obs)
+        return self.head.distribution(outputs), value, self._rest_of(module)
+
+    def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
+        """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
+        states = (jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in ((self._params, weights.params), (self._rest, weights.rest)))
+        module = nnx.merge(self.graphdef, *states)
+        for _, part in nnx.iter_graph(module):
+            if isinstance(part, RunningNorm):
+                part.observe(obs, weight)
+        return self._rest_of(module)
+
+    def has(self, kind: type[nnx.Module]) -> bool:
+        """Whether the module holds a layer of this kind."""
+        module = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
+        return any(isinstance(part, kind) for _, part in nnx.iter_graph(module))
+
+    def act(self, weights: Weights, obs: Array, key: Array, turn: Array, *, greedy: bool = False) -> Array:
+        """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value.
+
+        One small array each way per environment step is what keeps a step at one dispatch. `turn` is folded into `key`.
+        """
+        dist, value, _ = self.apply(weights, obs)
+        action = dist.mode() if greedy else dist.sample(jax.random.fold_in(key, turn))
+        columns = action if self.head.width else action[:, None]
+        return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1)
+
+    def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
+        """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""
+        action = packed[..., :-2] if self.head.width else packed[..., 0]
+        return action.astype(self.action_dtype, copy=False), packed[..., -2], packed[..., -1]
+
+    @property
+    def action_dtype(self) -> np.dtype[Any]:
+        """The type in which actions are kept."""
+        return np.dtype(np.float32 if self.head.kind == "gaussian" else np.int32)
+
+
+def _names(state: Any) -> tuple[list[str], Any]:
+    paths, tree = jax.tree_util.tree_flatten_with_path(state)
+    return ["/".join(_part(p) for p in path if _part(p) != "value") for path, _ in paths], tree
+
+
+def _part(key: Any) -> str:
+    return str(key.key if isinstance(key, jax.tree_util.DictKey) else key.name if isinstance(key, jax.tree_util.GetAttrKey) else key)
+
+
+def _settings(policy: Policy) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in policy.settings.items())
+
+
+@lru_cache(maxsize=64)
+def network(policy: Policy, spaces: Spaces) -> Network:
+    """The network of a policy for given spaces; the same one for equal arguments."""
+    return Network(policy, spaces)
+
+
+class RunningNorm(nnx.Module):
+    """A layer that shifts and scales observations to mean 0 and variance 1, by the moments of all that it was shown.
+
+    The moments are no parameters: they change once per `learner.update`, by that batch, and travel with the weights.
+    """
+
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
+        self.clip = clip
+        self.mean = nnx.BatchStat(jnp.zeros(shape))
+        self.var = nnx.BatchStat(jnp.ones(shape))
+        self.count = nnx.BatchStat(jnp.full((), 1e-4))
+
+    def __call__(self, obs: Array) -> Array:
+        """``[N, *shape]`` to the same, clipped."""
+        return jnp.clip((obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8), -self.clip, self.clip)
+
+    def observe(self, obs: Array, weight: Array) -> None:
+        """Count ``obs [N, *shape]`` in, each by ``weight [N]`` (Chan et al. 1979, parallel moments)."""
+        self.mean[...], self.var[...], self.count[...] = merge_moments((self.mean[...], self.var[...], self.count[...]), obs, weight)
+
+
+def merge_moments(moments: tuple[Array, Array, Array], x: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """(mean, variance, count) with ``x [N, ...]`` counted in, each by ``weight [N]`` (Chan et al. 1979)."""
+    mean, var, count = moments
+    w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
+    n = jnp.sum(weight.astype(jnp.float32))
+    batch_mean = jnp.sum(x * w, axis=0) / jnp.maximum(n, 1)
+    batch_var = jnp.sum((x - batch_mean) ** 2 * w, axis=0) / jnp.maximum(n, 1)
+    total = count + n
+    delta = batch_mean - mean
+    new_var = (var * count + batch_var * n + delta**2 * count * n / total) / total
+    return mean + delta * n / total, new_var, total

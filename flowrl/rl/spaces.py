@@ -1,0 +1,152 @@
+"""Spaces as JSON, and what a policy must put out for an action space."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from flowrl.errors import PolicyError
+from flowrl.rl.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+
+
+class Spaces:
+    """The observation and action space of one environment. Compares and hashes by value."""
+
+    def __init__(self, obs: gym.Space[Any], action: gym.Space[Any]) -> None:
+        self.obs = obs
+        self.action = action
+
+    @cached_property
+    def json(self) -> str:
+        """Both spaces as JSON; `Spaces.from_json` reads it back."""
+        return json.dumps({"obs": _to_json(self.obs), "action": _to_json(self.action)})
+
+    @staticmethod
+    def from_json(text: str) -> Spaces:
+        """The spaces that `json` wrote."""
+        both = json.loads(text)
+        return Spaces(_from_json(both["obs"]), _from_json(both["action"]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spaces) and self.json == other.json
+
+    def __hash__(self) -> int:
+        return hash(self.json)
+
+    def __repr__(self) -> str:
+        return f"Spaces(obs={self.obs}, action={self.action})"
+
+    @cached_property
+    def obs_dtype(self) -> np.dtype[Any]:
+        """The type in which observations are kept: floats as float32, integers as they are."""
+        if not isinstance(self.obs, gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+            raise PolicyError(
+                f"observations of {self.obs} are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation: "
+                "Runners(..., wrappers=(FlattenObservation,))"
+            )
+        kind = np.dtype(self.obs.dtype)
+        return np.dtype(np.float32) if kind.kind == "f" else np.dtype(np.int32) if kind.itemsize > 4 else kind
+
+    @cached_property
+    def head(self) -> Head:
+        """What a policy puts out for the action space."""
+        return head(self.action)
+
+
+def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
+    match space:
+        case gym.spaces.Box():
+            low, high = ([None if not np.isfinite(x) else x for x in b.astype(float).ravel().tolist()] for b in (space.low, space.high))
+            if len(set(low)) == len(set(high)) == 1:
+                low, high = low[:1], high[:1]
+            return {"kind": "Box", "low": low, "high": high, "shape": space.shape, "dtype": str(space.dtype)}
+        case gym.spaces.Discrete():
+            return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        case gym.spaces.MultiDiscrete():
+            return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+        case gym.spaces.MultiBinary():
+            return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
+    return {"kind": type(space).__name__, "text": str(space)}
+
+
+def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
+    match data["kind"]:
+        case "Box":
+            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+            low, high = (np.array([sign * np.inf if x is None else x for x in data[k]]) for k, sign in (("low", -1), ("high", 1)))
+            return gym.spaces.Box(*(np.broadcast_to(b, shape).astype(dtype) if b.size == 1 else b.reshape(shape).astype(dtype) for b in (low, high)), dtype=dtype.type)  # type: ignore[arg-type]
+        case "Discrete":
+            return gym.spaces.Discrete(data["n"], start=data["start"])
+        case "MultiDiscrete":
+            return gym.spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)  # type: ignore[arg-type]
+        case "MultiBinary":
+            return gym.spaces.MultiBinary(data["n"])
+    raise PolicyError(f"no policy fits a space of kind {data['kind']}: {data.get('text', '')}")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a policy puts out for an action space: how many numbers, the distribution they make, the way to the environment."""
+
+    outputs: int
+    """The numbers a module must give per observation."""
+    width: int
+    """The numbers of one action; 0 for a scalar one."""
+    dtype: str
+    kind: str
+    sizes: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    shape: tuple[int, ...] = ()
+
+    def distribution(self, outputs: Any) -> Distribution:
+        """The distribution over actions that the numbers ``[..., outputs]`` make."""
+        if self.kind == "categorical":
+            return Categorical(outputs)
+        if self.kind == "multi_categorical":
+            return MultiCategorical(outputs, self.sizes)
+        mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
+        return Gaussian(mean, log_std)
+
+    def to_env(self, action: Any, xp: Any = np) -> Any:
+        """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.
+
+        Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
+        """
+        if self.kind == "gaussian":
+            low, high = xp.asarray(self.low, dtype=self.dtype), xp.asarray(self.high, dtype=self.dtype)
+            finite = xp.isfinite(low) & xp.isfinite(high)
+            half, middle = xp.where(finite, (high - low) / 2, 1), xp.where(finite, (high + low) / 2, 0)
+            action = xp.where(finite, xp.clip(action, -1, 1), action) * half + middle
+            action = xp.clip(action, low, high)
+        elif any(self.start):
+            action = action + xp.asarray(self.start if self.width else self.start[0], dtype=self.dtype)
+        return action.reshape((*action.shape[:1], *self.shape)).astype(self.dtype)
+
+
+def head(space: gym.Space[Any]) -> Head:
+    """The head for an action space: Discrete, MultiDiscrete, MultiBinary, or Box.
+
+    Raises:
+        PolicyError: any other space.
+    """
+    match space:
+        case gym.spaces.Discrete():
+            return Head(int(space.n), 0, str(space.dtype), "categorical", start=(int(space.start),))
+        case gym.spaces.MultiDiscrete() if space.nvec.ndim == 1:
+            sizes = tuple(int(n) for n in space.nvec)
+            return Head(sum(sizes), len(sizes), str(space.dtype), "multi_categorical", sizes, tuple(int(s) for s in space.start), shape=space.shape)
+        case gym.spaces.MultiBinary():
+            width = int(np.prod(space.shape))
+            return Head(2 * width, width, str(space.dtype), "multi_categorical", (2,) * width, (0,) * width, shape=space.shape)
+        case gym.spaces.Box() if np.dtype(space.dtype).kind == "f":
+            width = int(np.prod(space.shape))
+            low, high = (tuple(float(x) for x in b.ravel()) for b in (space.low, space.high))
+            return Head(2 * width, width, str(space.dtype), "gaussian", low=low, high=high, shape=space.shape)
+    raise PolicyError(f"there is no policy for actions in {space}; it can be Discrete, MultiDiscrete (one axis), MultiBinary, or Box of floats")

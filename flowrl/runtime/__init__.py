@@ -1,0 +1,1 @@
+"""WHERE a graph runs: in this process, or on Ray."""

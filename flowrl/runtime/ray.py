@@ -1,0 +1,156 @@
+"""`RayRuntime`: workers as Ray actors. The only file that imports ray."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import jax
+import ray
+
+from flowrl.errors import FlowrlError, RuntimeFailed
+from flowrl.graph.graph import Graph
+from flowrl.graph.loop import Hook
+from flowrl.graph.protocols import Workers
+from flowrl.graph.site import HereSite, Place
+from flowrl.runtime.base import Session
+
+CLOSING_SECONDS = 5.0
+"""How long an actor may take to close its environments before it is ended."""
+
+
+class Host:
+    """The actor: makes one worker and calls its methods."""
+
+    def __init__(self, make: bytes, index: int) -> None:
+        self.worker = cloudpickle.loads(make)(index)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the worker."""
+        return getattr(self.worker, method)(*args)
+
+
+class Pending:
+    """The result of an actor call."""
+
+    def __init__(self, ref: Any, label: str) -> None:
+        self.ref = ref
+        self.label = label
+
+    def result(self) -> Any:
+        """Wait for it.
+
+        Raises:
+            RuntimeFailed: the actor's process ended.
+        """
+        try:
+            return ray.get(self.ref)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, FlowrlError):
+                raise cause from None
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeFailed(f"{self.label}'s process ended: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class RayWorkers:
+    """Workers as actors of one XLA thread each."""
+
+    def __init__(self, name: str, count: int, make: Callable[[int], Any]) -> None:
+        self.name = name
+        share = min(1.0, ray.cluster_resources().get("CPU", 1.0) / (count + 1))
+        actor = ray.remote(Host).options(  # type: ignore[attr-defined]
+            num_cpus=share,
+            runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
+        )
+        blob = ray.put(cloudpickle.dumps(make))
+        self.actors = [actor.remote(blob, i) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def put(self, value: Any) -> Any:
+        """Put the value into Ray's object store once."""
+        return ray.put(jax.device_get(value))
+
+    def submit(self, index: int, method: str, *args: Any) -> Pending:
+        """Call a method of one actor."""
+        return Pending(self.actors[index].call.remote(method, *args), f"{self.name}, worker {index}")
+
+    def close(self) -> None:
+        """Close what the actors hold, then end them."""
+        ray.wait([a.call.remote("close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+
+
+class RaySite(HereSite):
+    """Functions in this process, workers as actors."""
+
+    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+        """Start the actors."""
+        return RayWorkers(self.name, count, make)
+
+
+class RaySession(Session):
+    """A session that ends the Ray that it started."""
+
+    def __init__(self, graph: Graph, place: Place, hook: Hook | None, started: bool) -> None:
+        self.started = started
+        super().__init__(graph, place, hook)
+
+    def close(self) -> None:
+        """Close the resources, and Ray if it was started here."""
+        try:
+            super().close()
+        finally:
+            if self.started:
+                ray.shutdown()
+
+
+@dataclass(frozen=True)
+class RayRuntime:
+    """Runners as Ray actors; the learner and the loop in this process.
+
+    Args:
+        address: of a running Ray to join; None starts one on this machine, its dashboard off, and ends it afterwards.
+        init: more keyword arguments for `ray.init`.
+    """
+
+    address: str | None = None
+    init: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self, graph: Graph, seed: int, hook: Hook | None = None) -> Session:
+        """Start or join Ray and open the graph's resources.
+
+        Raises:
+            RuntimeFailed: Ray can't start or can't be joined.
+        """
+        started = not ray.is_initialized()
+        if started:
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            settings = {"logging_level": "error", "log_to_driver": False, **self.init}
+            if self.address is None:
+                settings.setdefault("include_dashboard", False)
+            try:
+                with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
+                    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+                    ray.init(address=self.address, **settings)
+            except Exception as error:
+                raise RuntimeFailed(f"Ray could not be {'started' if self.address is None else f'joined at {self.address}'}: {_first_line(error)}", graph.name) from error
+        try:
+            return RaySession(graph, Place(graph.name, graph.resources, seed, RaySite), hook, started)
+        except BaseException:
+            if started:
+                ray.shutdown()
+            raise
