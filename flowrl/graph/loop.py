@@ -24,17 +24,17 @@ class Ledger:
     def __init__(self) -> None:
         self.node = ""
         """The node at work; empty while resources open."""
-        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By node: calls, bytes and the like, as the verbs report them."""
+        self.counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        """By node and resource: calls, bytes and the like, as the verbs report them."""
         self.put: Counter[tuple[str, str]] = Counter()
         self.got: Counter[tuple[str, str]] = Counter()
         """By edge: items handed over, and items whose step was gone through to its end."""
         self.put_steps: Counter[tuple[str, str]] = Counter()
         self.got_steps: Counter[tuple[str, str]] = Counter()
 
-    def count(self, **numbers: int) -> None:
-        """Add to the counters of the node at work."""
-        counts = self.counts[self.node]
+    def count(self, resource: str, numbers: Mapping[str, int]) -> None:
+        """Add to the counters of the node at work, for a resource."""
+        counts = self.counts[self.node, resource]
         for name, number in numbers.items():
             counts[name] += number
 
@@ -47,6 +47,7 @@ class NodeContext:
         self.source: str | None = None
         self.run = site.run
         self.call = site.call
+        self.seconds = site.seconds
         self._handles = handles
 
     def __getitem__(self, ref: Any) -> Any:

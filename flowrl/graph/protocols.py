@@ -9,7 +9,7 @@ because only the site differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union, get_type_hints
 
@@ -82,6 +82,9 @@ class Site(Protocol):
     def resource(self, name: Any) -> Any:
         """The handle of another resource, opened on demand."""
 
+    def seconds(self) -> float:
+        """The clock. In the abstract trace every look at it is a long time after the last."""
+
     def count(self, **numbers: int) -> None:
         """Add to the counters of the node at work: what the plan predicts and the run then counts."""
 
@@ -96,6 +99,27 @@ class Handle(ABC):
         """Let go of processes and environments."""
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a graph uses one resource: what its rules may look at."""
+
+    name: str
+    resources: Mapping[str, Resource]
+    """All of the graph's resources."""
+    traced: bool
+    """Whether the abstract trace ran; if not, `counts` and `lags` are empty."""
+    counts: Mapping[str, Mapping[str, Mapping[str, int]]]
+    """By resource, by node: the counters of its verbs in the steady period."""
+    lags: Mapping[str, float]
+    """By node that trains this resource: the largest lag of the data, NaN where it can't be known."""
+    queues: Mapping[str, str]
+    """By node that refers to this resource and stands behind a queue: that queue."""
+
+    def total(self, counter: str, resource: str | None = None) -> int:
+        """A counter of a resource (this one by default), summed over the nodes."""
+        return sum(c.get(counter, 0) for c in self.counts.get(resource or self.name, {}).values())
+
+
 class Resource(ABC):
     """Frozen settings for something that lasts: runners, a learner, a replay buffer."""
 
@@ -108,6 +132,10 @@ class Resource(ABC):
     @abstractmethod
     def describe(self) -> str:
         """One short line for plans and drawings."""
+
+    @abstractmethod
+    def review(self, use: Use) -> Iterator[tuple[str, str]]:
+        """What is wrong with how a graph uses it: pairs of (node or resource, the problem and the way out)."""
 
 
 class Context(Protocol):
@@ -126,6 +154,9 @@ class Context(Protocol):
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function of items as it is, uncompiled."""
 
+    def seconds(self) -> float:
+        """The clock, in seconds."""
+
 
 class Operator(ABC):
     """Frozen settings with a `step`: zero or more items out for each one in.
@@ -137,8 +168,8 @@ class Operator(ABC):
 
     source: ClassVar[bool] = False
     """May stand at the start: its step then gets None for an item, once a pass."""
-    effect: ClassVar[bool] = False
-    """Does its work through a resource, so a branch may end here."""
+    writes: ClassVar[tuple[str, ...]] = ()
+    """The `Ref` fields whose resource it changes. Such an operator is an effect: a branch may end at it."""
     clock: ClassVar[bool] = False
     """Closes a Row. A graph has exactly one."""
     queue: ClassVar[bool] = False

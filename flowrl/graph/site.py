@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -56,6 +57,8 @@ class Place:
         self.resources = resources
         self.ledger = Ledger()
         self.handles: dict[str, Handle] = {}
+        self.opening = ""
+        """The resource that is, or was last, being opened."""
         self.site = kind(self, "", seed, **settings)
 
     def open(self) -> dict[str, Handle]:
@@ -73,13 +76,20 @@ class Place:
         if name not in self.handles:
             if name not in self.resources:
                 raise GraphError(unknown("resource", name, self.resources), self.graph)
+            outer, self.opening = self.opening, name
             self.handles[name] = self.resources[name].open(self.site.named(name))
+            self.opening = outer
         return self.handles[name]
 
     def close(self) -> None:
         """Close every handle that was opened, the last one first."""
         while self.handles:
             self.handles.popitem()[1].close()
+
+
+@lru_cache(maxsize=512)
+def _jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Callable[..., Any]:
+    return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
 
 class HereSite:
@@ -89,10 +99,9 @@ class HereSite:
         self.place = place
         self.name = name
         self.seed = seed
-        self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def named(self, name: str) -> HereSite:
-        """The same site for another resource: what is compiled is shared, random keys are not."""
+        """The same site for another resource."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, name=name)
         return new
@@ -105,12 +114,8 @@ class HereSite:
         return key
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
-        """Run a pure function, compiled once per function and static settings."""
-        slot = (fn, donate, *static.items())
-        compiled = self.compiled.get(slot)
-        if compiled is None:
-            compiled = self.compiled[slot] = jax.jit(partial(fn, **static), donate_argnums=donate)
-        return compiled(*args)
+        """Run a pure function, compiled once per function and static settings in the life of this process."""
+        return _jitted(fn, donate, *static.items())(*args)
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call it."""
@@ -120,10 +125,19 @@ class HereSite:
         """Make the workers here."""
         return HereWorkers([make(i) for i in range(count)])
 
+    def seconds(self) -> float:
+        """`time.perf_counter`."""
+        return time.perf_counter()
+
     def resource(self, name: Any) -> Any:
         """The handle of another resource of this run."""
         return self.place.handle(name)
 
     def count(self, **numbers: int) -> None:
         """Add to the counters of the node at work."""
-        self.place.ledger.count(**numbers)
+        self.place.ledger.count(self.name, numbers)
+
+
+def alone(name: str, resource: Resource, seed: int = 0) -> HereSite:
+    """A site for one resource that works without a graph, in this process."""
+    return Place(name, {name: resource}, seed, HereSite).site.named(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -31,13 +32,22 @@ class Opaque(FlowrlError):
 class AbstractSite(HereSite):
     """Finds the shapes that functions and workers give, and computes nothing."""
 
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        super().__init__(place, name, seed)
+        self.shapes: dict[Any, Any] = {}
+        self.looks = itertools.count(1)
+
+    def seconds(self) -> float:
+        """Every look is a year after the last, so whatever waits for time is due."""
+        return next(self.looks) * 3e7
+
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """The shapes that the function returns; found once per function, settings and shapes."""
         leaves, tree = jax.tree.flatten(args)
         slot = (fn, *static.items(), tree, *map(abstract, leaves))
-        if slot not in self.compiled:
-            self.compiled[slot] = jax.eval_shape(partial(fn, **static), *args)
-        return self.compiled[slot]
+        if slot not in self.shapes:
+            self.shapes[slot] = jax.eval_shape(partial(fn, **static), *args)
+        return self.shapes[slot]
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """What the function returns, arrays as shapes: traced, or where that fails run once on zeros.
@@ -94,7 +104,8 @@ def signature(states: Any) -> Any:
 class Traffic:
     """What one node does in a number of Rows."""
 
-    counts: Counter[str]
+    counts: dict[str, Counter[str]]
+    """By resource: the counters of its verbs."""
     taken: int
     given: int
     given_steps: int
@@ -116,7 +127,8 @@ class Trace:
     lags: dict[str, list[float]] = field(default_factory=dict)
     """By node that trains: the largest lag of each update; NaN where it can't be known."""
     opaque: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """(node or resource, what is wrong)."""
 
 
 def trace(graph: Graph) -> Trace:
@@ -140,31 +152,33 @@ def trace(graph: Graph) -> Trace:
         if isinstance(error, Opaque):
             found.opaque[node] = error.message
             return
-        text = error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"
-        problem = f"{graph.name}.{node}: {text}"
-        if problem not in found.problems:
-            found.problems.append(problem)
+        found.problems.append((node, error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"))
 
     def snapshot() -> dict[str, Traffic]:
         taken: Counter[str] = Counter()
         for (_, to), n in place.ledger.got.items():
             taken[to] += n
-        return {n.name: Traffic(Counter(place.ledger.counts[n.name]), taken[n.name], given[n.name], given_steps[n.name]) for n in graph.nodes}
+        counts: dict[str, dict[str, Counter[str]]] = {n.name: {} for n in graph.nodes}
+        for (node, resource), c in place.ledger.counts.items():
+            if node:
+                counts[node][resource] = Counter(c)
+        return {n.name: Traffic(counts[n.name], taken[n.name], given[n.name], given_steps[n.name]) for n in graph.nodes}
 
     place = Place(graph.name, graph.resources, 0, AbstractSite)
     try:
         handles = place.open()
         loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, watch, failed)
         seen: dict[Any, tuple[int, dict[str, Traffic]]] = {signature((loop.states, _states(place))): (0, snapshot())}
-        rows, deadline = 0, time.perf_counter() + PATIENCE
+        rows, passes, deadline = 0, 0, time.perf_counter() + PATIENCE
         while not found.problems and not found.opaque:
             closed = len(loop.run_pass())
+            passes += 1
             rows += closed
             late = time.perf_counter() > deadline
-            if not closed and not late:
+            if not closed and not late and passes % 64:
                 continue
             now = signature((loop.states, _states(place)))
-            if now in seen and rows > seen[now][0]:
+            if now in seen:
                 found.warmup_rows, start = seen[now]
                 found.rows = rows - found.warmup_rows
                 found.steady = _difference(start, snapshot())
@@ -173,8 +187,8 @@ def trace(graph: Graph) -> Trace:
                 found.exact, found.rows, found.steady = False, rows, snapshot()
                 break
             seen.setdefault(now, (rows, snapshot()))
-    except FlowrlError as error:
-        found.problems.append(str(error))
+    except FlowrlError as error:  # a resource that can't be opened; nodes' own errors were caught above
+        found.problems.append((place.opening, error.message))
     finally:
         place.close()
     return found
@@ -187,7 +201,7 @@ def _states(place: Place) -> dict[str, Any]:
 def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:
     return {
         name: Traffic(
-            Counter({k: v - before[name].counts[k] for k, v in t.counts.items()}),
+            {r: Counter({k: v - before[name].counts.get(r, Counter())[k] for k, v in c.items()}) for r, c in t.counts.items()},
             t.taken - before[name].taken,
             t.given - before[name].given,
             t.given_steps - before[name].given_steps,

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Context, Operator, Ref
-from flowrl.items import Tally, Trained
+from flowrl.items import Batch, Tally, Trained
 from flowrl.resources.runners import RunnersHandle
 
 
@@ -16,31 +18,79 @@ from flowrl.resources.runners import RunnersHandle
 class Report(Operator):
     """Close a Row: the clock of a graph, which has exactly one. Changing it never changes what is learned.
 
+    A Row closes with the first item at which as many items, steps and seconds as are asked for went by since the last.
+
     Args:
-        every: items that make a Row.
+        every: items.
+        every_steps: steps (T x B) of those items.
+        every_seconds: seconds. The plan's numbers are then those per item.
         runners: whose episodes are told of.
     """
 
     every: int = 1
+    every_steps: int = 0
+    every_seconds: float = 0.0
     runners: Ref[RunnersHandle] = "runners"
 
     clock: ClassVar[bool] = True
-    effect: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SettingError(f"every must be at least 1, got {self.every}")
+        if self.every < 1 or self.every_steps < 0 or self.every_seconds < 0:
+            raise SettingError(f"every must be at least 1, every_steps and every_seconds not negative; got {self}")
 
     def init(self) -> dict[str, Any]:
-        """The items and the updates since the last Row."""
-        return {"items": 0, "updates": []}
+        """The items, steps and updates since the last Row, and when that was."""
+        return {"items": 0, "steps": 0, "updates": [], "since": np.float64(0)}
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Tally]:
         """Hold what an update did; at the last item of a Row, yield all of it."""
         held["items"] += 1
         if isinstance(item, Trained):
             held["updates"].append(item)
-        if held["items"] >= self.every:
-            updates = tuple(held["updates"])
-            held.update(items=0, updates=[])
-            yield Tally(updates, ctx[self.runners].episodes())
+        if self.every_steps and isinstance(item, Batch | Trained):
+            held["steps"] += item.steps
+        if held["items"] < self.every or held["steps"] < self.every_steps:
+            return
+        if self.every_seconds:
+            now = ctx.seconds()
+            if now - held["since"] < self.every_seconds:
+                return
+            held["since"] = np.float64(now)
+        updates = tuple(held["updates"])
+        held.update(items=0, steps=0, updates=[])
+        yield Tally(updates, ctx[self.runners].episodes())
+
+
+@dataclass(frozen=True)
+class Evaluate(Operator):
+    """Play whole episodes with the likeliest actions, in environments of their own; the result comes with the next Row as
+    ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``. Passes its item on.
+
+    Args:
+        every: items between two evaluations.
+        episodes: episodes of each.
+        seed: of the environments, the same each time.
+        runners: who plays, with the weights that they have.
+    """
+
+    every: int = 100
+    episodes: int = 10
+    seed: int = 0
+    runners: Ref[RunnersHandle] = "runners"
+
+    writes: ClassVar[tuple[str, ...]] = ("runners",)
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.episodes < 1:
+            raise SettingError(f"every and episodes must be at least 1; got {self}")
+
+    def init(self) -> dict[str, int]:
+        """The items since the last evaluation."""
+        return {"items": 0}
+
+    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
+        """Evaluate when it is due, then pass the item on."""
+        held["items"] = (held["items"] + 1) % self.every
+        if held["items"] == 0:
+            ctx[self.runners].evaluate(self.episodes, self.seed)
+        yield item

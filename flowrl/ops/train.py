@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Context, Ref, Stateless
@@ -29,6 +29,8 @@ class TrainOneStep(Stateless):
     epochs: int = 1
     minibatch: int | None = None
     learner: Ref[LearnerHandle] = "learner"
+
+    writes: ClassVar[tuple[str, ...]] = ("learner",)
 
     def __post_init__(self) -> None:
         if self.epochs < 1:

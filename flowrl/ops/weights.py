@@ -23,7 +23,7 @@ class SyncWeights(Stateless):
     learner: Ref[LearnerHandle] = "learner"
     runners: Ref[RunnersHandle] = "runners"
 
-    effect: ClassVar[bool] = True
+    writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
         """Publish, then pass the item on."""

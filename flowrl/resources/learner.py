@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,9 +13,9 @@ import numpy as np
 import optax
 
 from flowrl.errors import ContractError, SettingError
-from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch, Metrics, Trained
-from flowrl.resources.runners import RunnersHandle
+from flowrl.resources.runners import Runners, RunnersHandle
 from flowrl.rl.losses import Loss, as_loss
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
@@ -164,7 +165,8 @@ class LearnerHandle(Handle):
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         core, metrics = self.site.run(self.core.update, self.state["core"], data, donate=(0,), epochs=epochs, minibatch=size)
         self.state = {"core": core, "version": version + 1}
-        self.site.count(updates=1, trained_steps=steps, gradient_steps=epochs * (steps // size))
+        planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
+        self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
         return Trained(steps, metrics, lag)
 
     def values(self, obs: Array) -> Array:
@@ -203,6 +205,26 @@ class Learner(Resource):
     def open(self, site: Site) -> LearnerHandle:
         """Make the first weights and hand them to the runners."""
         return LearnerHandle(self, site)
+
+    def review(self, use: Use) -> Iterator[tuple[str, str]]:
+        """Is it trained, and on data of the right age and policy?"""
+        runners = use.resources.get(str(self.runners))
+        if isinstance(runners, Runners) and runners.policy != self.policy:
+            yield use.name, f"trains {self.policy}, but {self.runners} act with {runners.policy}; give both the same policy"
+        if use.traced and not use.total("updates"):
+            yield use.name, "no node trains it; add train=TrainOneStep()"
+        loss = as_loss(self.loss)
+        if not loss.on_policy:
+            return
+        kind = type(loss).__name__
+        for queue in dict.fromkeys(use.queues.values()):
+            yield queue, f"{kind} is on-policy, but what comes out of a queue may be any number of updates old; remove the queue, or take a loss that corrects for age"
+        for node, lag in use.lags.items():
+            if lag > 0:
+                yield node, (
+                    f"{kind} is on-policy, but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old; "
+                    "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
+                )
 
     def describe(self) -> str:
         """``MLP, PPOLoss, Adam``."""

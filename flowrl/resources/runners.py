@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.errors import SettingError
-from flowrl.graph.protocols import Handle, Resource, Site
+from flowrl.graph.protocols import Handle, Resource, Site, Use
+from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
 from flowrl.resources.environments import Make, env_name, spaces_of
 from flowrl.resources.sampling import Episodes, Runner, RunnerTwin
@@ -50,6 +51,18 @@ class RunnersHandle(Handle):
     def episodes(self) -> dict[str, Any]:
         """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
 
+    @abstractmethod
+    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
+        """Play whole episodes greedily with the newest weights; what came of it is also told with the next `episodes`.
+
+        Args:
+            episodes: how many.
+            seed: of the environments, which are made for this.
+
+        Returns:
+            ``eval/return_mean``, ``eval/return_std``, ``eval/return_min`` and ``eval/return_max``.
+        """
+
 
 class GymRunners(RunnersHandle):
     """Runners over Gymnasium environments at work: the weights are put once, and sent along with the next request."""
@@ -68,6 +81,7 @@ class GymRunners(RunnersHandle):
         self._given: list[Any] = [None] * spec.count
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._since = {"env_steps": 0, "episodes": 0}
+        self._evaluated: dict[str, float] = {}
 
     def close(self) -> None:
         """Close all runners and their environments."""
@@ -80,8 +94,7 @@ class GymRunners(RunnersHandle):
 
     def collect(self) -> Batch:
         """Ask every runner, wait for all, join."""
-        if self._newest is None:
-            self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), 0)
+        self._ready()
         calls = [self.pool.submit(i, "sample", self._lacking(i)) for i in range(len(self.pool))]
         samples = [call.result() for call in calls]
         for sample in samples:
@@ -94,7 +107,22 @@ class GymRunners(RunnersHandle):
         """Drain what gathered with the samples."""
         since, self._since = self._since, {"env_steps": 0, "episodes": 0}
         returns, lengths = zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
-        return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths))}
+        told, self._evaluated = self._evaluated, {}
+        return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths)), **told}
+
+    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
+        """Share the episodes among the runners."""
+        self._ready()
+        shares = [len(part) for part in np.array_split(np.arange(episodes), len(self.pool))]
+        calls = [self.pool.submit(i, "evaluate", self._lacking(i), n, seed + 1000 * i) for i, n in enumerate(shares) if n]
+        returns = np.concatenate([call.result() for call in calls])
+        self.site.count(evaluations=1, evaluated_episodes=episodes)
+        self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns)) for k in ("mean", "std", "min", "max")}
+        return self._evaluated
+
+    def _ready(self) -> None:
+        if self._newest is None:
+            self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), 0)
 
     def _lacking(self, index: int) -> Any:
         """The newest weights if this runner does not have them yet, else None."""
@@ -149,15 +177,23 @@ class Runners(Resource):
         """The spaces of the environment, found by making one."""
         return spaces_of(self.env, self.wrappers, self.env_settings)
 
-    def open(self, site: Site) -> GymRunners:
-        """Start the runners."""
-        return GymRunners(self, site)
+    def open(self, site: Site | None = None) -> GymRunners:
+        """Start the runners. Without a site: in this process and without any graph, with first weights of their own.
+
+        >>> import flowrl as fl
+        >>> runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP), envs=4, fragment=16).open()
+        >>> runners.collect()["obs"].shape
+        (16, 4, 4)
+        >>> runners.close()
+        """
+        return GymRunners(self, site or alone("runners", self))
+
+    def review(self, use: Use) -> Iterator[tuple[str, str]]:
+        """Do new weights ever reach them?"""
+        if use.traced and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
+            yield use.name, "act with their first weights for ever, for no node publishes new ones to them; add sync=SyncWeights() behind TrainOneStep"
 
     def describe(self) -> str:
-        """``2 runners x 8 envs x 128 steps``."""
-        return f"{self.count} runner{'s' * (self.count != 1)} x {self.envs} env{'s' * (self.envs != 1)} x {self.fragment} steps"
-
-    @property
-    def label(self) -> str:
-        """The environment's name."""
-        return env_name(self.env)
+        """``2 runners x 8 envs x 128 steps of CartPole-v1``."""
+        parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.count, "runner"), (self.envs, "env"), (self.fragment, "step"))]
+        return f"{' x '.join(parts)} of {env_name(self.env)}"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from flowrl.errors import EnvironmentFailed
 from flowrl.items import Batch
-from flowrl.resources.environments import env_name, make_vector, spaces_of
+from flowrl.resources.environments import Guard, Make, env_name, make_env, make_vector
 from flowrl.rl.policies import Network, Weights, network
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ class Runner:
             error.message = f"{self.label}: {error.message}"
             raise
         return rows
+
+    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
+        """The returns ``[episodes]`` of whole episodes played greedily, in environments made for them."""
+        self.take(published)
+        return play(self.spec.env, self.network, self.weights, episodes, seed, self.spec.wrappers, self.spec.env_settings)
 
     # -- filling a fragment
 
@@ -278,6 +284,10 @@ class RunnerTwin:
     def close(self) -> None:
         """Nothing to close."""
 
+    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
+        """Returns of 0."""
+        return np.zeros(episodes)
+
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
         """A fragment of shapes; its version and producer are known even here."""
         if published is not None:
@@ -307,9 +317,37 @@ class RunnerTwin:
         return Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
 
 
+def play(
+    env: Make, net: Network, weights: Any, episodes: int, seed: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
+) -> Array:
+    """The returns ``[episodes]`` of whole episodes played with the likeliest actions, one environment after another.
+
+    Raises:
+        EnvironmentFailed: the environment raised, or broke its declared space.
+    """
+    made = make_env(env, wrappers, settings)
+    if not isinstance(made, gym.Env):
+        made.close()
+        raise EnvironmentFailed(f"{env_name(env)} makes a vector of environments; evaluation needs single ones")
+    one = Guard(made, 0, env_name(env))
+    act = _jitted(net)
+    returns = np.zeros(episodes)
+    try:
+        for episode in range(episodes):
+            obs, over = one.reset(seed=seed + episode)[0], False
+            while not over:
+                packed = np.asarray(act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], jax.random.key(0), np.uint32(0), greedy=True))
+                obs, reward, terminated, truncated, _ = one.step(net.head.to_env(net.unpack(packed)[0])[0])
+                returns[episode] += float(reward)
+                over = terminated or truncated
+    finally:
+        one.close()
+    return returns
+
+
 def _jitted(net: Network) -> Act:
     if net not in _ACTS:
-        _ACTS[net] = jax.jit(net.act)
+        _ACTS[net] = jax.jit(net.act, static_argnames="greedy")
     return _ACTS[net]
 
 

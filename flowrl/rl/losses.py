@@ -35,6 +35,11 @@ class Loss(ABC):
     on_policy: ClassVar[bool]
     """Right only on data of the newest weights."""
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether it may end an update before its last gradient step."""
+        return False
+
     def init(self) -> dict[str, Array]:
         """Numbers that adapt from update to update; they stand in `batch` under their names."""
         return {}
@@ -74,6 +79,11 @@ class PPOLoss(Loss):
     def __post_init__(self) -> None:
         if self.clip <= 0:
             raise SettingError(f"clip must be above 0, got {self.clip}")
+
+    @property
+    def stops_early(self) -> bool:
+        """Where `target_kl` is set."""
+        return self.target_kl is not None
 
     def init(self) -> dict[str, Array]:
         """The weight of the KL penalty, if there is one."""

@@ -1,0 +1,141 @@
+"""`Plan`: what a run will do, in numbers, before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from flowrl.graph.graph import Graph, Node
+from flowrl.graph.protocols import refs
+from flowrl.graph.trace import Trace, Traffic
+from flowrl.graph.values import to_text
+from flowrl.items import Batch, Tally, Trained
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a compiled graph will do: the numbers of the abstract trace. `print(plan)` shows them."""
+
+    graph: Graph
+    found: Trace
+
+    @property
+    def lag(self) -> float:
+        """The largest number of updates that trained data is old; NaN where it can't be known."""
+        lags = [x for lags in self.found.lags.values() for x in lags]
+        return math.nan if any(map(math.isnan, lags)) else max(lags, default=0.0)
+
+    def per_row(self, counter: str, node: str | None = None) -> float:
+        """A counter per Row, of one node or summed over all.
+
+        The counters: ``requests sampled_steps updates trained_steps used_steps gradient_steps publishes weight_bytes``.
+        """
+        total = sum(c[counter] for name, t in self.found.steady.items() if node in (None, name) for c in t.counts.values())
+        return total / max(self.found.rows, 1)
+
+    def __str__(self) -> str:
+        lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
+        shown = {text for _, text, _ in lines}
+        rest = [(name, r.describe(), "") for name, r in self.graph.resources.items() if r.describe() not in shown]
+        wide = max(len(name) for name, _, _ in [*lines, *rest])
+        left = max((len(text) for _, text, right in lines if right), default=0)
+        body = [f"  {name:<{wide}}  {text:<{left}}   {right}".rstrip() for name, text, right in [*lines, *rest]]
+        return "\n".join([self._title(), *body]) + "\n"
+
+    def _title(self) -> str:
+        stages = len(self.graph.stages())
+        lag = "unknown" if math.isnan(self.lag) else f"{self.lag:g}"
+        parts = [f"{stages} stage{'s' * (stages != 1)}", f"lag {lag}"]
+        if self.found.opaque:
+            parts.append(f"not traced behind {', '.join(self.found.opaque)}: its function works only on real data")
+        elif not self.found.exact:
+            parts.append(f"means over {self.found.rows:,} rows, no period found")
+        elif (self.found.rows, self.found.warmup_rows) != (1, 0):
+            parts.append(f"repeats every {self.found.rows} rows after {self.found.warmup_rows} of warm-up")
+        return f"{self.graph.name}: {', '.join(parts)}"
+
+    def _line(self, node: Node) -> tuple[str, str]:
+        traffic = self.found.steady.get(node.name)
+        if traffic is None:
+            return type(node.op).__name__, ""
+        counts: Counter[str] = sum(traffic.counts.values(), Counter())
+        form = self.found.forms.get(node.name)
+        calls = Fraction(traffic.given, max(self.found.rows, 1))
+        if counts["requests"]:
+            sampled = counts["sampled_steps"] // max(traffic.given, 1)
+            return self._described(node), f"{sampled:,} steps a call, {_amount(calls, 'call')} a row"
+        if counts["updates"]:
+            return _training(counts, self)
+        if counts["publishes"]:
+            return f"{' -> '.join(t for t, _ in refs(node.op).values())}", f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.found.rows), 'time')} a row"
+        if counts["evaluations"]:
+            return "plays greedily", f"{counts['evaluated_episodes'] / self.found.rows:g} episodes a row"
+        if isinstance(form, Tally):
+            steps = Fraction(self._sum("sampled_steps"), self.found.rows)
+            every = Fraction(traffic.taken, max(traffic.given, 1))
+            left = "every item" if every == 1 else f"every {every} items"
+            return left, f"1 row = {_amount(steps, 'step')}, {_amount(Fraction(self._sum('updates'), self.found.rows), 'update')}"
+        return self._generic(node, traffic, form)
+
+    def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:
+        before = self.found.forms.get(node.after[0]) if node.after else None
+        if traffic.taken != traffic.given:
+            ratio = Fraction(traffic.taken, max(traffic.given, 1))
+            return f"{ratio.numerator} -> {ratio.denominator}", _form(form)
+        if isinstance(form, Batch) and isinstance(before, Batch):
+            new = [k for k in form.data if k not in before.data]
+            changed = [k for k in form.data if k in before.data and form.data[k] is not before.data[k]]
+            if new:
+                return f"+ {', '.join(new)}", _array(form.data[new[0]])
+            if changed and len(changed) < len(form.data):
+                return f"~ {', '.join(changed)}", _array(form.data[changed[0]])
+        return to_text(node.op, defaults=False), _form(form)
+
+    def _sum(self, counter: str) -> int:
+        return sum(c[counter] for t in self.found.steady.values() for c in t.counts.values())
+
+    def _described(self, node: Node) -> str:
+        return ", ".join(self.graph.resources[target].describe() for target, _ in refs(node.op).values())
+
+
+def _training(counts: Counter[str], plan: Plan) -> tuple[str, str]:
+    steps = counts["gradient_steps"] or counts["most_gradient_steps"]
+    epochs = Fraction(counts["used_steps"], counts["trained_steps"])
+    per_update = Fraction(steps, counts["updates"])
+    most = "<= " if counts["most_gradient_steps"] else ""
+    uses = counts["used_steps"] / max(plan._sum("sampled_steps"), 1)
+    return (
+        f"{_amount(epochs, 'epoch')} x {_amount(per_update / epochs, 'minibatch')}",
+        f"{most}{_amount(Fraction(steps, plan.found.rows), 'gradient step')} a row, each sample used {uses:g} time{'s' * (uses != 1)}",
+    )
+
+
+def _amount(n: Fraction, word: str) -> str:
+    number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
+    return f"{number} {word}{('es' if word.endswith('tch') else 's') * (n != 1)}"
+
+
+def _bytes(n: int) -> str:
+    for unit in ("B", "KB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n = n / 1000  # type: ignore[assignment]
+    return f"{n:.3g} GB"
+
+
+def _array(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _form(form: Any) -> str:
+    if isinstance(form, Batch):
+        return f"{form.steps:,} steps, [{form.shape[0]}, {form.shape[1]}, ...]"
+    if isinstance(form, Trained):
+        return "passes updates on"
+    leaves = jax.tree.leaves(form)
+    return f"{type(form).__name__} of {len(leaves)} arrays" if len(leaves) > 1 else type(form).__name__ if form is not None else ""
