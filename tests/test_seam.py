@@ -34,7 +34,7 @@ def rows_of(runtime, graph, count, seed=0):
         for row in session:
             rows.append(row)
             if len(rows) == count:
-                return rows, jax.device_get(session.state("learner")["core"]["weights"].params)
+                return rows, jax.device_get(session.handle("learner").state["core"]["weights"].params)
     finally:
         session.close()
 

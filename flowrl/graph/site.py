@@ -82,9 +82,12 @@ class Place:
         return self.handles[name]
 
     def close(self) -> None:
-        """Close every handle that was opened, the last one first."""
-        while self.handles:
-            self.handles.popitem()[1].close()
+        """Close every handle that was opened, the last one first, also where one fails to."""
+        if self.handles:
+            try:
+                self.handles.popitem()[1].close()
+            finally:
+                self.close()
 
 
 @lru_cache(maxsize=512)

@@ -10,9 +10,11 @@ import ast
 import dataclasses
 import importlib
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from flowrl.errors import GraphError, SaveError, SettingError, unknown
@@ -180,7 +182,9 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
 def _name_of(value: Any, strict: bool) -> str:
     """The text that leads back to a class or function."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if module and name and "<" not in name and module != "__main__":
+    if module == "__main__":  # a script: its file's name leads back to it, once it is imported
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+    if module and name and "<" not in name:
         return name if module.startswith("flowrl.") and name in _public() else f'load("{module}:{name}")'
     if strict:
         what = f"{name} in {module}" if name else f"a {type(value).__name__}"

@@ -1,20 +1,37 @@
-"""What every runtime shares: a session that runs passes, and the Rows it makes of what the clock closed."""
+"""What every runtime shares: a session that runs passes, the Rows made of what the clock closed, and the audit."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from flowrl.errors import NotFinite
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Loop
+from flowrl.graph.loop import Hook, Ledger, Loop
 from flowrl.graph.site import Place
-from flowrl.items import Row, Tally
+from flowrl.items import Batch, Row, Tally, Trained
+
+COLUMNS = (
+    "row env_steps trained_steps updates gradient_steps episodes return_mean length_mean seconds steps_per_second lag_mean lag_max loss"
+).split()
+"""The keys that every Row has, in every runtime."""
+
+
+class Runtime(Protocol):
+    """A way to run a graph."""
+
+    def open(self, graph: Graph, seed: int, hook: Hook | None = None) -> Session:
+        """Make the resources and be ready for the first pass."""
 
 
 class RowMaker:
@@ -32,48 +49,90 @@ class RowMaker:
             NotFinite: an update since the last Row gave NaN or infinity.
         """
         tally = jax.device_get(tally)
-        before, now = dict(self.totals), time.perf_counter()
-        metrics = _means(tally)
+        updates = [dict(zip(u.metrics.names, map(float, u.metrics.values), strict=True)) for u in tally.updates]
+        self._check(updates)
+        metrics = {name: float(np.mean([u[name] for u in updates if name in u])) for u in updates for name in u}
+        for name in ("bad", "gradient_steps"):
+            metrics.pop(name, None)
         told = dict(tally.episodes)
-        self.totals["row"] += 1
-        self.totals["env_steps"] += int(told.pop("env_steps"))
-        self.totals["episodes"] += int(told.pop("episodes"))
-        self.totals["trained_steps"] += sum(u.steps for u in tally.updates)
-        self.totals["updates"] += len(tally.updates)
-        self.totals["gradient_steps"] += int(metrics.pop("gradient_steps", 0.0) * len(tally.updates) + 0.5)
-        for i, update in enumerate(tally.updates):
-            named = dict(zip(update.metrics.names, update.metrics.values, strict=True))
-            if named.get("bad"):
-                number = before["updates"] + i + 1
-                raise NotFinite(
-                    f"update {number} gave a loss or weights that are not finite (loss {named['loss']}); the weights are those of before it. "
-                    "Usual causes: a learning rate too high, rewards too large, a division by zero in a loss",
-                    f"{self.graph}",
-                )
-        metrics.pop("bad", None)
-        lags = [u.lag for u in tally.updates]
-        seconds, self.last = now - self.last, now
+        steps = int(told.pop("env_steps"))
+        totals = self.totals
+        totals["row"] += 1
+        totals["env_steps"] += steps
+        totals["episodes"] += int(told.pop("episodes"))
+        totals["trained_steps"] += sum(u.steps for u in tally.updates)
+        totals["updates"] += len(updates)
+        totals["gradient_steps"] += sum(int(u["gradient_steps"]) for u in updates)
+        lags = np.array([u.lag for u in tally.updates], float).reshape(-1, 2)
+        now = time.perf_counter()
+        passed, self.last = max(now - self.last, 1e-9), now
         return Row(
             {
-                **self.totals,
-                **{k: float(v) for k, v in told.items()},
+                **totals,
+                "return_mean": float(told.pop("return_mean")),
+                "length_mean": float(told.pop("length_mean")),
                 "seconds": now - self.started,
-                "steps_per_second": (self.totals["env_steps"] - before["env_steps"]) / max(seconds, 1e-9),
-                "lag_mean": float(np.mean([m for m, _ in lags])) if lags else math.nan,
-                "lag_max": float(np.max([m for _, m in lags])) if lags else math.nan,
+                "steps_per_second": steps / passed,
+                "lag_mean": float(lags[:, 0].mean()) if len(lags) else math.nan,
+                "lag_max": float(lags[:, 1].max()) if len(lags) else math.nan,
                 "loss": metrics.pop("loss", math.nan),
                 **metrics,
+                **{k: float(v) for k, v in told.items()},
             }
         )
 
+    def _check(self, updates: list[dict[str, float]]) -> None:
+        for number, update in enumerate(updates, self.totals["updates"] + 1):
+            if update["bad"]:
+                raise NotFinite(
+                    f"update {number} gave a loss or weights that are not finite (loss {update['loss']}); the weights were left as they were "
+                    "before it. Usual causes: a learning rate too high, rewards too large, a division by zero in a loss",
+                    self.graph,
+                )
 
-def _means(tally: Tally) -> dict[str, float]:
-    """The mean of every metric over the updates that have it."""
-    found: dict[str, list[float]] = {}
-    for update in tally.updates:
-        for name, value in zip(update.metrics.names, update.metrics.values, strict=True):
-            found.setdefault(name, []).append(float(value))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+
+@dataclass(frozen=True)
+class Edge:
+    """One edge in the audit: items and steps that were put onto it, and those that its node took and finished with."""
+
+    before: str
+    after: str
+    put: int
+    got: int
+    put_steps: int
+    got_steps: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The conservation audit: nothing is lost or counted twice on the way through the graph."""
+
+    edges: tuple[Edge, ...]
+    held_steps: dict[str, int]
+    """By node: the steps that it holds for its next item."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether every edge gave what was put onto it."""
+        return all((e.put, e.put_steps) == (e.got, e.got_steps) for e in self.edges)
+
+    def __str__(self) -> str:
+        lines = [f"{'edge':<24} {'items put':>12} {'got':>12} {'steps put':>14} {'got':>14} {'held behind':>12}"]
+        for e in self.edges:
+            name = f"{e.before} -> {e.after}"
+            lines.append(f"{name:<24} {e.put:>12,} {e.got:>12,} {e.put_steps:>14,} {e.got_steps:>14,} {self.held_steps.get(e.after, 0):>12,}")
+        return "\n".join([*lines, "the audit closes" if self.closed else "THE AUDIT DOES NOT CLOSE"]) + "\n"
+
+
+def audit(ledger: Ledger, loop: Loop) -> Audit:
+    """The audit of all passes so far."""
+    held = {}
+    for name, state in loop.states.items():
+        items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Trained))
+        if steps := sum(x.steps for x in items if isinstance(x, Batch)):
+            held[name] = steps
+    edges = (Edge(*e, ledger.put[e], ledger.got[e], ledger.put_steps[e], ledger.got_steps[e]) for e in ledger.put)
+    return Audit(tuple(edges), held)
 
 
 class Session:
@@ -82,19 +141,55 @@ class Session:
     def __init__(self, graph: Graph, place: Place, hook: Hook | None = None) -> None:
         self.place = place
         self.rows = RowMaker(graph.name, time.perf_counter())
-        handles = place.open()
+        try:
+            handles = place.open()
+        except BaseException:
+            place.close()
+            raise
         self.loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, hook)
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows without end; each one after the pass that closed it has run to its end."""
+        """Rows without end; each one after the pass that closed it has run to its end.
+
+        An interrupt (Ctrl-C) is raised between passes; a second one at once.
+        """
         while True:
-            for tally in self.loop.run_pass():
+            with interrupts_wait():
+                tallies = self.loop.run_pass()
+            for tally in tallies:
                 yield self.rows.row(tally)
 
-    def state(self, name: str) -> Any:
-        """The state of a resource, between passes."""
-        return self.place.handles[name].state
+    def handle(self, name: str) -> Any:
+        """The handle of a resource; its state may be read between passes."""
+        return self.place.handles[name]
+
+    def audit(self) -> Audit:
+        """The conservation audit so far."""
+        return audit(self.place.ledger, self.loop)
 
     def close(self) -> None:
         """Close the resources."""
         self.place.close()
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Hold a first Ctrl-C back until the block is done, so that a pass is never left midway."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt

@@ -1,0 +1,55 @@
+"""Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.batch import Advantages, Concat
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.runners import Runners
+from flowrl.rl.losses import PGLoss
+from flowrl.rl.networks import MLP
+from flowrl.rl.optimizers import RMSProp
+from flowrl.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class A2CSettings:
+    """The settings of `a2c`. `envs` and `fragment` are per runner, `batch` in steps."""
+
+    runners: int = 1
+    envs: int = 8
+    fragment: int = 5
+    batch: int = 40
+    lr: float = 7e-4
+    gamma: float = 0.99
+    lam: float = 1.0
+    entropy: float = 0.0
+    grad_clip: float = 0.5
+    normalize: bool = False
+    report_every: int = 50
+    policy: Policy | None = None
+
+
+def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph:
+    """The policy gradient with n-step advantages: one gradient step per small synchronous batch."""
+    s = settings or A2CSettings()
+    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    return Graph(
+        "a2c",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        learner=Learner(policy, PGLoss(entropy=s.entropy), RMSProp(s.lr, clip=s.grad_clip)),
+    ).then(
+        sample=ParallelSample(),
+        batch=Concat(s.batch),
+        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        train=TrainOneStep(),
+        sync=SyncWeights(),
+        report=Report(every=s.report_every),
+    )

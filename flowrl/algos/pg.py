@@ -1,0 +1,54 @@
+"""The vanilla policy gradient with a learned baseline (Sutton et al. 2000; Williams 1992)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.batch import Advantages, Concat, Standardize
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.runners import Runners
+from flowrl.rl.losses import PGLoss
+from flowrl.rl.networks import MLP
+from flowrl.rl.optimizers import Adam
+from flowrl.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class PGSettings:
+    """The settings of `pg`. `envs` and `fragment` are per runner, `batch` in steps."""
+
+    runners: int = 1
+    envs: int = 8
+    fragment: int = 128
+    batch: int = 1024
+    lr: float = 1e-2
+    gamma: float = 0.99
+    lam: float = 1.0
+    entropy: float = 0.0
+    normalize: bool = False
+    policy: Policy | None = None
+
+
+def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
+    """Returns minus a learned value, one gradient step per large synchronous batch."""
+    s = settings or PGSettings()
+    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    return Graph(
+        "pg",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        learner=Learner(policy, PGLoss(entropy=s.entropy), Adam(s.lr)),
+    ).then(
+        sample=ParallelSample(),
+        batch=Concat(s.batch),
+        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        norm=Standardize(),
+        train=TrainOneStep(),
+        sync=SyncWeights(),
+        report=Report(),
+    )

@@ -1,0 +1,63 @@
+"""Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation (Schulman et al. 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.batch import Advantages, Concat, Standardize
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.runners import Runners
+from flowrl.rl.losses import PPOLoss
+from flowrl.rl.networks import MLP
+from flowrl.rl.optimizers import Adam
+from flowrl.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    """The settings of `ppo`. `envs` and `fragment` are per runner, `batch` and `minibatch` in steps."""
+
+    runners: int = 1
+    envs: int = 8
+    fragment: int = 128
+    batch: int = 1024
+    epochs: int = 10
+    minibatch: int | None = 128
+    lr: float = 3e-4
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    value_clip: float | None = None
+    entropy: float = 0.0
+    target_kl: float | None = None
+    grad_clip: float = 0.5
+    normalize: bool = False
+    normalize_rewards: bool = False
+    policy: Policy | None = None
+
+
+def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph:
+    """Clipped surrogate objective, several epochs of minibatches per batch, synchronous sampling: lag 0."""
+    s = settings or PPOSettings()
+    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    loss = PPOLoss(clip=s.clip, value_clip=s.value_clip, entropy=s.entropy, target_kl=s.target_kl)
+    scale = s.gamma if s.normalize_rewards else None
+    return Graph(
+        "ppo",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, normalize_rewards=scale),
+        learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
+    ).then(
+        sample=ParallelSample(),
+        batch=Concat(s.batch),
+        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        norm=Standardize(),
+        train=TrainOneStep(epochs=s.epochs, minibatch=s.minibatch),
+        sync=SyncWeights(),
+        report=Report(),
+    )

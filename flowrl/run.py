@@ -1,0 +1,203 @@
+"""`fl.run`: open a graph in a runtime, give its Rows, stop when told to, save."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from flowrl.errors import GraphError, SaveError, SettingError, unknown
+from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Warned
+from flowrl.graph.graph import Graph
+from flowrl.graph import values
+from flowrl.graph.plan import Plan
+from flowrl.items import Row
+from flowrl.resources.learner import Learner, LearnerHandle
+from flowrl.resources.runners import Runners
+from flowrl.runtime.base import Audit, Runtime
+from flowrl.saving import RunDir, TrainedPolicy, policy_text
+
+RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
+
+
+def run(
+    graph: Graph,
+    *,
+    runtime: str | Runtime = "local",
+    seed: int = 0,
+    steps: int | None = None,
+    until: Callable[[Row], bool] | None = None,
+    out: str | Path | None = None,
+    observers: Iterable[Observer] = (),
+) -> Run:
+    """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
+
+    Args:
+        graph: what to run. It is compiled first.
+        runtime: ``local``, ``ray``, or a runtime such as ``fl.RayRuntime(address=...)``.
+        seed: of every random number in the run.
+        steps: stop with the first Row that has this many environment steps.
+        until: stop with the first Row of which this is true.
+        out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
+        observers: told of the run's events.
+
+    Raises:
+        CheckError: the graph is faulty; nothing was started.
+        RuntimeFailed: the runtime can't start.
+        SaveError: `out` exists already.
+
+    >>> import flowrl as fl
+    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch=256, fragment=32)), steps=512) as run:
+    ...     updates = [row["updates"] for row in run]
+    >>> updates
+    [1, 2, 3]
+    """
+    plan = graph.compile()
+    if isinstance(runtime, str):
+        if runtime not in RUNTIMES:
+            raise SettingError(unknown("runtime", runtime, RUNTIMES))
+        module, name = RUNTIMES[runtime]
+        runtime = getattr(importlib.import_module(module), name)()
+    return Run(plan, runtime, seed, steps, until, out, tuple(observers))
+
+
+class Run:
+    """A graph at work. An iterator of Rows, and a context manager that shuts everything down."""
+
+    graph: Graph
+    plan: Plan
+
+    def __init__(
+        self,
+        plan: Plan,
+        runtime: Runtime,
+        seed: int,
+        steps: int | None,
+        until: Callable[[Row], bool] | None,
+        out: str | Path | None,
+        observers: tuple[Observer, ...],
+    ) -> None:
+        self.plan = plan
+        self.graph = plan.graph
+        self.rows: list[Row] = []
+        """The Rows so far."""
+        self.reason: str | None = None
+        """Why it ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``; None while it runs."""
+        self._steps, self._until = steps, until
+        self._stream = Stream(observers)
+        self._final: TrainedPolicy | None = None
+        self._dir = RunDir(out, self._files()) if out is not None else None
+        try:
+            self._session = runtime.open(self.graph, seed, self._stream.hook())
+        except BaseException as error:
+            self.reason = "failed"
+            self._stream.emit(Ended(self.reason, error))
+            raise
+        self._iterator: Iterator[Row] = iter(self._session)
+        self._stream.emit(Started(plan))
+
+    # -- rows
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Row:
+        if self.reason is not None:
+            raise StopIteration
+        try:
+            row = next(self._iterator)
+        except KeyboardInterrupt:
+            self._end("interrupted", None)
+            raise
+        except BaseException as error:
+            self._end("failed", error)
+            raise
+        self.rows.append(row)
+        if self._dir is not None:
+            self._dir.add(row)
+        self._stream.emit(RowClosed(row))
+        if self._until is not None and self._until(row):
+            self._end("until", None)
+        elif self._steps is not None and row["env_steps"] >= self._steps:
+            self._end("steps", None)
+        return row
+
+    # -- what there is to use
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The policy with its newest weights.
+
+        Raises:
+            GraphError: the graph has no learner, or several.
+        """
+        if self._final is not None:
+            return self._final
+        learners = [(n, r) for n, r in self.graph.resources.items() if isinstance(r, Learner)]
+        if len(learners) != 1:
+            raise GraphError(f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one")
+        name, learner = learners[0]
+        runners = self.graph.resources[str(learner.runners)]
+        handle: LearnerHandle = self._session.handle(name)
+        source = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
+        return TrainedPolicy(learner.policy, handle.core.spaces, jax.device_get(handle.weights()[0]), *source)
+
+    def audit(self) -> Audit:
+        """The conservation audit so far."""
+        return self._session.audit()
+
+    # -- saving and ending
+
+    def save(self, path: str | Path) -> None:
+        """Save rows, graph, plan and policy as they are now into a directory made anew.
+
+        Raises:
+            SaveError: it exists already, or the policy's class has no name that leads back to it.
+        """
+        folder = RunDir(path, self._files())
+        for row in self.rows:
+            folder.add(row)
+        folder.finish(self.policy, {"audit.txt": str(self.audit())})
+
+    def close(self) -> None:
+        """End the run: shut everything down, and save into `out` if there is one. Rows and policy stay at hand."""
+        self._end("closed", None)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end("closed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+
+    def _end(self, reason: str, error: BaseException | None) -> None:
+        if self.reason is not None:
+            return
+        self.reason = reason
+        try:
+            with suppress(GraphError):
+                self._final = self.policy
+        finally:
+            self._session.close()
+        audit = self.audit()
+        if error is None and not audit.closed:
+            self._stream.emit(Warned(f"the conservation audit does not close:\n{audit}"))
+        if self._dir is not None:
+            self._dir.finish(self._final, {"audit.txt": str(audit)})
+        self._stream.emit(Ended(reason, error))
+
+    def _files(self) -> dict[str, str]:
+        """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""
+        for resource in self.graph.resources.values():
+            if isinstance(resource, Learner):
+                values.to_text(resource.policy, defaults=True, strict=True)
+        try:
+            text = self.graph.text()
+        except SaveError as error:
+            self._stream.emit(Warned(f"graph.txt can't be read back: {error}"))
+            text = f"# This text can't be read back: {error}\n{self.graph.text(strict=False)}"
+        return {"graph.txt": text, "plan.txt": str(self.plan)}

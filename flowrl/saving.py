@@ -1,0 +1,242 @@
+"""What a run leaves behind: a directory with rows, graph, plan and policy, sealed by a manifest. Nothing in it is pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import flowrl
+from flowrl.errors import ContractError, SaveError
+from flowrl.graph import values
+from flowrl.items import Row
+from flowrl.resources.environments import Make
+from flowrl.resources.sampling import play
+from flowrl.rl.policies import Network, Policy, Weights, network
+from flowrl.rl.spaces import Spaces
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy with its weights, ready to act, to be evaluated, and to be saved."""
+
+    policy: Policy
+    spaces: Spaces
+    weights: Weights
+    env: Make | None = None
+    wrappers: tuple[Callable[[Any], Any], ...] = ()
+    env_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def network(self) -> Network:
+        """The policy, made for its spaces."""
+        return network(self.policy, self.spaces)
+
+    def act(self, obs: Any, *, greedy: bool = True, seed: int = 0) -> Any:
+        """What to do: actions as the environment takes them.
+
+        Args:
+            obs: one observation ``[...]``, or several ``[N, ...]``.
+            greedy: the likeliest action; else one drawn from the distribution, by `seed`.
+
+        Returns:
+            One action, or ``[N, ...]`` of them.
+
+        Raises:
+            ContractError: the observation has another shape than the space.
+        """
+        shape = self.spaces.obs.shape or ()
+        given = np.asarray(obs, self.spaces.obs_dtype)
+        single = given.shape == shape
+        if not single and given.shape[1:] != shape:
+            raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
+        packed = self.network.act(self.weights, given[None] if single else given, jax.random.key(seed), np.uint32(0), greedy=greedy)
+        action = self.network.head.to_env(self.network.unpack(np.asarray(packed))[0])
+        return action[0] if single else action
+
+    def evaluate(self, episodes: int = 20, *, seed: int = 0) -> np.ndarray[Any, Any]:
+        """The returns ``[episodes]`` of whole episodes played greedily in its environment.
+
+        Raises:
+            SaveError: the environment is not known: it had no name that could be saved.
+        """
+        if self.env is None:
+            raise SaveError("the environment of this policy is not known: it was a lambda or a local function. Use policy.act(obs) in an environment of your own")
+        return play(self.env, self.network, self.weights, episodes, seed, self.wrappers, self.env_settings)
+
+
+class RunDir:
+    """The directory of one run, made anew: an existing one is never written to."""
+
+    def __init__(self, path: str | Path, files: Mapping[str, str]) -> None:
+        """Make the directory and write its first text files, by name.
+
+        Raises:
+            SaveError: it exists already and is not empty, or can't be made.
+        """
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            taken = any(self.path.iterdir())
+        except OSError as error:
+            raise SaveError(f"can't make the directory {self.path}: {error.strerror}") from None
+        if taken:
+            raise SaveError(f"{self.path} exists already, and nothing is ever overwritten; name another directory")
+        for name, text in {"command.txt": _command(), **files}.items():
+            (self.path / name).write_text(text, encoding="utf-8")
+        self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
+
+    def add(self, row: Row) -> None:
+        """Write one Row, at once."""
+        self._rows.write(to_json(row) + "\n")
+        self._rows.flush()
+
+    def finish(self, policy: TrainedPolicy | None, files: Mapping[str, str]) -> None:
+        """Write the policy and more text files, then the manifest over all that is there."""
+        self._rows.close()
+        for name, text in files.items():
+            (self.path / name).write_text(text, encoding="utf-8")
+        if policy is not None:
+            save_policy(policy, self.path / "policy")
+        seal(self.path)
+
+
+def to_json(row: Mapping[str, float]) -> str:
+    """A Row as one JSON object; numbers that are not finite become null."""
+    return json.dumps({k: v if math.isfinite(v) else None for k, v in row.items()})
+
+
+def _command() -> str:
+    return f"{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
+
+
+def policy_text(policy: TrainedPolicy) -> str:
+    """What is needed beside the weights to use a policy, as JSON.
+
+    Raises:
+        SaveError: the module has no name that leads back to it.
+    """
+
+    def text(value: Any) -> str:
+        return values.to_text(value, defaults=True, strict=True)
+
+    try:
+        env = {"env": text(policy.env), "wrappers": text(policy.wrappers), "env_settings": text(dict(policy.env_settings))}
+    except SaveError:
+        env = {"env": "None", "wrappers": "()", "env_settings": "{}"}
+    return json.dumps({"policy": text(policy.policy), **env, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
+
+
+def save_policy(policy: TrainedPolicy, path: Path) -> None:
+    """Write a policy: ``policy.json`` and the weights as an orbax checkpoint."""
+    text = policy_text(policy)
+    path.mkdir(parents=True)
+    (path / "policy.json").write_text(text, encoding="utf-8")
+    ocp = _orbax()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((path / "weights").resolve(), jax.device_get(_savable(policy.weights)))
+
+
+def _savable(weights: Weights) -> dict[str, Any]:
+    """Weights as plain arrays; orbax knows no random keys and no empty trees."""
+    return {part: {k: _plain(x) for k, x in named.items()} for part, named in weights._asdict().items() if named}
+
+
+def _plain(x: Any) -> Any:
+    return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _orbax() -> Any:
+    import logging
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    import orbax.checkpoint as ocp
+
+    return ocp
+
+
+def load(path: str | Path, *, allow: Collection[str] = ()) -> TrainedPolicy:
+    """Load a policy that a run saved, after checking every file against the manifest.
+
+    Args:
+        path: the run's directory.
+        allow: packages beyond flowrl that may be imported for the user's own classes and functions.
+
+    Raises:
+        SaveError: there is no such run, a file is damaged, or a package would be needed that is not allowed.
+    """
+    root = Path(path)
+    verify(root)
+    folder = root / "policy"
+    if not folder.is_dir():
+        raise SaveError(f"{root} holds no policy: its run ended before there was one")
+    saved = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+
+    def value(name: str) -> Any:
+        return values.from_text(saved[name], allow=allow, source=f"{folder / 'policy.json'}, {name}")
+
+    policy, spaces = value("policy"), Spaces.from_json(json.dumps(saved["spaces"]))
+    net = network(policy, spaces)
+    like = jax.eval_shape(net.init, jax.random.key(0))
+    wanted = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: _savable(net.init(jax.random.key(0)))))
+    with _orbax().StandardCheckpointer() as checkpointer:
+        parts = checkpointer.restore((folder / "weights").resolve(), wanted)
+    weights = Weights(*({k: _like(parts[part][k], x) for k, x in getattr(like, part).items()} for part in Weights._fields))
+    return TrainedPolicy(policy, spaces, weights, value("env"), value("wrappers"), value("env_settings"))
+
+
+def _like(x: Any, like: Any) -> Any:
+    array = jax.numpy.asarray(x)
+    return jax.random.wrap_key_data(array) if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+
+
+def seal(root: Path) -> None:
+    """Write the manifest: the size and SHA-256 sum of every file. Last, and at one stroke."""
+    files = {p.relative_to(root).as_posix(): _facts(p) for p in sorted(root.rglob("*")) if p.is_file() and p.name != MANIFEST}
+    text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
+    draft = root / f"{MANIFEST}.draft"
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(root / MANIFEST)
+
+
+def verify(root: Path) -> None:
+    """Check every file of a run against its manifest.
+
+    Raises:
+        SaveError: there is no manifest, or a file is missing or differs.
+    """
+    if not root.is_dir():
+        raise SaveError(f"there is no directory {root}")
+    try:
+        manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+        files = dict(manifest["files"])
+    except FileNotFoundError:
+        raise SaveError(f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save") from None
+    except (ValueError, KeyError, TypeError):
+        raise SaveError(f"{root / MANIFEST} is damaged: it is not the JSON that was written") from None
+    for name, facts in files.items():
+        path = root / name
+        if not path.is_file():
+            raise SaveError(f"{path} is missing, though the manifest lists it")
+        if _facts(path) != facts:
+            raise SaveError(f"{path} is not what was saved: its size or SHA-256 sum differs from the manifest's; restore it from a copy")
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
