@@ -12,14 +12,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowrl.errors import CheckError, ContractError, EnvironmentFailed, FlowrlError, GraphError, NotFinite, PolicyError, RuntimeFailed, SaveError, SettingError
+    from flowrl.algos.a2c import A2CSettings, a2c
+    from flowrl.algos.pg import PGSettings, pg
+    from flowrl.algos.ppo import PPOSettings, ppo
+    from flowrl.algos.tuned import tuned
+    from flowrl.errors import (
+        CheckError,
+        ContractError,
+        EnvironmentFailed,
+        FlowrlError,
+        GraphError,
+        NotFinite,
+        PolicyError,
+        RuntimeFailed,
+        SaveError,
+        SettingError,
+    )
     from flowrl.graph.graph import Chain, Graph, chain
     from flowrl.graph.protocols import Context, Handle, Operator, Ref, Resource, Site, Stateless
     from flowrl.graph.values import Spec
     from flowrl.items import Batch, Row, Trained
     from flowrl.ops.batch import Advantages, Concat, Standardize
     from flowrl.ops.flow import Filter, FlatMap, Map
-    from flowrl.ops.report import Report
+    from flowrl.ops.report import Evaluate, Report
     from flowrl.ops.sample import ParallelSample
     from flowrl.ops.train import TrainOneStep
     from flowrl.ops.weights import SyncWeights
@@ -29,12 +44,18 @@ if TYPE_CHECKING:
     from flowrl.rl.networks import CNN, MLP, action_outputs
     from flowrl.rl.optimizers import SGD, Adam, Cosine, Linear, Optax, RMSProp
     from flowrl.rl.policies import Policy, RunningNorm
+    from flowrl.running import Run, run
     from flowrl.runtime.local import LocalRuntime
     from flowrl.runtime.ray import RayRuntime
+    from flowrl.saving import TrainedPolicy, load
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "algos.a2c": "A2CSettings a2c",
+    "algos.pg": "PGSettings pg",
+    "algos.ppo": "PPOSettings ppo",
+    "algos.tuned": "tuned",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Context Handle Operator Ref Resource Site Stateless",
@@ -42,7 +63,7 @@ _HOMES = {
     "items": "Batch Row Trained",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Map",
-    "ops.report": "Report",
+    "ops.report": "Evaluate Report",
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep",
     "ops.weights": "SyncWeights",
@@ -52,8 +73,10 @@ _HOMES = {
     "rl.networks": "CNN MLP action_outputs",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy RunningNorm",
+    "running": "Run run",
     "runtime.local": "LocalRuntime",
     "runtime.ray": "RayRuntime",
+    "saving": "TrainedPolicy load",
 }
 _HOME = {name: f"flowrl.{home}" for home, names in _HOMES.items() for name in names.split()}
 

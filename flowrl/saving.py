@@ -73,7 +73,9 @@ class TrainedPolicy:
             SaveError: the environment is not known: it had no name that could be saved.
         """
         if self.env is None:
-            raise SaveError("the environment of this policy is not known: it was a lambda or a local function. Use policy.act(obs) in an environment of your own")
+            raise SaveError(
+                "the environment of this policy is not known: it was a lambda or a local function. Use policy.act(obs) in an environment of your own"
+            )
         return play(self.env, self.network, self.weights, episodes, seed, self.wrappers, self.env_settings)
 
 

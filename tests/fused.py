@@ -56,7 +56,11 @@ class JaxRunnersHandle(RunnersHandle):
     def collect(self) -> Batch:
         work, data = self.site.run(self.roll, self.state["work"], self.state["weights"])
         self.state = {**self.state, "work": work}
-        version = jnp.broadcast_to(self.state["version"], (self.spec.envs,)) if not isinstance(self.state["version"], np.generic) else np.full(self.spec.envs, self.state["version"])
+        version = (
+            jnp.broadcast_to(self.state["version"], (self.spec.envs,))
+            if not isinstance(self.state["version"], np.generic)
+            else np.full(self.spec.envs, self.state["version"])
+        )
         return Batch(data, {"bootstrap_obs": work["obs"], "version": version})
 
     def roll(self, work: Any, weights: Any) -> Any:
@@ -70,7 +74,16 @@ class JaxRunnersHandle(RunnersHandle):
             pick = lambda a, b: jnp.where(w["done"].reshape(-1, *[1] * (b.ndim - 1)), a, b)
             new, obs = jax.tree.map(pick, fresh, new), pick(fresh_obs, obs)
             reward, term, trunc = pick(jnp.zeros_like(reward), reward), term & ~w["done"], trunc & ~w["done"]
-            row = {"obs": w["obs"], "reward": reward, "terminated": term, "truncated": trunc, "valid": ~w["done"], "action": action, "logp": logp, "value": value}
+            row = {
+                "obs": w["obs"],
+                "reward": reward,
+                "terminated": term,
+                "truncated": trunc,
+                "valid": ~w["done"],
+                "action": action,
+                "logp": logp,
+                "value": value,
+            }
             done, ret = term | trunc, w["ret"] + reward
             total = {"sum": w["sum"] + jnp.sum(ret * done), "n": w["n"] + jnp.sum(done), "steps": w["steps"] + jnp.sum(~w["done"])}
             return {"env": new, "obs": obs, "done": done, "key": key, "ret": ret * ~done, **total}, row
@@ -79,11 +92,18 @@ class JaxRunnersHandle(RunnersHandle):
 
     def episodes(self) -> dict[str, Any]:
         work = self.state["work"]
-        self.state = {**self.state, "work": {**work, **{k: 0 * work[k] for k in ("sum", "n", "steps")}}} if not isinstance(work["n"], jax.ShapeDtypeStruct) else self.state
+        self.state = (
+            {**self.state, "work": {**work, **{k: 0 * work[k] for k in ("sum", "n", "steps")}}}
+            if not isinstance(work["n"], jax.ShapeDtypeStruct)
+            else self.state
+        )
         if isinstance(work["n"], jax.ShapeDtypeStruct):
             return {"env_steps": 0, "episodes": 0, "return_mean": math.nan, "length_mean": math.nan}
         mean = jnp.where(work["n"] > 0, work["sum"] / jnp.maximum(work["n"], 1), math.nan)
         return {"env_steps": work["steps"], "episodes": work["n"], "return_mean": mean, "length_mean": mean * 0}
+
+    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,9 @@ class JaxRunners(Resource):
 
     def spaces(self) -> Spaces:
         return self.env.spaces
+
+    def review(self, use: Any) -> Any:
+        return iter(())
 
     def describe(self) -> str:
         return f"{self.envs} envs x {self.fragment} steps in JAX"
@@ -137,6 +160,8 @@ def scan(graph: Any, passes: int, seed: int = 0) -> tuple[dict[str, Any], Any]:
         (tally,) = loop.run_pass()
         return get(), tally
 
-    carry, tallies = jax.jit(lambda c: jax.lax.scan(body, c, None, length=passes))([jnp.asarray(x) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in get()])
+    carry, tallies = jax.jit(lambda c: jax.lax.scan(body, c, None, length=passes))(
+        [jnp.asarray(x) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in get()]
+    )
     put(carry)
     return {k: h.state for k, h in handles.items()}, tallies

@@ -53,10 +53,17 @@ def _references(graph: Graph) -> Iterator[Problem]:
         for field, (target, kind) in refs(owner).items():
             used.add(target)
             if target not in graph.resources:
-                what = f"its {field} is '{target}', but that is a node, not a resource" if any(n.name == target for n in graph.nodes) else unknown("resource", target, graph.resources)
+                what = (
+                    f"its {field} is '{target}', but that is a node, not a resource"
+                    if any(n.name == target for n in graph.nodes)
+                    else unknown("resource", target, graph.resources)
+                )
                 yield name, f"{what}; add {target}=... to Graph(...), or set {name}.{field} to the right one"
             elif not issubclass(graph.resources[target].handle, kind):
-                yield name, f"its {field} must be {_article(kind)}, but '{target}' is {type(graph.resources[target]).__name__}; set {name}.{field} to the right one"
+                yield (
+                    name,
+                    f"its {field} must be {_article(kind)}, but '{target}' is {type(graph.resources[target]).__name__}; set {name}.{field} to the right one",
+                )
     for name in graph.resources:
         if name not in used:
             yield name, f"no node uses it; remove it with .remove('{name}'), or name it in the operator that should"

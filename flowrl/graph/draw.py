@@ -59,7 +59,9 @@ def text(graph: Graph) -> str:
                 _free(lanes, to)
         if any(lanes):
             split = len(targets) > 1
-            marks = ["├" if split and i == at else "╮" if split and to in targets[1:] and i != at else "│" if to else " " for i, to in enumerate(lanes)]
+            marks = [
+                "├" if split and i == at else "╮" if split and to in targets[1:] and i != at else "│" if to else " " for i, to in enumerate(lanes)
+            ]
             if split:
                 last = max(i for i, m in enumerate(marks) if m == "╮")
                 marks[at + 1 : last] = ["─" if m == " " else "┬" if m == "╮" else "┼" if m == "│" else m for m in marks[at + 1 : last]]

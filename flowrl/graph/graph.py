@@ -95,7 +95,9 @@ class Graph:
     def __init__(self, name: str, /, **resources: Resource) -> None:
         for key, resource in resources.items():
             if not isinstance(resource, Resource):
-                raise GraphError(f"'{key}' must be a resource such as fl.Learner(...), got a {type(resource).__name__}; operators go into .then(...)", name)
+                raise GraphError(
+                    f"'{key}' must be a resource such as fl.Learner(...), got a {type(resource).__name__}; operators go into .then(...)", name
+                )
         self._fill(name, resources, ())
 
     def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
@@ -177,7 +179,9 @@ class Graph:
         if after is _OPEN_END:
             ends = self.ends()
             if len(ends) > 1:
-                raise GraphError(f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)", self.name)
+                raise GraphError(
+                    f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)", self.name
+                )
             previous: tuple[str, ...] = tuple(ends)
         else:
             previous = (after,) if isinstance(after, str) else tuple(after)

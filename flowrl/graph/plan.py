@@ -72,7 +72,10 @@ class Plan:
         if counts["updates"]:
             return _training(counts, self)
         if counts["publishes"]:
-            return f"{' -> '.join(t for t, _ in refs(node.op).values())}", f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.found.rows), 'time')} a row"
+            return (
+                f"{' -> '.join(t for t, _ in refs(node.op).values())}",
+                f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.found.rows), 'time')} a row",
+            )
         if counts["evaluations"]:
             return "plays greedily", f"{counts['evaluated_episodes'] / self.found.rows:g} episodes a row"
         if isinstance(form, Tally):

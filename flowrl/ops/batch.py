@@ -29,7 +29,9 @@ def need(item: Any, *fields: str) -> Batch:
         raise ContractError(f"needs a Batch, got a {type(item).__name__}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)")
     missing = [f for f in fields if f not in item.data]
     if missing:
-        raise ContractError(f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(item.data)}; add them before it")
+        raise ContractError(
+            f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(item.data)}; add them before it"
+        )
     return item
 
 

@@ -82,7 +82,9 @@ def make_env(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Ma
             made = wrapper(made)
     except gym.error.Error as error:
         if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound):
-            raise SettingError(f"{error} {unknown('environment', env, _similar(env))} (ids like these; a package of your own must be imported first)") from None
+            raise SettingError(
+                f"{error} {unknown('environment', env, _similar(env))} (ids like these; a package of your own must be imported first)"
+            ) from None
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
     except Exception as error:
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {type(error).__name__}: {error}") from error
@@ -117,7 +119,9 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
         raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
     mode = vector.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
-        raise EnvironmentFailed(f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode")
+        raise EnvironmentFailed(
+            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+        )
     return vector
 
 

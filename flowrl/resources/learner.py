@@ -154,7 +154,9 @@ class LearnerHandle(Handle):
         if missing:
             makers = {"advantage": "Advantages()", "target": "Advantages()"}
             hint = "; ".join(sorted({f"put {makers[m]} before it" for m in missing if m in makers})) or "add them before it"
-            raise ContractError(f"the loss needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}; {hint}")
+            raise ContractError(
+                f"the loss needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}; {hint}"
+            )
         steps = batch.steps
         size = steps if minibatch is None else minibatch
         if steps % size:
@@ -218,12 +220,18 @@ class Learner(Resource):
             return
         kind = type(loss).__name__
         for queue in dict.fromkeys(use.queues.values()):
-            yield queue, f"{kind} is on-policy, but what comes out of a queue may be any number of updates old; remove the queue, or take a loss that corrects for age"
+            yield (
+                queue,
+                f"{kind} is on-policy, but what comes out of a queue may be any number of updates old; remove the queue, or take a loss that corrects for age",
+            )
         for node, lag in use.lags.items():
             if lag > 0:
-                yield node, (
-                    f"{kind} is on-policy, but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old; "
-                    "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
+                yield (
+                    node,
+                    (
+                        f"{kind} is on-policy, but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old; "
+                        "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
+                    ),
                 )
 
     def describe(self) -> str:

@@ -191,7 +191,10 @@ class Runners(Resource):
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Do new weights ever reach them?"""
         if use.traced and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
-            yield use.name, "act with their first weights for ever, for no node publishes new ones to them; add sync=SyncWeights() behind TrainOneStep"
+            yield (
+                use.name,
+                "act with their first weights for ever, for no node publishes new ones to them; add sync=SyncWeights() behind TrainOneStep",
+            )
 
     def describe(self) -> str:
         """``2 runners x 8 envs x 128 steps of CartPole-v1``."""

@@ -157,7 +157,9 @@ class CNN(nnx.Module):
             layers.append(nnx.Conv(depth, out, (kernel, kernel), strides=stride, padding="VALID", kernel_init=init, rngs=rngs))
             height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
             if min(height, width) < 1:
-                raise PolicyError(f"images of {shape[:2] if not self.first else shape[1:]} are too small for kernels {tuple(kernels)} with strides {tuple(strides)}; give smaller ones")
+                raise PolicyError(
+                    f"images of {shape[:2] if not self.first else shape[1:]} are too small for kernels {tuple(kernels)} with strides {tuple(strides)}; give smaller ones"
+                )
         self.layers = nnx.List(layers)
         self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
         self.heads = Heads(hidden, hidden, action_space, log_std, rngs=rngs)

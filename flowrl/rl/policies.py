@@ -53,7 +53,9 @@ class Network:
         except FlowrlError:
             raise
         except Exception as error:
-            raise PolicyError(f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}") from error
+            raise PolicyError(
+                f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}"
+            ) from error
         self.graphdef, params, rest = nnx.split(abstract, nnx.Param, ...)
         self._params = _names(params)
         self._rest = _names(rest)
@@ -69,10 +71,14 @@ class Network:
             (outputs, value), _ = jax.eval_shape(lambda: self._call(*self.init(jax.random.key(0)), jnp.zeros(obs.shape, obs.dtype)))
             got = f"outputs {tuple(outputs.shape)} and value {tuple(value.shape)}"
         except Exception as error:
-            raise PolicyError(f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}") from error
+            raise PolicyError(
+                f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}"
+            ) from error
         wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
         if got != wanted:
-            raise PolicyError(f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} (fl.action_outputs(action_space) numbers per observation)")
+            raise PolicyError(
+                f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} (fl.action_outputs(action_space) numbers per observation)"
+            )
 
     def init(self, key: Array) -> Weights:
         """Fresh weights."""
@@ -94,7 +100,10 @@ class Network:
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
         """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
-        states = (jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in ((self._params, weights.params), (self._rest, weights.rest)))
+        states = (
+            jax.tree.unflatten(tree, [named[k] for k in names])
+            for (names, tree), named in ((self._params, weights.params), (self._rest, weights.rest))
+        )
         module = nnx.merge(self.graphdef, *states)
         for _, part in nnx.iter_graph(module):
             if isinstance(part, RunningNorm):

@@ -79,7 +79,9 @@ def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
         case "Box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
             low, high = (np.array([sign * np.inf if x is None else x for x in data[k]]) for k, sign in (("low", -1), ("high", 1)))
-            return gym.spaces.Box(*(np.broadcast_to(b, shape).astype(dtype) if b.size == 1 else b.reshape(shape).astype(dtype) for b in (low, high)), dtype=dtype.type)  # type: ignore[arg-type]
+            return gym.spaces.Box(
+                *(np.broadcast_to(b, shape).astype(dtype) if b.size == 1 else b.reshape(shape).astype(dtype) for b in (low, high)), dtype=dtype.type
+            )  # type: ignore[arg-type]
         case "Discrete":
             return gym.spaces.Discrete(data["n"], start=data["start"])
         case "MultiDiscrete":

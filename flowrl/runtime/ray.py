@@ -147,7 +147,9 @@ class RayRuntime:
                     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
                     ray.init(address=self.address, **settings)
             except Exception as error:
-                raise RuntimeFailed(f"Ray could not be {'started' if self.address is None else f'joined at {self.address}'}: {_first_line(error)}", graph.name) from error
+                raise RuntimeFailed(
+                    f"Ray could not be {'started' if self.address is None else f'joined at {self.address}'}: {_first_line(error)}", graph.name
+                ) from error
         try:
             return RaySession(graph, Place(graph.name, graph.resources, seed, RaySite), hook, started)
         except BaseException:

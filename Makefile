@@ -1,0 +1,53 @@
+# Two commands do everything, set-up included: `make run` and `make test`. PYTHON chooses another Python (>= 3.11).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.run-ready
+DEV := $(VENV)/.dev-ready
+
+.PHONY: help run test check format learn bench lock clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
+	$(BIN)/flowrl run ppo --env CartPole-v1 --until 'return_mean>=475' --steps 500_000
+
+test: $(DEV) ## the tests
+	$(BIN)/python -m pytest
+
+check: $(DEV) ## format, lint, types, import floors, public docstrings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+format: $(DEV) ## put the code into the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+learn: $(READY) ## train every stock graph over seeds and write docs/learning.md
+	$(BIN)/python bench/learn.py
+
+bench: $(READY) ## measure beside hand-written loops and write docs/benchmarks/
+	$(BIN)/python bench/bench.py
+
+lock: ## choose the newest versions that fit and write the locks
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group build -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo 'this Python has no venv module; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(READY) requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@

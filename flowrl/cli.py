@@ -1,0 +1,264 @@
+"""The command line: ``flowrl list | check | plan | draw | run | eval``, also ``python -m flowrl``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import operator
+import os
+import re
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.errors import FlowrlError, SettingError, unknown
+
+if TYPE_CHECKING:
+    from flowrl.graph.graph import Graph
+    from flowrl.graph.plan import Plan
+    from flowrl.items import Row
+    from flowrl.running import Run
+
+GRAPH_HELP = "a stock name, package.module:function, file.py:function, or a saved graph.txt"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command."""
+    top = argparse.ArgumentParser("flowrl", description="Reinforcement learning algorithms as graphs: check, plan, draw, run.", allow_abbrev=False)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, act: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        made.set_defaults(act=act)
+        made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return made
+
+    def graph(made: argparse.ArgumentParser) -> None:
+        made.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
+        made.add_argument("--env", metavar="ID", help="the environment")
+        made.add_argument(
+            "--set", metavar="NAME=VALUE", action="append", default=[], dest="changes", help="a setting of the graph's function, or node.field"
+        )
+        made.add_argument("--untuned", action="store_true", help="leave the tuned settings for this environment out")
+        made.add_argument(
+            "--import",
+            metavar="PACKAGE",
+            action="append",
+            default=[],
+            dest="allow",
+            help="import a package: environments it registers, code a saved graph needs",
+        )
+
+    command("list", "the stock graphs, a line each", _list)
+    graph(command("check", "check a graph and say everything that is wrong with it", _check))
+    graph(command("plan", "what a run will do, in numbers", _plan))
+    made = command("draw", "draw a graph", _draw)
+    graph(made)
+    made.add_argument("--format", choices=["text", "mermaid", "dot", "svg"], default="text")
+    made.add_argument("-o", metavar="FILE", dest="file", help="write there instead of to standard output")
+    made = command("run", "train", _run)
+    graph(made)
+    made.add_argument("--runtime", choices=["local", "ray"], default="local")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--steps", type=_count, metavar="N", help="stop after this many environment steps")
+    made.add_argument("--until", metavar="'NAME>=NUMBER'", help="stop when this holds for a row, such as 'return_mean>=475'")
+    made.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
+    made.add_argument("--json", action="store_true", help="one JSON object per row on standard output, and nothing else there")
+    made = command("eval", "play greedy episodes with a saved policy", _eval)
+    made.add_argument("dir", metavar="DIR", help="a run's directory")
+    made.add_argument("--episodes", type=_count, default=20, metavar="N")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package that may be imported for the policy")
+    return top
+
+
+def _count(text: str) -> int:
+    number = float(text.replace("_", "").replace(",", ""))
+    if number != int(number) or number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 where all went well, 1 where a goal was not reached, 2 after a mistake, 130 after Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.act(args))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a user sees one message, never a traceback, unless asked for
+        _complain(error, debug=args.debug)
+        return 2
+
+
+def _complain(error: Exception, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("in "))
+    hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows where)"
+    print(f"flowrl: {kind}{error}{notes}{hint}", file=sys.stderr)
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    from flowrl.algos import STOCK
+
+    for name in STOCK:
+        module = importlib.import_module(f"flowrl.algos.{name}")
+        print(f"{name:<8} {(module.__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    graph, _ = _graph(args)
+    graph.check()
+    print(f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {len(graph.stages())} stage")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    print(_graph(args)[0].compile(), end="")
+    return 0
+
+
+def _draw(args: argparse.Namespace) -> int:
+    drawn = _graph(args)[0].draw(args.format)
+    if args.file is None:
+        print(drawn, end="")
+    else:
+        Path(args.file).write_text(drawn, encoding="utf-8")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    import flowrl
+    from flowrl.observe.progress import Progress
+    from flowrl.saving import to_json
+
+    graph, about = _graph(args)
+    plan = graph.compile()
+    until = parse_until(args.until, columns(plan)) if args.until else None
+    out = Path(args.out) if args.out else Path("runs") / f"{graph.name}-{_slug(about['env'] or 'graph')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
+    said = f"{graph.name}{' on ' + about['env'] if about['env'] else ''}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}"
+    print(said, file=sys.stderr)
+    observers = [] if args.json else [Progress(steps=args.steps)]
+    run = flowrl.run(graph, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+    try:
+        with run:
+            for row in run:
+                if args.json:
+                    print(to_json(row), flush=True)
+    finally:
+        if run.reason is not None:
+            print(summary(run, args.until, out), file=sys.stderr)
+    return 0 if run.reason == "until" or not args.until else 1
+
+
+def _eval(args: argparse.Namespace) -> int:
+    import flowrl
+
+    _imports(args)
+    returns = flowrl.load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
+    print(f"{args.episodes} episodes: return mean {returns.mean():.1f}, std {returns.std():.1f}, min {returns.min():.1f}, max {returns.max():.1f}")
+    return 0
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _imports(args: argparse.Namespace) -> None:
+    sys.path.insert(0, "")
+    for package in args.allow:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise SettingError(f"--import {package}: {error}") from None
+
+
+def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
+    """The graph that the arguments name, and what to say of it."""
+    from flowrl.algos.tuned import tuned
+    from flowrl.graphs import build, find, parse_value
+
+    _imports(args)
+    source = find(args.graph, args.allow)
+    env = args.env or source.env
+    changes = []
+    for text in args.changes:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
+        changes.append((name.strip(), parse_value(value)))
+    best = {} if args.untuned or env is None else tuned(args.graph, env)
+    graph = build(source, args.env or (env if source.takes_env else None), best, changes)
+    said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
+    if changes:
+        said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
+    return graph, {"env": env or "", "settings": said}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+
+
+def columns(plan: Plan) -> list[str]:
+    """The names that a Row of this plan has."""
+    from flowrl.items import Trained
+    from flowrl.runtime.base import COLUMNS
+
+    names = list(COLUMNS)
+    for form in plan.found.forms.values():
+        if isinstance(form, Trained):
+            names += [n for n in form.metrics.names if n not in (*names, "bad")]
+    return names
+
+
+def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
+    """A goal such as ``return_mean>=475`` as a function of a Row.
+
+    Raises:
+        SettingError: it is not of that form, or names no column.
+    """
+    match = re.fullmatch(r"\s*([\w/]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
+    try:
+        name, sign, number = match.groups() if match else ("", "", "")
+        value = float(number)
+    except ValueError:
+        raise SettingError(f"--until takes a comparison such as 'return_mean>=475', got {text!r}") from None
+    if name not in names and not name.startswith("eval/"):
+        raise SettingError(f"--until: {unknown('column', name, names)}")
+    compare = COMPARE[sign]
+    return lambda row: name in row and compare(row[name], value)
+
+
+def summary(run: Run, until: str | None, out: Path) -> str:
+    """How a run ended, and what to do next."""
+    from flowrl.observe.progress import duration
+
+    row = run.rows[-1] if run.rows else None
+    steps = f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {row['return_mean']:.1f}" if row else "no row yet"
+    head = {
+        "until": f"solved: {until} after {steps}",
+        "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",
+        "interrupted": f"interrupted after {steps}",
+    }.get(str(run.reason), f"ended after {steps}")
+    lines = [head, f"  rows    {out / 'rows.jsonl'}"]
+    if (out / "policy").is_dir():
+        called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
+        called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
+        lines += [f"  policy  {out / 'policy'}", f"  try it  {shlex.join([called, 'eval', str(out)])}"]
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""From what a user names on the command line to a Graph: stock names, functions in packages and files, saved texts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from flowrl.algos import STOCK
+from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.graph import values
+from flowrl.graph.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a graph comes from: a function with its environment and settings, or a graph as it is."""
+
+    name: str
+    build: Callable[..., Graph]
+    env: str | None
+    """The default environment; None where the function takes none."""
+    takes_env: bool
+    settings: Mapping[str, Any]
+    """The settings that the function has, with their defaults."""
+    kind: type | None
+    """The settings dataclass, if there is one."""
+    hints: Mapping[str, Any]
+
+    def graph(self, env: str | None, changes: Mapping[str, Any]) -> Graph:
+        """Build it. `changes`: settings by name."""
+        args = [env] if self.takes_env and env is not None else []
+        made = self.build(*args, **({"settings": self.kind(**changes)} if self.kind else changes))
+        if not isinstance(made, Graph):
+            raise GraphError(f"{self.name} returned a {type(made).__name__}, not a Graph")
+        return made
+
+
+def find(name: str, allow: Collection[str] = ()) -> Source:
+    """The source that a GRAPH argument names: a stock name, ``package.module:function``, ``file.py:function``, or a saved ``graph.txt``.
+
+    Raises:
+        GraphError: there is no such thing.
+    """
+    if name in STOCK:
+        return _source(name, getattr(importlib.import_module(f"flowrl.algos.{name}"), name))
+    if name.endswith(".txt"):
+        path = Path(name)
+        if not path.is_file():
+            raise GraphError(f"there is no file {name}")
+        graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
+        return Source(graph.name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={})
+    where, colon, function = name.rpartition(":")
+    if not colon:
+        raise GraphError(f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function")
+    target = getattr(_file(where), function, None) if where.endswith(".py") else values.named(name)
+    if target is None:
+        found = [n for n, v in vars(_file(where)).items() if inspect.isfunction(v)]
+        raise GraphError(f"{where} has no {unknown('function', function, found)}")
+    if isinstance(target, Graph):
+        return Source(name, lambda: target, None, takes_env=False, settings={}, kind=None, hints={})
+    if not callable(target):
+        raise GraphError(f"{name} is a {type(target).__name__}; it must be a function that returns a Graph")
+    return _source(function, target)
+
+
+def _file(path: str) -> Any:
+    """A file as a module that can be imported again under its own name, and that workers get by value."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise GraphError(f"there is no file {path}")
+    name = file.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if known is not None or importlib.util.find_spec(name) is not None:
+        name = f"{name}_file"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise GraphError(f"{path} can't be imported")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise GraphError(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _source(name: str, function: Callable[..., Any]) -> Source:
+    parameters = inspect.signature(function).parameters
+    hints = typing.get_type_hints(function)
+    env = parameters.get("env")
+    default = env.default if env is not None and isinstance(env.default, str) else None
+    if "settings" in parameters:
+        kind = _dataclass_in(hints.get("settings"))
+        if kind is None:
+            raise GraphError(f"{name}: its parameter `settings` must be annotated with a dataclass")
+        settings = {f.name: _default(f) for f in dataclasses.fields(kind)}
+        return Source(name, function, default, env is not None, settings, kind, typing.get_type_hints(kind))
+    settings = {k: p.default for k, p in parameters.items() if k != "env"}
+    missing = [k for k, v in settings.items() if v is inspect.Parameter.empty]
+    if missing:
+        raise GraphError(f"{name}: its parameter{'s' * (len(missing) > 1)} {', '.join(missing)} must have a default to be a setting")
+    return Source(name, function, default, env is not None, settings, None, hints)
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    options: Sequence[Any] = typing.get_args(hint) or (hint,)
+    return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: a Python literal where it is one, else the text itself.
+
+    >>> parse_value("1e-3"), parse_value("(64, 64)"), parse_value("None"), parse_value("relu")
+    (0.001, (64, 64), None, 'relu')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def build(source: Source, env: str | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> Graph:
+    """The graph of a source, with its settings and then single fields changed.
+
+    Raises:
+        SettingError: a setting is unknown or can't take the value, or `env` is given to a function that takes none.
+    """
+    if env is not None and not source.takes_env:
+        raise SettingError(f"{source.name} takes no environment, so --env {env} can't be used; leave it out")
+    if env is None and source.takes_env and source.env is None:
+        raise SettingError(f"{source.name} needs an environment: --env ID")
+    settings, fields = dict(tuned), []
+    for name, value in changes:
+        if "." in name:
+            fields.append((name, value))
+        elif name not in source.settings:
+            hint = unknown("setting", name, source.settings)
+            raise SettingError(f"{hint}. Any field of the graph works too: --set node.field=value", source.name)
+        else:
+            settings[name] = values.fit(value, source.hints.get(name, Any), f"{source.name}.{name}")
+    graph = source.graph(env, settings)
+    for name, value in fields:
+        graph = graph.set(name, value)
+    return graph

@@ -1,0 +1,113 @@
+"""The live progress line of a run, and the plain lines that take its place where the output is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from flowrl.events import Ended, RowClosed, Started, Warned
+from flowrl.items import Row
+
+PLAIN_SECONDS = 5.0
+"""How often a line is written where the output is no terminal."""
+
+
+class Progress:
+    """Shows steps, return, steps/s, and the time left when the goal is a number of steps.
+
+    Args:
+        console: where to; standard error by default.
+        steps: the goal in environment steps, if there is one.
+    """
+
+    kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Warned, Ended)
+
+    def __init__(self, console: Console | None = None, steps: int | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.steps = steps
+        self.row: Row | None = None
+        self.began = self.told = time.perf_counter()
+        self.live = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
+        if self.console.is_terminal:
+            self.live.start()
+
+    def __call__(self, event: Any) -> None:
+        """Take an event of the run."""
+        match event:
+            case Started():
+                self.told = time.perf_counter()
+            case RowClosed(row=row):
+                self._show(row)
+            case Warned(text=text):
+                self.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            case Ended():
+                if not self.console.is_terminal and self.row is not None:
+                    self.console.print(line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True)
+                self.live.stop()
+
+    def _show(self, row: Row) -> None:
+        first, self.row = self.row is None, row
+        if not self.console.is_terminal and (first or time.perf_counter() - self.told >= PLAIN_SECONDS):
+            self.told = time.perf_counter()
+            self.console.print(line(row, self.steps), highlight=False, markup=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        if self.row is None:
+            table.add_row(f"compiling, {time.perf_counter() - self.began:.0f} s")
+            return table
+        r = self.row
+        named = {
+            "steps": f"{r['env_steps']:,.0f}" + (f" of {self.steps:,}" if self.steps else ""),
+            "return": _number(r["return_mean"]),
+            "length": _number(r["length_mean"]),
+            "episodes": f"{r['episodes']:,.0f}",
+            "updates": f"{r['updates']:,.0f}",
+            "steps/s": f"{r['steps_per_second']:,.0f}",
+            "time": duration(r["seconds"]),
+        }
+        if self.steps:
+            named["left"] = left(r, self.steps)
+        table.add_row(*(f"[dim]{k}[/]" for k in named))
+        table.add_row(*(f"[bold]{v}[/]" for v in named.values()))
+        return table
+
+
+def line(row: Row, steps: int | None) -> str:
+    """One plain line of progress."""
+    of = f" of {steps:,}" if steps else ""
+    parts = [
+        f"{row['env_steps']:>10,.0f}{of} steps",
+        f"return {_number(row['return_mean']):>8}",
+        f"{row['steps_per_second']:>9,.0f} steps/s",
+        f"{duration(row['seconds']):>8}",
+    ]
+    return "  ".join([*parts, f"{left(row, steps)} left"] if steps else parts)
+
+
+def left(row: Row, steps: int) -> str:
+    """The time that is left to a goal of so many steps, at the mean speed so far."""
+    speed = row["env_steps"] / max(row["seconds"], 1e-9)
+    return duration(max(steps - row["env_steps"], 0) / max(speed, 1e-9))
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3:07``, ``2:03:07``.
+
+    >>> duration(42), duration(187), duration(7387)
+    ('42 s', '3:07', '2:03:07')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(x: float) -> str:
+    return "-" if math.isnan(x) else f"{x:,.1f}"
