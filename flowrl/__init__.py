@@ -12,42 +12,72 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowrl.algos.a2c import A2CSettings, a2c
-    from flowrl.algos.pg import PGSettings, pg
-    from flowrl.algos.ppo import PPOSettings, ppo
-    from flowrl.algos.tuned import tuned
-    from flowrl.errors import (
-        CheckError,
-        ContractError,
-        EnvironmentFailed,
-        FlowrlError,
-        GraphError,
-        NotFinite,
-        PolicyError,
-        RuntimeFailed,
-        SaveError,
-        SettingError,
-    )
-    from flowrl.graph.graph import Chain, Graph, chain
-    from flowrl.graph.protocols import Context, Handle, Operator, Ref, Resource, Site, Stateless
-    from flowrl.graph.values import Spec
-    from flowrl.items import Batch, Row, Trained
-    from flowrl.ops.batch import Advantages, Concat, Standardize
-    from flowrl.ops.flow import Filter, FlatMap, Map
-    from flowrl.ops.report import Evaluate, Report
-    from flowrl.ops.sample import ParallelSample
-    from flowrl.ops.train import TrainOneStep
-    from flowrl.ops.weights import SyncWeights
-    from flowrl.resources.learner import Learner, LearnerHandle
-    from flowrl.resources.runners import Runners, RunnersHandle
-    from flowrl.rl.losses import Loss, PGLoss, PPOLoss
-    from flowrl.rl.networks import CNN, MLP, action_outputs
-    from flowrl.rl.optimizers import SGD, Adam, Cosine, Linear, Optax, RMSProp
-    from flowrl.rl.policies import Policy, RunningNorm
-    from flowrl.running import Run, run
-    from flowrl.runtime.local import LocalRuntime
-    from flowrl.runtime.ray import RayRuntime
-    from flowrl.saving import TrainedPolicy, load
+    from flowrl.algos.a2c import A2CSettings as A2CSettings
+    from flowrl.algos.a2c import a2c as a2c
+    from flowrl.algos.pg import PGSettings as PGSettings
+    from flowrl.algos.pg import pg as pg
+    from flowrl.algos.ppo import PPOSettings as PPOSettings
+    from flowrl.algos.ppo import ppo as ppo
+    from flowrl.algos.tuned import tuned as tuned
+    from flowrl.errors import CheckError as CheckError
+    from flowrl.errors import ContractError as ContractError
+    from flowrl.errors import EnvironmentFailed as EnvironmentFailed
+    from flowrl.errors import FlowrlError as FlowrlError
+    from flowrl.errors import GraphError as GraphError
+    from flowrl.errors import NotFinite as NotFinite
+    from flowrl.errors import PolicyError as PolicyError
+    from flowrl.errors import RuntimeFailed as RuntimeFailed
+    from flowrl.errors import SaveError as SaveError
+    from flowrl.errors import SettingError as SettingError
+    from flowrl.graph.graph import Chain as Chain
+    from flowrl.graph.graph import Graph as Graph
+    from flowrl.graph.graph import chain as chain
+    from flowrl.graph.protocols import Context as Context
+    from flowrl.graph.protocols import Handle as Handle
+    from flowrl.graph.protocols import Operator as Operator
+    from flowrl.graph.protocols import Ref as Ref
+    from flowrl.graph.protocols import Resource as Resource
+    from flowrl.graph.protocols import Site as Site
+    from flowrl.graph.protocols import Stateless as Stateless
+    from flowrl.graph.values import Spec as Spec
+    from flowrl.items import Batch as Batch
+    from flowrl.items import Row as Row
+    from flowrl.items import Trained as Trained
+    from flowrl.ops.batch import Advantages as Advantages
+    from flowrl.ops.batch import Concat as Concat
+    from flowrl.ops.batch import Standardize as Standardize
+    from flowrl.ops.flow import Filter as Filter
+    from flowrl.ops.flow import FlatMap as FlatMap
+    from flowrl.ops.flow import Map as Map
+    from flowrl.ops.report import Evaluate as Evaluate
+    from flowrl.ops.report import Report as Report
+    from flowrl.ops.sample import ParallelSample as ParallelSample
+    from flowrl.ops.train import TrainOneStep as TrainOneStep
+    from flowrl.ops.weights import SyncWeights as SyncWeights
+    from flowrl.resources.learner import Learner as Learner
+    from flowrl.resources.learner import LearnerHandle as LearnerHandle
+    from flowrl.resources.runners import Runners as Runners
+    from flowrl.resources.runners import RunnersHandle as RunnersHandle
+    from flowrl.rl.losses import Loss as Loss
+    from flowrl.rl.losses import PGLoss as PGLoss
+    from flowrl.rl.losses import PPOLoss as PPOLoss
+    from flowrl.rl.networks import CNN as CNN
+    from flowrl.rl.networks import MLP as MLP
+    from flowrl.rl.networks import action_outputs as action_outputs
+    from flowrl.rl.optimizers import SGD as SGD
+    from flowrl.rl.optimizers import Adam as Adam
+    from flowrl.rl.optimizers import Cosine as Cosine
+    from flowrl.rl.optimizers import Linear as Linear
+    from flowrl.rl.optimizers import Optax as Optax
+    from flowrl.rl.optimizers import RMSProp as RMSProp
+    from flowrl.rl.policies import Policy as Policy
+    from flowrl.rl.policies import RunningNorm as RunningNorm
+    from flowrl.running import Run as Run
+    from flowrl.running import run as run
+    from flowrl.runtime.local import LocalRuntime as LocalRuntime
+    from flowrl.runtime.ray import RayRuntime as RayRuntime
+    from flowrl.saving import TrainedPolicy as TrainedPolicy
+    from flowrl.saving import load as load
 
 __version__ = "0.1.0"
 

@@ -110,7 +110,7 @@ def _complain(error: Exception, *, debug: bool) -> None:
 # -- commands ------------------------------------------------------------------------------------------------------
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(_: argparse.Namespace) -> int:
     from flowrl.algos import STOCK
 
     for name in STOCK:
@@ -141,8 +141,8 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    import flowrl
     from flowrl.observe.progress import Progress
+    from flowrl.running import run as start
     from flowrl.saving import to_json
 
     graph, about = _graph(args)
@@ -150,10 +150,10 @@ def _run(args: argparse.Namespace) -> int:
     until = parse_until(args.until, columns(plan)) if args.until else None
     out = Path(args.out) if args.out else Path("runs") / f"{graph.name}-{_slug(about['env'] or 'graph')}-{time.strftime('%Y%m%d-%H%M%S')}"
     goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
-    said = f"{graph.name}{' on ' + about['env'] if about['env'] else ''}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}"
-    print(said, file=sys.stderr)
+    where = f" on {about['env']}" if about["env"] else ""
+    print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}", file=sys.stderr)
     observers = [] if args.json else [Progress(steps=args.steps)]
-    run = flowrl.run(graph, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+    run = start(graph, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
     try:
         with run:
             for row in run:
@@ -166,10 +166,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    import flowrl
+    from flowrl.saving import load
 
     _imports(args)
-    returns = flowrl.load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
+    returns = load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
     print(f"{args.episodes} episodes: return mean {returns.mean():.1f}, std {returns.std():.1f}, min {returns.min():.1f}, max {returns.max():.1f}")
     return 0
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Self
 
 import jax
 
 from flowrl.errors import GraphError, SaveError, SettingError, unknown
 from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Warned
-from flowrl.graph.graph import Graph
 from flowrl.graph import values
+from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
 from flowrl.runtime.base import Audit, Runtime
-from flowrl.saving import RunDir, TrainedPolicy, policy_text
+from flowrl.saving import RunDir, TrainedPolicy
 
 RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
 
@@ -58,12 +58,22 @@ def run(
     [1, 2, 3]
     """
     plan = graph.compile()
-    if isinstance(runtime, str):
-        if runtime not in RUNTIMES:
-            raise SettingError(unknown("runtime", runtime, RUNTIMES))
-        module, name = RUNTIMES[runtime]
-        runtime = getattr(importlib.import_module(module), name)()
-    return Run(plan, runtime, seed, steps, until, out, tuple(observers))
+    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
+
+
+def as_runtime(runtime: str | Runtime) -> Runtime:
+    """A runtime by its name, or as it is.
+
+    Raises:
+        SettingError: the name is unknown.
+    """
+    if not isinstance(runtime, str):
+        return runtime
+    if runtime not in RUNTIMES:
+        raise SettingError(unknown("runtime", runtime, RUNTIMES))
+    module, name = RUNTIMES[runtime]
+    made: Runtime = getattr(importlib.import_module(module), name)()
+    return made
 
 
 class Run:
@@ -103,7 +113,7 @@ class Run:
 
     # -- rows
 
-    def __iter__(self) -> Run:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Row:
@@ -168,7 +178,7 @@ class Run:
         """End the run: shut everything down, and save into `out` if there is one. Rows and policy stay at hand."""
         self._end("closed", None)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -49,7 +49,8 @@ class TrainedPolicy:
 
         Args:
             obs: one observation ``[...]``, or several ``[N, ...]``.
-            greedy: the likeliest action; else one drawn from the distribution, by `seed`.
+            greedy: the likeliest action; else one drawn from the distribution.
+            seed: of that draw.
 
         Returns:
             One action, or ``[N, ...]`` of them.

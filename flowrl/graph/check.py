@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flowrl.errors import unknown
 from flowrl.graph.graph import Graph
-from flowrl.graph.protocols import Handle, refs
+from flowrl.graph.protocols import refs
 
 Problem = tuple[str, str]
 """(node or resource, what is wrong and the way out)."""
@@ -60,17 +60,11 @@ def _references(graph: Graph) -> Iterator[Problem]:
                 )
                 yield name, f"{what}; add {target}=... to Graph(...), or set {name}.{field} to the right one"
             elif not issubclass(graph.resources[target].handle, kind):
-                yield (
-                    name,
-                    f"its {field} must be {_article(kind)}, but '{target}' is {type(graph.resources[target]).__name__}; set {name}.{field} to the right one",
-                )
+                got = type(graph.resources[target]).__name__
+                yield name, f"its {field} must be what gives a {kind.__name__}, but '{target}' is {got}; set {name}.{field} to the right one"
     for name in graph.resources:
         if name not in used:
             yield name, f"no node uses it; remove it with .remove('{name}'), or name it in the operator that should"
-
-
-def _article(kind: type[Handle]) -> str:
-    return f"what gives a {kind.__name__}"
 
 
 def behind_queues(graph: Graph) -> dict[str, str]:

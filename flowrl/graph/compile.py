@@ -32,7 +32,7 @@ def compile_graph(graph: Graph) -> Plan:
         problems.append((stages[1][0], f"cuts the graph into {len(stages)} stages, and the runtimes run graphs of one stage; remove it"))
     problems += review(graph, found, traced and not found.problems)
     if problems:
-        lines = [f"{graph.name}.{name}: {text}" if name else f"{graph.name}: {text}" for name, text in problems]
+        lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
         raise CheckError(graph.name, dict.fromkeys(lines))
     return Plan(graph, found)
 
@@ -41,8 +41,8 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     """What the resources say of how they are used."""
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for node, traffic in found.steady.items():
-        for resource, counters in traffic.counts.items():
-            counts.setdefault(resource, {})[node] = dict(counters)
+        for used, counters in traffic.counts.items():
+            counts.setdefault(used, {})[node] = dict(counters)
     queues = behind_queues(graph)
     for name, resource in graph.resources.items():
         users = {n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())}

@@ -128,7 +128,8 @@ def dot(graph: Graph) -> str:
 BOX, HIGH, GAP, DROP, MARGIN = 118, 46, 40, 34, 20
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2430;text-anchor:middle}
 .kind{font-size:11px;fill:#5b6472}.box{fill:#eef3fb;stroke:#3b6cb7}.queue{fill:#fff3dc;stroke:#c98a1b}.clock{fill:#e9f7ec;stroke:#3a9a55}
-.store{fill:#f5eefb;stroke:#8a56b8}.edge{fill:none;stroke:#3b6cb7;stroke-width:1.6}.ref{fill:none;stroke:#8a56b8;stroke-width:1.3;stroke-dasharray:5 4}
+.store{fill:#f5eefb;stroke:#8a56b8}.edge{fill:none;stroke:#3b6cb7;stroke-width:1.6}
+.ref{fill:none;stroke:#8a56b8;stroke-width:1.3;stroke-dasharray:5 4}
 .paper{fill:#fff}"""
 
 
@@ -136,7 +137,9 @@ def svg(graph: Graph) -> str:
     """A picture without any outside program: layers from left to right, resources below, weights and the like dashed."""
     layers = _layers(graph)
     tall = max((len(layer) for layer in layers), default=1)
-    spots = {name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP)) for i, layer in enumerate(layers) for j, name in enumerate(layer)}
+    spots: dict[str, tuple[float, float]] = {
+        name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP)) for i, layer in enumerate(layers) for j, name in enumerate(layer)
+    }
     floor = MARGIN + tall * (HIGH + DROP) + DROP
     wide = max(len(layers), len(graph.resources)) * (BOX + GAP) - GAP + 2 * MARGIN
     for k, name in enumerate(_by_use(graph, spots)):
@@ -149,7 +152,8 @@ def svg(graph: Graph) -> str:
     parts += [_box(name, type(r).__name__, *spots[name], "store") for name, r in graph.resources.items()]
     high = (floor + HIGH if graph.resources else MARGIN + tall * (HIGH + DROP) - DROP) + MARGIN + 12
     tips = "".join(
-        f'<marker id="{i}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{c}"/></marker>'
+        f'<marker id="{i}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z" fill="{c}"/></marker>'
         for i, c in (("tip", "#3b6cb7"), ("ref", "#8a56b8"))
     )
     return (

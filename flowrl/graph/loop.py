@@ -85,7 +85,7 @@ class Loop:
         self.ledger = ledger
         self.hook = hook
         self.failed = failed
-        self._enter = self._push if failed is None else self._try_push
+        self._enter = self._push if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
         self.roots = [self.units[n.name] for n in nodes if not n.after]
         for node in nodes:
@@ -113,18 +113,21 @@ class Loop:
             for root in self.roots:
                 self._enter(root, None, None, rows)
         except FlowrlError as error:
-            raise error.at(f"{self.graph}.{self.ledger.node}")
+            error.at(f"{self.graph}.{self.ledger.node}")
+            raise
         except Exception as error:
             error.add_note(f"in {self.graph}.{self.ledger.node}")
             raise
         return rows
 
-    def _try_push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
-        assert self.failed is not None
-        try:
-            self._push(unit, item, source, rows)
-        except Exception as error:
-            self.failed(unit.name, error)
+    def _try_push(self, failed: Callable[[str, Exception], None]) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
+        def enter(unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+            try:
+                self._push(unit, item, source, rows)
+            except Exception as error:  # noqa: BLE001 - told on, not swallowed
+                failed(unit.name, error)
+
+        return enter
 
     def _push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
         ledger, name, hook = self.ledger, unit.name, self.hook

@@ -79,10 +79,10 @@ class Plan:
         if counts["evaluations"]:
             return "plays greedily", f"{counts['evaluated_episodes'] / self.found.rows:g} episodes a row"
         if isinstance(form, Tally):
-            steps = Fraction(self._sum("sampled_steps"), self.found.rows)
+            steps = Fraction(self.total("sampled_steps"), self.found.rows)
             every = Fraction(traffic.taken, max(traffic.given, 1))
             left = "every item" if every == 1 else f"every {every} items"
-            return left, f"1 row = {_amount(steps, 'step')}, {_amount(Fraction(self._sum('updates'), self.found.rows), 'update')}"
+            return left, f"1 row = {_amount(steps, 'step')}, {_amount(Fraction(self.total('updates'), self.found.rows), 'update')}"
         return self._generic(node, traffic, form)
 
     def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:
@@ -99,7 +99,8 @@ class Plan:
                 return f"~ {', '.join(changed)}", _array(form.data[changed[0]])
         return to_text(node.op, defaults=False), _form(form)
 
-    def _sum(self, counter: str) -> int:
+    def total(self, counter: str) -> int:
+        """A counter summed over all nodes, in the steady period."""
         return sum(c[counter] for t in self.found.steady.values() for c in t.counts.values())
 
     def _described(self, node: Node) -> str:
@@ -111,7 +112,7 @@ def _training(counts: Counter[str], plan: Plan) -> tuple[str, str]:
     epochs = Fraction(counts["used_steps"], counts["trained_steps"])
     per_update = Fraction(steps, counts["updates"])
     most = "<= " if counts["most_gradient_steps"] else ""
-    uses = counts["used_steps"] / max(plan._sum("sampled_steps"), 1)
+    uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
     return (
         f"{_amount(epochs, 'epoch')} x {_amount(per_update / epochs, 'minibatch')}",
         f"{most}{_amount(Fraction(steps, plan.found.rows), 'gradient step')} a row, each sample used {uses:g} time{'s' * (uses != 1)}",

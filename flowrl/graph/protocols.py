@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     class _Named(Generic[H_co]):
         """Never made: it only carries the type of handle for type checkers."""
 
-    Ref = Union[str, _Named[H_co]]
+    Ref = Union[str, _Named[H_co]]  # noqa: UP007 - only a Union can be subscripted
 else:
 
     class Ref:

@@ -67,10 +67,10 @@ class AbstractSite(HereSite):
         try:
             shapes = iter(jax.eval_shape(probe, *args))
             return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
-        except Exception as untraceable:
+        except Exception as untraceable:  # noqa: BLE001 - a user's function may raise anything
             try:
                 result = fn(*jax.tree.map(_zeros, args))
-            except Exception:
+            except Exception:  # noqa: BLE001 - the same
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
             return jax.tree.map(_shape_of, result)
 
@@ -92,12 +92,6 @@ def abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))
     return leaf
-
-
-def signature(states: Any) -> Any:
-    """What is static about the states of operators and resources. Passes from equal ones do the same."""
-    leaves, tree = jax.tree.flatten(states)
-    return tree, tuple(map(abstract, leaves))
 
 
 @dataclass(frozen=True)
@@ -133,69 +127,87 @@ class Trace:
 
 def trace(graph: Graph) -> Trace:
     """Run the graph abstractly until the static state at a Row recurs."""
-    found = Trace()
-    given: Counter[str] = Counter()
-    given_steps: Counter[str] = Counter()
+    return _Tracer(graph).run()
 
-    def watch(node: str, seconds: float, item: Any) -> None:
-        if item is None:
-            return
-        given[node] += 1
-        if isinstance(item, Batch | Trained):
-            given_steps[node] += item.steps
-        found.forms.setdefault(node, item)
-        if isinstance(item, Trained):
-            lag = item.lag[1]
-            found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))
 
-    def failed(node: str, error: Exception) -> None:
-        if isinstance(error, Opaque):
-            found.opaque[node] = error.message
-            return
-        found.problems.append((node, error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"))
+class _Tracer:
+    """One abstract run, and what is seen on the way."""
 
-    def snapshot() -> dict[str, Traffic]:
-        taken: Counter[str] = Counter()
-        for (_, to), n in place.ledger.got.items():
-            taken[to] += n
-        counts: dict[str, dict[str, Counter[str]]] = {n.name: {} for n in graph.nodes}
-        for (node, resource), c in place.ledger.counts.items():
-            if node:
-                counts[node][resource] = Counter(c)
-        return {n.name: Traffic(counts[n.name], taken[n.name], given[n.name], given_steps[n.name]) for n in graph.nodes}
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.found = Trace()
+        self.given: Counter[str] = Counter()
+        self.given_steps: Counter[str] = Counter()
+        self.place = Place(graph.name, graph.resources, 0, AbstractSite)
 
-    place = Place(graph.name, graph.resources, 0, AbstractSite)
-    try:
-        handles = place.open()
-        loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, watch, failed)
-        seen: dict[Any, tuple[int, dict[str, Traffic]]] = {signature((loop.states, _states(place))): (0, snapshot())}
-        rows, passes, deadline = 0, 0, time.perf_counter() + PATIENCE
-        while not found.problems and not found.opaque:
+    def run(self) -> Trace:
+        """Open the resources and run passes."""
+        try:
+            handles = self.place.open()
+            loop = Loop(self.graph.name, self.graph.nodes, handles, self.place.site, self.place.ledger, self.watch, self.failed)
+            self.passes(loop)
+        except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
+            self.found.problems.append((self.place.opening, error.message))
+        finally:
+            self.place.close()
+        return self.found
+
+    def passes(self, loop: Loop) -> None:
+        """Run passes until one ends in a static state that an earlier one ended in, or patience does."""
+        found, rows, deadline = self.found, 0, time.perf_counter() + PATIENCE
+        seen = {self.signature(loop): (0, self.snapshot())}
+        for number in itertools.count(1):
             closed = len(loop.run_pass())
-            passes += 1
             rows += closed
+            if found.problems or found.opaque:
+                return
             late = time.perf_counter() > deadline
-            if not closed and not late and passes % 64:
+            if not closed and not late and number % 64:
                 continue
-            now = signature((loop.states, _states(place)))
+            now = self.signature(loop)
             if now in seen:
                 found.warmup_rows, start = seen[now]
                 found.rows = rows - found.warmup_rows
-                found.steady = _difference(start, snapshot())
-                break
+                found.steady = _difference(start, self.snapshot())
+                return
             if late:
-                found.exact, found.rows, found.steady = False, rows, snapshot()
-                break
-            seen.setdefault(now, (rows, snapshot()))
-    except FlowrlError as error:  # a resource that can't be opened; nodes' own errors were caught above
-        found.problems.append((place.opening, error.message))
-    finally:
-        place.close()
-    return found
+                found.exact, found.rows, found.steady = False, rows, self.snapshot()
+                return
+            seen[now] = (rows, self.snapshot())
 
+    def signature(self, loop: Loop) -> Any:
+        """What is static about the states of all operators and resources. Passes from equal ones do the same."""
+        leaves, tree = jax.tree.flatten((loop.states, {name: handle.state for name, handle in self.place.handles.items()}))
+        return tree, tuple(map(abstract, leaves))
 
-def _states(place: Place) -> dict[str, Any]:
-    return {name: handle.state for name, handle in place.handles.items()}
+    def watch(self, node: str, _: float, item: Any) -> None:
+        """Note an item that a node yielded."""
+        if item is None:
+            return
+        self.given[node] += 1
+        if isinstance(item, Batch | Trained):
+            self.given_steps[node] += item.steps
+        self.found.forms.setdefault(node, item)
+        if isinstance(item, Trained):
+            lag = item.lag[1]
+            self.found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))
+
+    def failed(self, node: str, error: Exception) -> None:
+        """Note a node's error."""
+        if isinstance(error, Opaque):
+            self.found.opaque[node] = error.message
+        else:
+            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"))
+
+    def snapshot(self) -> dict[str, Traffic]:
+        """What every node did so far."""
+        ledger = self.place.ledger
+        counts: dict[str, dict[str, Counter[str]]] = {n.name: {} for n in self.graph.nodes}
+        for (node, resource), counters in ledger.counts.items():
+            if node:
+                counts[node][resource] = Counter(counters)
+        taken = {n.name: sum(count for (_, to), count in ledger.got.items() if to == n.name) for n in self.graph.nodes}
+        return {name: Traffic(c, taken[name], self.given[name], self.given_steps[name]) for name, c in counts.items()}
 
 
 def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:

@@ -267,7 +267,8 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
     package = module.partition(".")[0]
     if allow is not None and package != "flowrl" and not any(module == a or module.startswith(f"{a}.") for a in allow):
         raise SaveError(
-            f"this needs code from '{module}', which is not flowrl's own; allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
+            f"this needs code from '{module}', which is not flowrl's own; "
+            f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
         )
     try:
         target = importlib.import_module(module)

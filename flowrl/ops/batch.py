@@ -69,8 +69,10 @@ class Concat(Operator):
 
 @dataclass(frozen=True)
 class Advantages(Stateless):
-    """Add ``advantage`` and ``target`` (advantage + value, what values are trained towards) by generalised advantage
-    estimation (Schulman et al. 2016). What follows a fragment's last row is worth what the learner says now.
+    """Add ``advantage`` and ``target`` by generalised advantage estimation (Schulman et al. 2016).
+
+    The target is advantage + value: what values are trained towards. What follows a fragment's last row is worth what the
+    learner says now.
 
     Args:
         gamma: discount.

@@ -63,8 +63,9 @@ class Report(Operator):
 
 @dataclass(frozen=True)
 class Evaluate(Operator):
-    """Play whole episodes with the likeliest actions, in environments of their own; the result comes with the next Row as
-    ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``. Passes its item on.
+    """Play whole episodes with the likeliest actions, in environments of their own. Passes its item on.
+
+    The result comes with the next Row as ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``.
 
     Args:
         every: items between two evaluations.

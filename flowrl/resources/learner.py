@@ -57,7 +57,8 @@ class Core:
 
     def weights(self, state: State) -> Weights:
         """A copy of the weights: an update may reuse the buffers of the state's own."""
-        return jax.tree.map(jnp.copy, state["weights"])
+        copy: Weights = jax.tree.map(jnp.copy, state["weights"])
+        return copy
 
     def update(self, state: State, data: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``."""
@@ -220,10 +221,8 @@ class Learner(Resource):
             return
         kind = type(loss).__name__
         for queue in dict.fromkeys(use.queues.values()):
-            yield (
-                queue,
-                f"{kind} is on-policy, but what comes out of a queue may be any number of updates old; remove the queue, or take a loss that corrects for age",
-            )
+            text = f"{kind} is on-policy, but what comes out of a queue may be any number of updates old"
+            yield queue, f"{text}; remove the queue, or take a loss that corrects for age"
         for node, lag in use.lags.items():
             if lag > 0:
                 yield (

@@ -98,6 +98,7 @@ class PPOLoss(Loss):
         return {"kl_weight": jnp.clip(weight, 1e-6, 1e6)}
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The loss and its metrics."""
         dist, value = policy(params, batch["obs"])
         valid, advantage = batch["valid"], batch["advantage"]
         log_ratio = dist.log_prob(batch["action"]) - batch["logp"]
@@ -143,6 +144,7 @@ class PGLoss(Loss):
     on_policy: ClassVar[bool] = True
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The loss and its metrics."""
         dist, value = policy(params, batch["obs"])
         valid = batch["valid"]
         policy_loss = -mean(dist.log_prob(batch["action"]) * batch["advantage"], valid)
@@ -162,6 +164,7 @@ class FunctionLoss(Loss):
     on_policy: ClassVar[bool] = False
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The loss and its metrics."""
         result: tuple[Array, Metrics] = self.fn(policy, params, batch)
         return result
 

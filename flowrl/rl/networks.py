@@ -34,6 +34,7 @@ class Encoder(nnx.Module):
 
     def __init__(self, space: gym.Space[Any], *, normalize: bool) -> None:
         self.sizes: tuple[int, ...] = ()
+        self.starts: tuple[int, ...] = ()
         if isinstance(space, gym.spaces.Discrete):
             self.sizes, self.starts = (int(space.n),), (int(space.start),)
         elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -44,6 +45,7 @@ class Encoder(nnx.Module):
         self.norm = RunningNorm(space.shape or ()) if normalize and not self.sizes else None
 
     def __call__(self, obs: Array) -> Array:
+        """``[N, ...]`` to ``[N, size]``."""
         if self.sizes:
             parts = obs.reshape(obs.shape[0], -1)
             hot = [jax.nn.one_hot(parts[:, i] - self.starts[i], n) for i, n in enumerate(self.sizes)]
@@ -63,6 +65,7 @@ class Trunk(nnx.Module):
         self.layers = nnx.List([nnx.Linear(a, b, kernel_init=init, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)])
 
     def __call__(self, x: Array) -> Array:
+        """``[N, size]`` to ``[N, hidden[-1]]``."""
         for layer in self.layers:
             x = ACTIVATIONS[self.activation](layer(x))
         return x
@@ -80,6 +83,7 @@ class Heads(nnx.Module):
         self.log_std = nnx.Param(jnp.full((out.width,), log_std)) if gaussian else None
 
     def __call__(self, actor: Array, critic: Array) -> tuple[Array, Array]:
+        """Action outputs ``[N, outputs]`` and values ``[N]``."""
         outputs = self.action(actor)
         if self.log_std is not None:
             outputs = jnp.concatenate([outputs, jnp.broadcast_to(self.log_std[...], outputs.shape)], axis=-1)
@@ -116,6 +120,7 @@ class MLP(nnx.Module):
         self.heads = Heads(width, width, action_space, log_std, rngs=rngs)
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
+        """``obs [N, ...]`` to action outputs ``[N, outputs]`` and values ``[N]``."""
         x = self.encoder(obs)
         actor = self.actor(x)
         return self.heads(actor, actor if self.critic is None else self.critic(x))
@@ -158,7 +163,8 @@ class CNN(nnx.Module):
             height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
             if min(height, width) < 1:
                 raise PolicyError(
-                    f"images of {shape[:2] if not self.first else shape[1:]} are too small for kernels {tuple(kernels)} with strides {tuple(strides)}; give smaller ones"
+                    f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
+                    f"with strides {tuple(strides)}; give smaller ones"
                 )
         self.layers = nnx.List(layers)
         self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
@@ -166,6 +172,7 @@ class CNN(nnx.Module):
         self.scale = 255.0 if np.dtype(obs_space.dtype) == np.uint8 else 1.0
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
+        """``obs [N, ...]`` to action outputs ``[N, outputs]`` and values ``[N]``."""
         x = obs.astype(jnp.float32) / self.scale
         x = jnp.moveaxis(x, 1, -1) if self.first else x
         for layer in self.layers:

@@ -56,7 +56,8 @@ class Network:
             raise PolicyError(
                 f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}"
             ) from error
-        self.graphdef, params, rest = nnx.split(abstract, nnx.Param, ...)
+        self.graphdef: Any
+        self.graphdef, params, rest = _split(abstract)
         self._params = _names(params)
         self._rest = _names(rest)
         self._check()
@@ -77,21 +78,25 @@ class Network:
         wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
         if got != wanted:
             raise PolicyError(
-                f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} (fl.action_outputs(action_space) numbers per observation)"
+                f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} "
+                f"(fl.action_outputs(action_space) numbers per observation)"
             )
 
     def init(self, key: Array) -> Weights:
         """Fresh weights."""
-        _, params, rest = nnx.split(self._build(key), nnx.Param, ...)
+        _, params, rest = _split(self._build(key))
         return Weights(dict(zip(self._params[0], jax.tree.leaves(params), strict=True)), dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)))
 
     def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array) -> tuple[tuple[Array, Array], Any]:
-        states = (jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in ((self._params, params), (self._rest, rest)))
-        module = nnx.merge(self.graphdef, *states)
+        module = self._merge(params, rest)
         return module(obs), module
 
+    def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:
+        parts = ((self._params, params), (self._rest, rest))
+        return nnx.merge(self.graphdef, *(jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in parts))
+
     def _rest_of(self, module: Any) -> dict[str, Array]:
-        return dict(zip(self._rest[0], jax.tree.leaves(nnx.split(module, nnx.Param, ...)[2]), strict=True))
+        return dict(zip(self._rest[0], jax.tree.leaves(_split(module)[2]), strict=True))
 
     def apply(self, weights: Weights, obs: Array) -> tuple[Distribution, Array, dict[str, Array]]:
         """The distribution over actions, the value ``[N]``, and the untrained rest after the call, for ``obs [N, ...]``."""
@@ -100,11 +105,7 @@ class Network:
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
         """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
-        states = (
-            jax.tree.unflatten(tree, [named[k] for k in names])
-            for (names, tree), named in ((self._params, weights.params), (self._rest, weights.rest))
-        )
-        module = nnx.merge(self.graphdef, *states)
+        module = self._merge(*weights)
         for _, part in nnx.iter_graph(module):
             if isinstance(part, RunningNorm):
                 part.observe(obs, weight)
@@ -134,6 +135,12 @@ class Network:
     def action_dtype(self) -> np.dtype[Any]:
         """The type in which actions are kept."""
         return np.dtype(np.float32 if self.head.kind == "gaussian" else np.int32)
+
+
+def _split(module: Any) -> tuple[Any, Any, Any]:
+    """A module's graph definition, its parameters, and the rest of its state."""
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]  # flax's stubs know no `...`
+    return graphdef, params, rest
 
 
 def _names(state: Any) -> tuple[list[str], Any]:

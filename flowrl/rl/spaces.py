@@ -78,17 +78,21 @@ def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
     match data["kind"]:
         case "Box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low, high = (np.array([sign * np.inf if x is None else x for x in data[k]]) for k, sign in (("low", -1), ("high", 1)))
-            return gym.spaces.Box(
-                *(np.broadcast_to(b, shape).astype(dtype) if b.size == 1 else b.reshape(shape).astype(dtype) for b in (low, high)), dtype=dtype.type
-            )  # type: ignore[arg-type]
+            low, high = (_bound(data[k], infinite, shape, dtype) for k, infinite in (("low", -np.inf), ("high", np.inf)))
+            box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
+            return box
         case "Discrete":
             return gym.spaces.Discrete(data["n"], start=data["start"])
         case "MultiDiscrete":
-            return gym.spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)  # type: ignore[arg-type]
+            return gym.spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
         case "MultiBinary":
             return gym.spaces.MultiBinary(data["n"])
     raise PolicyError(f"no policy fits a space of kind {data['kind']}: {data.get('text', '')}")
+
+
+def _bound(numbers: list[float | None], infinite: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    bound = np.array([infinite if x is None else x for x in numbers]).astype(dtype)
+    return np.broadcast_to(bound, shape) if bound.size == 1 else bound.reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,21 @@ from flowrl.graph.loop import Hook, Ledger, Loop
 from flowrl.graph.site import Place
 from flowrl.items import Batch, Row, Tally, Trained
 
-COLUMNS = (
-    "row env_steps trained_steps updates gradient_steps episodes return_mean length_mean seconds steps_per_second lag_mean lag_max loss"
-).split()
+COLUMNS = [
+    "row",
+    "env_steps",
+    "trained_steps",
+    "updates",
+    "gradient_steps",
+    "episodes",
+    "return_mean",
+    "length_mean",
+    "seconds",
+    "steps_per_second",
+    "lag_mean",
+    "lag_max",
+    "loss",
+]
 """The keys that every Row has, in every runtime."""
 
 
@@ -180,7 +192,7 @@ def interrupts_wait() -> Iterator[None]:
         return
     pressed = False
 
-    def press(number: int, frame: FrameType | None) -> None:
+    def press(_number: int, _frame: FrameType | None) -> None:
         nonlocal pressed
         if pressed:
             raise KeyboardInterrupt

@@ -68,12 +68,12 @@ class RayWorkers:
     def __init__(self, name: str, count: int, make: Callable[[int], Any]) -> None:
         self.name = name
         share = min(1.0, ray.cluster_resources().get("CPU", 1.0) / (count + 1))
-        actor = ray.remote(Host).options(  # type: ignore[attr-defined]
+        actor: Any = ray.remote(Host).options(
             num_cpus=share,
             runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
         )
         blob = ray.put(cloudpickle.dumps(make))
-        self.actors = [actor.remote(blob, i) for i in range(count)]
+        self.actors: list[Any] = [actor.remote(blob, i) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.actors)
