@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -156,6 +157,10 @@ class Run:
         handle: LearnerHandle = self._session.handle(name)
         source = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
         return TrainedPolicy(learner.policy, handle.core.spaces, jax.device_get(handle.weights()[0]), *source)
+
+    def counts(self) -> Counter[str]:
+        """What was done so far, by the counters of `Plan.per_row`."""
+        return self._session.counts()
 
     def audit(self) -> Audit:
         """The conservation audit so far."""

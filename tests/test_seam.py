@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from fused import Corridor, JaxRunners, scan
 
 import flowrl as fl
-from fused import Corridor, JaxRunners, scan
 from flowrl.graph.trace import trace
 from flowrl.runtime.local import LocalRuntime
 
@@ -54,14 +54,14 @@ def test_local_on_gymnasium():
 def test_abstract_trace(graph):
     found = trace(graph)
     assert found.problems == [] and found.exact and (found.rows, found.warmup_rows) == (1, 0)
-    assert found.steady["train"].counts["gradient_steps"] == 4
+    assert found.steady["train"].counts["learner"]["gradient_steps"] == 4
     assert found.forms["adv"]["advantage"].shape == (16, 8)
     assert found.lags["train"] == [0.0]
 
 
 def test_one_scan_learns_and_equals_the_local_loop():
     states, tallies = scan(FUSED, 60)
-    local, weights = rows_of(LocalRuntime(), FUSED, 60)
+    local, _ = rows_of(LocalRuntime(), FUSED, 60)
     fused = np.asarray(tallies.episodes["return_mean"])
     assert states["learner"]["version"] == 60
     assert fused[-10:].mean() > 0.95 > np.nanmean(fused[:3]) + 0.1

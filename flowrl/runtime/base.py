@@ -6,7 +6,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -150,13 +151,15 @@ def audit(ledger: Ledger, loop: Loop) -> Audit:
 class Session:
     """A graph at work in one runtime: opened resources, the stage loop, and the Rows so far."""
 
-    def __init__(self, graph: Graph, place: Place, hook: Hook | None = None) -> None:
+    def __init__(self, graph: Graph, place: Place, hook: Hook | None = None, stop: Callable[[], None] | None = None) -> None:
+        """Open the resources of `place`. `stop`: ends what the runtime started, once they are closed."""
         self.place = place
+        self.stop = stop
         self.rows = RowMaker(graph.name, time.perf_counter())
         try:
             handles = place.open()
         except BaseException:
-            place.close()
+            self.close()
             raise
         self.loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, hook)
 
@@ -175,13 +178,21 @@ class Session:
         """The handle of a resource; its state may be read between passes."""
         return self.place.handles[name]
 
+    def counts(self) -> Counter[str]:
+        """What the nodes did so far, summed over them: the counters that the plan predicts."""
+        return sum((c for (node, _), c in self.place.ledger.counts.items() if node), Counter())
+
     def audit(self) -> Audit:
         """The conservation audit so far."""
         return audit(self.place.ledger, self.loop)
 
     def close(self) -> None:
-        """Close the resources."""
-        self.place.close()
+        """Close the resources, then what the runtime started."""
+        try:
+            self.place.close()
+        finally:
+            if self.stop is not None:
+                self.stop()
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ CLOSING_SECONDS = 5.0
 class Host:
     """The actor: makes one worker and calls its methods."""
 
-    def __init__(self, make: bytes, index: int) -> None:
+    def __init__(self, make: bytes, index: int, path: Sequence[str]) -> None:
+        sys.path.extend(p for p in path if p not in sys.path)
         self.worker = cloudpickle.loads(make)(index)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -51,15 +53,17 @@ class Pending:
             return ray.get(self.ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, FlowrlError):
-                raise cause from None
-            raise
+            if not isinstance(cause, FlowrlError):
+                cause.add_note(f"in {self.label}:\n{error.traceback_str}")
+            raise cause from None
         except ray.exceptions.RayActorError as error:
-            raise RuntimeFailed(f"{self.label}'s process ended: {_first_line(error)}") from None
+            raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _cause(error: Exception) -> str:
+    """The line of Ray's long texts that says what went wrong: the last one of a traceback, else the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
 
 
 class RayWorkers:
@@ -73,7 +77,7 @@ class RayWorkers:
             runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
         )
         blob = ray.put(cloudpickle.dumps(make))
-        self.actors: list[Any] = [actor.remote(blob, i) for i in range(count)]
+        self.actors: list[Any] = [actor.remote(blob, i, sys.path) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -102,20 +106,29 @@ class RaySite(HereSite):
         return RayWorkers(self.name, count, make)
 
 
-class RaySession(Session):
-    """A session that ends the Ray that it started."""
+def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Callable[[], None]:
+    """Start or join Ray, unless this process is in one already. Returns what ends it again.
 
-    def __init__(self, graph: Graph, place: Place, hook: Hook | None, started: bool) -> None:
-        self.started = started
-        super().__init__(graph, place, hook)
+    Raises:
+        RuntimeFailed: Ray can't start or can't be joined.
+    """
+    if ray.is_initialized():
+        return _nothing
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
+    settings = {"logging_level": "error", "log_to_driver": False, **init}
+    if address is None:
+        settings.setdefault("include_dashboard", False)
+    try:
+        with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            ray.init(address=address, **settings)
+    except Exception as error:
+        raise RuntimeFailed(f"Ray could not be {f'joined at {address}' if address else 'started'}: {_cause(error)}", graph) from error
+    return ray.shutdown
 
-    def close(self) -> None:
-        """Close the resources, and Ray if it was started here."""
-        try:
-            super().close()
-        finally:
-            if self.started:
-                ray.shutdown()
+
+def _nothing() -> None:
+    """Nothing was started, so there is nothing to end."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +149,5 @@ class RayRuntime:
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
         """
-        started = not ray.is_initialized()
-        if started:
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            settings = {"logging_level": "error", "log_to_driver": False, **self.init}
-            if self.address is None:
-                settings.setdefault("include_dashboard", False)
-            try:
-                with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
-                    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-                    ray.init(address=self.address, **settings)
-            except Exception as error:
-                raise RuntimeFailed(
-                    f"Ray could not be {'started' if self.address is None else f'joined at {self.address}'}: {_first_line(error)}", graph.name
-                ) from error
-        try:
-            return RaySession(graph, Place(graph.name, graph.resources, seed, RaySite), hook, started)
-        except BaseException:
-            if started:
-                ray.shutdown()
-            raise
+        stop = start(self.address, self.init, graph.name)
+        return Session(graph, Place(graph.name, graph.resources, seed, RaySite), hook, stop)

@@ -1,0 +1,46 @@
+"""What several tests share."""
+
+import functools
+
+import jax
+import pytest
+
+import flowrl as fl
+
+
+@pytest.fixture(scope="session")
+def ray_up():
+    """One Ray for all tests that do not care who started it."""
+    from flowrl.runtime.ray import start
+
+    stop = start(None, {})
+    yield
+    stop()
+
+
+@pytest.fixture
+def runtime(request):
+    """The runtime that a test is parametrised with, by name."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_up")
+    return request.param
+
+
+def rows_and_weights(graph, count, runtime="local", seed=0):
+    """The first rows of a run and the weights after them."""
+    with fl.run(graph, runtime=runtime, seed=seed) as run:
+        rows = [next(run) for _ in range(count)]
+    return rows, run.policy.weights
+
+
+remembered = functools.cache(rows_and_weights)
+
+
+def timeless(rows):
+    """Rows without what differs from run to run."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "steps_per_second") and v == v} for row in rows]
+
+
+def same(a, b):
+    """Whether two trees of arrays are equal bit for bit."""
+    return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
