@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -119,12 +121,20 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
     if address is None:
         settings.setdefault("include_dashboard", False)
     try:
+        if address is not None and re.fullmatch(r"[\w.-]+:\d+", address):
+            _knock(address)
         with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             ray.init(address=address, **settings)
     except Exception as error:
         raise RuntimeFailed(f"Ray could not be {f'joined at {address}' if address else 'started'}: {_cause(error)}", graph) from error
     return ray.shutdown
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _nothing() -> None:

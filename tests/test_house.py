@@ -1,0 +1,138 @@
+"""The rules of the house: floors, front door, sizes, docstrings. `make check` runs this file."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from flowrl.algos import STOCK
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "flowrl").rglob("*.py"))
+FLOORS = {
+    "errors": 0, "items": 0, "events": 0,
+    "graph": 1, "rl": 1,
+    "resources": 2,
+    "ops": 3, "runtime": 3, "observe": 3, "saving": 3,
+    "algos": 4, "running": 4, "graphs": 5,
+    "cli": 6, "__main__": 7,
+}  # fmt: skip
+WITHIN_ONE_FLOOR = {("items", "errors"), ("events", "errors"), ("events", "items"), ("rl", "graph")}
+
+
+def room(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports(path):
+    """(module, whether at run time, line) of every import in a file."""
+    tree = ast.parse(path.read_text())
+    typing_only = {id(n) for t in ast.walk(tree) if isinstance(t, ast.If) and ast.unparse(t.test) == "TYPE_CHECKING" for n in ast.walk(t)}
+    for node in ast.walk(tree):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            yield name, id(node) not in typing_only, node.lineno
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent != ROOT / "flowrl" or p.stem != "__init__"], ids=module_of)
+def test_imports_run_from_higher_floors_to_lower_ones(path):
+    mine = room(module_of(path))
+    for name, runs, line in imports(path):
+        if not runs or not name.startswith("flowrl"):
+            continue
+        other = room(name)
+        allowed = other in ("", mine) or FLOORS[other] < FLOORS[mine] or (mine, other) in WITHIN_ONE_FLOOR
+        assert allowed, f"{path.name}:{line} imports {name}, which is on floor {FLOORS[other]}, from floor {FLOORS[mine]}"
+
+
+def test_there_are_no_circles_among_the_modules():
+    import networkx as nx
+
+    g = nx.DiGraph((module_of(p), name) for p in FILES for name, runs, _ in imports(p) if runs and name.startswith("flowrl."))
+    within = [c for c in nx.simple_cycles(g) if len({room(m) for m in c}) == 1]
+    lazy = {("flowrl.graph.graph", "flowrl.graph.compile"), ("flowrl.graph.graph", "flowrl.graph.draw")}  # verbs of Graph, imported when called
+    assert not [c for c in within if not lazy & set(zip(c, [*c[1:], c[0]], strict=True))]
+
+
+def test_only_one_file_imports_ray():
+    assert {module_of(p) for p in FILES for name, _, _ in imports(p) if name.partition(".")[0] == "ray"} == {"flowrl.runtime.ray"}
+
+
+def test_runtimes_never_import_operators_nor_operators_runtimes():
+    for path in FILES:
+        mine = room(module_of(path))
+        for name, _, _ in imports(path):
+            assert (mine, room(name)) not in {("runtime", "ops"), ("ops", "runtime"), ("runtime", "rl")}
+
+
+def test_importing_flowrl_loads_neither_jax_nor_ray():
+    code = "import sys, flowrl; print([m for m in ('jax', 'ray', 'flax', 'numpy', 'gymnasium', 'networkx', 'orbax') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_public_name_is_there_and_documented_and_a_wrong_one_gives_the_nearest():
+    for name in fl.__all__:
+        assert (getattr(fl, name).__doc__ or "").strip(), name
+    assert set(fl.__all__) <= set(dir(fl))
+    with pytest.raises(AttributeError, match=r"flowrl has no unknown name 'Lerner'; did you mean 'Learner'\?"):
+        fl.Lerner  # noqa: B018
+
+
+def test_the_lazy_names_are_those_that_editors_see():
+    tree = ast.parse((ROOT / "flowrl/__init__.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    seen = {(node.module, alias.name) for node in block.body for alias in node.names}
+    assert seen == {(home, name) for name, home in fl._HOME.items()}
+
+
+def definitions(node, public=True):
+    """The classes and functions that can be reached from outside: not those inside functions, not private ones, not setters."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            setter = any(ast.unparse(d).endswith(".setter") for d in child.decorator_list)
+            if not child.name.startswith("_") and not setter:
+                yield child
+                if isinstance(child, ast.ClassDef):
+                    yield from definitions(child)
+        elif isinstance(child, ast.If):
+            yield from definitions(child)
+
+
+def test_everything_public_has_a_docstring():
+    assert [f"{p.name}:{d.lineno} {d.name}" for p in FILES for d in definitions(ast.parse(p.read_text())) if not ast.get_docstring(d)] == []
+
+
+def code_lines(path):
+    """Lines that hold code: no blank ones, no comments, no docstrings."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    prose = {n for d in ast.walk(tree) if isinstance(d, ast.Expr) and isinstance(d.value, ast.Constant) for n in range(d.lineno, d.end_lineno + 1)}
+    return sum(1 for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#") and i not in prose)
+
+
+def test_sizes_stay_small():
+    lines = {module_of(p): len(p.read_text().splitlines()) for p in FILES}
+    assert {m: n for m, n in lines.items() if n > 400} == {}
+    assert sum(code_lines(p) for p in FILES if room(module_of(p)) == "graph") <= 1_400
+    for name in STOCK:
+        text = (ROOT / f"flowrl/algos/{name}.py").read_text().splitlines()
+        start = next(i for i, line in enumerate(text) if "return Graph(" in line)
+        assert len(text) <= 80
+        assert len(text) - start <= 25
+    for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 40, path
+
+
+def test_no_place_of_this_machine_and_no_registry_is_named():
+    words = ["/wor" + "k/", "/roo" + "t/", "pyp" + "i.org", "files.python" + "hosted", "--index" + "-url", "--find" + "-links"]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = [ROOT / f for f in listed if not f.endswith((".png", ".svg")) and (ROOT / f).is_file()]
+    assert [(p.name, w) for p in texts for w in words if w in p.read_text(errors="replace")] == []

@@ -1,0 +1,237 @@
+"""`fl.run`: rows, stopping, saving, loading, interrupts, observers."""
+
+import json
+import math
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowrl as fl
+from environments import Clockwork
+from flowrl.events import Ended, OperatorRan, RowClosed, Started, Warned
+
+SETTINGS = fl.PPOSettings(envs=4, fragment=16, batch=64, epochs=1, minibatch=32)
+PPO = fl.ppo("CartPole-v1", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "one"
+    with fl.run(PPO.set("runners.policy", _normed()).set("learner.policy", _normed()), out=path, steps=150) as run:
+        list(run)
+    return path, run
+
+
+def _normed():
+    return fl.Policy(fl.MLP, hidden=(8,), normalize=True)
+
+
+def test_it_stops_at_a_number_of_steps_or_where_a_row_says_so():
+    with fl.run(PPO, steps=150) as run:
+        rows = list(run)
+    assert (run.reason, rows) == ("steps", run.rows)
+    assert rows[-1]["env_steps"] >= 150 > rows[-2]["env_steps"]
+    with fl.run(PPO, until=lambda row: row["updates"] == 2) as run:
+        assert len(list(run)) == 2
+    assert run.reason == "until"
+
+
+def test_leaving_the_block_closes_the_run_and_policy_and_save_work_afterwards(tmp_path):
+    with fl.run(PPO) as run:
+        next(run)
+    assert run.reason == "closed"
+    obs = np.zeros(4, np.float32)
+    run.save(tmp_path / "later")
+    assert fl.load(tmp_path / "later").act(obs) == run.policy.act(obs)
+    assert len((tmp_path / "later/rows.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_runs_directory_holds_what_it_should(saved):
+    path, run = saved
+    assert {p.name for p in path.iterdir()} == {"rows.jsonl", "graph.txt", "plan.txt", "audit.txt", "command.txt", "policy", "manifest.json"}
+    rows = [json.loads(line) for line in (path / "rows.jsonl").read_text().splitlines()]
+    assert [r["env_steps"] for r in rows] == [r["env_steps"] for r in run.rows]
+    assert rows[0]["lag_max"] == 0
+    assert fl.Graph.from_text((path / "graph.txt").read_text()) == run.graph
+    assert (path / "plan.txt").read_text() == str(run.plan)
+    assert b"pickle" not in b"".join(p.read_bytes() for p in path.rglob("*") if p.is_file() and p.suffix in (".json", ".txt", ".jsonl"))
+
+
+def test_nan_is_null_in_the_rows_file(tmp_path):
+    graph = PPO.replace(runners=fl.Runners(_long, PPO.resources["runners"].policy, envs=4, fragment=16))
+    with fl.run(graph, steps=60, out=tmp_path / "r") as run:
+        list(run)
+    assert math.isnan(run.rows[0]["return_mean"])
+    assert json.loads((tmp_path / "r/rows.jsonl").read_text().splitlines()[0])["return_mean"] is None
+
+
+def _long():
+    return Clockwork((1000,))
+
+
+def test_a_loaded_policy_acts_and_evaluates_like_the_one_that_was_saved(saved):
+    path, run = saved
+    loaded = fl.load(path)
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    np.testing.assert_array_equal(loaded.act(obs), run.policy.act(obs))
+    np.testing.assert_array_equal(loaded.act(obs, greedy=False, seed=3), run.policy.act(obs, greedy=False, seed=3))
+    assert isinstance(int(loaded.act(obs[0])), int)
+    np.testing.assert_array_equal(loaded.evaluate(3, seed=1), run.policy.evaluate(3, seed=1))
+    assert set(loaded.weights.rest) == {"encoder/norm/mean", "encoder/norm/var", "encoder/norm/count"}
+    assert loaded.weights.rest["encoder/norm/count"] > 100
+    with pytest.raises(fl.ContractError, match=r"an observation of shape \[4\], or several of them; got \[3\]"):
+        loaded.act(np.zeros(3))
+
+
+@pytest.mark.parametrize("where", ["policy/policy.json", "rows.jsonl", "graph.txt", "a weights file"])
+def test_a_flipped_bit_anywhere_is_found_before_anything_is_loaded(saved, tmp_path, where):
+    import shutil
+
+    path = tmp_path / "copy"
+    shutil.copytree(saved[0], path)
+    file = path / where if where != "a weights file" else max((path / "policy/weights").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(bytes(data))
+    with pytest.raises(fl.SaveError, match=f"{file.name} is not what was saved"):
+        fl.load(path)
+
+
+def test_what_is_no_saved_run_is_refused_with_the_reason(saved, tmp_path):
+    import shutil
+
+    with pytest.raises(fl.SaveError, match="there is no directory"):
+        fl.load(tmp_path / "nothing")
+    path = tmp_path / "copy"
+    shutil.copytree(saved[0], path)
+    (path / "plan.txt").unlink()
+    with pytest.raises(fl.SaveError, match=r"plan\.txt is missing, though the manifest lists it"):
+        fl.load(path)
+    (path / "manifest.json").write_text("{")
+    with pytest.raises(fl.SaveError, match=r"manifest\.json is damaged"):
+        fl.load(path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(fl.SaveError, match=r"no manifest\.json: it is no run's directory, or its run was killed"):
+        fl.load(path)
+
+
+def test_nothing_is_ever_overwritten(saved):
+    path, run = saved
+    before = (path / "rows.jsonl").read_bytes()
+    with pytest.raises(fl.SaveError, match="exists already, and nothing is ever overwritten"):
+        fl.run(PPO, out=path)
+    with pytest.raises(fl.SaveError, match="exists already"):
+        run.save(path)
+    assert (path / "rows.jsonl").read_bytes() == before
+
+
+def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
+    import environments  # noqa: F401 - the package that is named below
+    import own_policy
+
+    policy = fl.Policy(own_policy.Tiny, width=4)
+    with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy)), steps=10, out=tmp_path / "r") as run:
+        list(run)
+    with pytest.raises(fl.SaveError, match=r"needs code from 'own_policy'.*allow it with --import own_policy"):
+        fl.load(tmp_path / "r")
+    assert fl.load(tmp_path / "r", allow=["own_policy"]).policy == policy
+
+
+def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_at_the_start(tmp_path):
+    told = Notes()
+    graph = PPO.set("runners.env", lambda: Clockwork((5,)))
+    with fl.run(graph, steps=60, out=tmp_path / "r", observers=[told]) as run:
+        list(run)
+    assert "graph.txt can't be read back" in told.of(Warned)[0].text
+    with pytest.raises(fl.SaveError, match="the environment of this policy is not known"):
+        fl.load(tmp_path / "r").evaluate(1)
+
+    class Local(fl.MLP):
+        pass
+
+    with pytest.raises(fl.SaveError, match="Local.*can't be written to a file"):
+        fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(policy=fl.Policy(Local))), out=tmp_path / "s")
+
+
+class Notes:
+    kinds = (Started, OperatorRan, RowClosed, Warned, Ended)
+
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, event):
+        self.events.append(event)
+
+    def of(self, kind):
+        return [e for e in self.events if isinstance(e, kind)]
+
+
+def test_observers_are_told_and_a_failing_one_is_switched_off():
+    class Broken:
+        kinds = (RowClosed,)
+        calls = 0
+
+        def __call__(self, event):
+            Broken.calls += 1
+            raise OSError("disk full")
+
+    notes = Notes()
+    with fl.run(PPO, steps=150, observers=[notes, Broken()]) as run:
+        list(run)
+    assert isinstance(notes.events[0], Started)
+    assert notes.events[-1] == Ended("steps")
+    assert [e.row for e in notes.of(RowClosed)] == run.rows
+    assert {e.node for e in notes.of(OperatorRan)} == {n.name for n in PPO.nodes}
+    assert sum(e.seconds for e in notes.of(OperatorRan)) < run.rows[-1]["seconds"]
+    assert [e.text for e in notes.of(Warned)] == ["observer Broken failed and is switched off: OSError: disk full"]
+    assert Broken.calls == 1
+
+
+def test_ctrl_c_is_raised_between_passes_and_a_second_one_at_once():
+    from flowrl.runtime.base import interrupts_wait
+
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        done.append("the pass goes on")
+    assert done == ["the pass goes on"]
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append("never")
+    assert done == ["the pass goes on"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_works_outside_the_main_thread():
+    rows = []
+
+    def work():
+        with fl.run(PPO, steps=60) as run:
+            rows.extend(run)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(rows) == 1
+
+
+def test_an_interrupted_run_is_saved(tmp_path):
+    with pytest.raises(KeyboardInterrupt), fl.run(PPO, out=tmp_path / "r") as run:
+        for row in run:
+            if row["row"] == 2:
+                signal.raise_signal(signal.SIGINT)
+    assert run.reason == "interrupted"
+    fl.load(tmp_path / "r")
+    assert Path(tmp_path / "r/rows.jsonl").read_text().count("\n") == 2
+
+
+def test_wrong_arguments_are_told_before_anything_starts(tmp_path):
+    with pytest.raises(fl.SettingError, match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray"):
+        fl.run(PPO, runtime="lokal", out=tmp_path / "r")
+    with pytest.raises(fl.CheckError, match=r"ppo\.report"):
+        fl.run(PPO.then(again=fl.Report()), out=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
