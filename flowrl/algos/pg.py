@@ -27,9 +27,9 @@ class PGSettings:
     envs: int = 8
     fragment: int = 128
     batch: int = 1024
-    lr: float = 1e-2
+    lr: float = 5e-3
     gamma: float = 0.99
-    lam: float = 1.0
+    lam: float = 0.97
     entropy: float = 0.0
     normalize: bool = False
     policy: Policy | None = None

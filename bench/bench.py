@@ -1,0 +1,145 @@
+"""`make bench`: what flowrl costs beside a loop written by hand, measured in interleaved pairs. Writes docs/benchmarks/local.md.
+
+Nothing here is asserted: machines differ and are shared. Ratios of runs side by side are what counts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import handwritten
+import jax
+
+import flowrl as fl
+from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.site import HereSite, Place
+
+ROOT = Path(__file__).parents[1]
+PAIRS, UPDATES, SKIP = 9, 40, 5
+STEPS = handwritten.ENVS * handwritten.STEPS
+
+
+def flowrl_seconds(seed: int) -> list[float]:
+    """The seconds of each update of the same algorithm in flowrl's local runtime."""
+    h = handwritten
+    settings = fl.PPOSettings(
+        envs=h.ENVS, fragment=h.STEPS, batch=STEPS, epochs=h.EPOCHS, minibatch=h.MINIBATCH, lr=h.LR, gamma=h.GAMMA,
+        lam=h.LAM, clip=h.CLIP, value_clip=h.VALUE_CLIP, entropy=h.ENTROPY,
+    )  # fmt: skip
+    seconds = []
+    with fl.run(fl.ppo("CartPole-v1", settings), seed=seed) as run:
+        last = time.perf_counter()
+        for _ in range(UPDATES):
+            next(run)
+            now = time.perf_counter()
+            seconds.append(now - last)
+            last = now
+    return seconds
+
+
+def throughput() -> tuple[list[float], list[float]]:
+    """Steps per second of flowrl and of the loop by hand, run in turn; the median update of each run counts."""
+    ours, theirs = [], []
+    for pair in range(PAIRS):
+        for run, speeds in ((flowrl_seconds, ours), (lambda seed: handwritten.train(seed, UPDATES), theirs)):
+            speeds.append(STEPS / statistics.median(run(pair)[SKIP:]))
+        print(f"  pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}, ratio {ours[-1] / theirs[-1]:.3f}", flush=True)
+    return ours, theirs
+
+
+@dataclass(frozen=True)
+class Nothing(fl.Stateless):
+    """Passes its item on: a hop and nothing else."""
+
+    source = True
+
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        yield item
+
+
+def hop_microseconds(hops: int = 50, passes: int = 4_000) -> float:
+    """What one node costs the stage loop."""
+    graph = fl.Graph("hops").then(**{f"n{i}": Nothing() for i in range(hops)})
+    place = Place("hops", {}, 0, HereSite)
+    loop = Loop("hops", graph.nodes, {}, place.site, Ledger())
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(passes):
+            loop.run_pass()
+        times.append((time.perf_counter() - start) / passes / hops)
+    return 1e6 * statistics.median(times)
+
+
+def wall(command: list[str], until: str | None = None) -> float:
+    """Seconds until a command ends, or until it printed a line that begins with `until`."""
+    start = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout or ():
+            if until is not None and line.startswith(until):
+                seconds = time.perf_counter() - start
+                process.kill()
+                return seconds
+    return time.perf_counter() - start
+
+
+def median_of(measure: Callable[[], float], runs: int = 5) -> float:
+    measure()
+    return statistics.median(measure() for _ in range(runs))
+
+
+def main() -> None:
+    print("PPO on CartPole-v1, 32 environments x 128 steps, 10 epochs, minibatch 128")
+    ours, theirs = throughput()
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    python, module = sys.executable, [sys.executable, "-m", "flowrl"]
+    out = ["run", "ppo", "--json", "--steps", "100_000", "--out"]
+    rows = iter(range(100))
+
+    def first_row() -> float:
+        return wall([*module, *out, f"{Path(os.environ.get('TMPDIR', '/tmp'))}/flowrl-bench-{os.getpid()}-{next(rows)}"], until="{")
+
+    start_up = {
+        "`import flowrl`": median_of(lambda: wall([python, "-c", "import flowrl"])) - median_of(lambda: wall([python, "-c", "pass"])),
+        "`flowrl plan ppo`": median_of(lambda: wall([*module, "plan", "ppo"])),
+        "first row of `flowrl run ppo`": median_of(first_row),
+    }
+    hop = hop_microseconds()
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__} on {jax.default_backend()}"
+    text = f"""# The local runtime beside a loop written by hand
+
+Written by `make bench`: {machine}.
+
+PPO on CartPole-v1, one process, 64-64 networks, 32 environments x 128 steps, 10 epochs, minibatch 128; the loop by hand is
+[bench/handwritten.py](../../bench/handwritten.py), with the same maths (a test shows that one update from one batch gives the
+same parameters in both). {PAIRS} interleaved pairs of {UPDATES} updates; of each run the median update counts, the first {SKIP} do not.
+
+| | steps/s, median | lowest | highest |
+|---|---:|---:|---:|
+| flowrl, local runtime | {statistics.median(ours):,.0f} | {min(ours):,.0f} | {max(ours):,.0f} |
+| by hand | {statistics.median(theirs):,.0f} | {min(theirs):,.0f} | {max(theirs):,.0f} |
+| **ratio of the pairs** | **{ratio:.3f}** | {min(ratios):.3f} | {max(ratios):.3f} |
+
+The stage loop costs {hop:.2f} microseconds a hop (the median of 5 x 4,000 passes through 50 nodes that only pass their item on).
+
+| start-up, median of 5 | seconds |
+|---|---:|
+""" + "".join(f"| {name} | {seconds:.2f} |\n" for name, seconds in start_up.items())
+    target = ROOT / "docs/benchmarks/local.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

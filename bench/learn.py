@@ -1,0 +1,70 @@
+"""`make learn`: train the stock graphs to their gates, over seeds. Writes docs/learning.md. Exit status 1 if a gate was missed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import flowrl as fl
+from flowrl.graphs import build, find
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A return (the mean of the last 100 episodes) that a graph must reach within a number of environment steps."""
+
+    graph: str
+    env: str
+    goal: float
+    steps: int
+    seeds: int
+
+
+GATES = (
+    Gate("ppo", "CartPole-v1", 475, 150_000, 5),
+    Gate("ppo", "Pendulum-v1", -250, 300_000, 3),
+    Gate("ppo", "Acrobot-v1", -100, 500_000, 3),
+    Gate("a2c", "CartPole-v1", 450, 500_000, 3),
+    Gate("pg", "CartPole-v1", 450, 500_000, 3),
+)
+
+
+def reach(gate: Gate, seed: int) -> tuple[bool, str]:
+    """Train until the gate is reached or the steps are used up: whether it was, and a line of the table."""
+    start = time.perf_counter()
+    graph = build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
+    with fl.run(graph, seed=seed, steps=gate.steps, until=lambda row: row["episodes"] >= 100 and row["return_mean"] >= gate.goal) as run:
+        for row in run:
+            print(f"\r  {gate.graph} {gate.env} seed {seed}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
+    seconds, greedy = time.perf_counter() - start, run.policy.evaluate(20, seed=10_000)
+    good = run.reason == "until"
+    verdict = f"{row['env_steps']:,}" if good else f"**not reached** ({row['return_mean']:.1f})"
+    print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s", flush=True)
+    return good, (
+        f"| {gate.graph} | {gate.env} | {gate.goal:g} within {gate.steps:,} | {seed} | {verdict} | "
+        f"{greedy.mean():.1f} +- {greedy.std():.1f} | {seconds:.0f} |"
+    )
+
+
+def main() -> int:
+    results = [reach(gate, seed) for gate in GATES for seed in range(gate.seeds)]
+    head = """# Learning
+
+Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), trained until the mean
+return of the last 100 training episodes (at least 100 of them) reaches the gate. "Greedy" is the mean and deviation of 20 episodes
+played with the likeliest actions right afterwards.
+
+| graph | environment | gate | seed | reached after steps | greedy | seconds |
+|---|---|---|---:|---:|---:|---:|
+"""
+    (ROOT / "docs").mkdir(exist_ok=True)
+    (ROOT / "docs/learning.md").write_text(head + "\n".join(line for _, line in results) + "\n", encoding="utf-8")
+    return 0 if all(good for good, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

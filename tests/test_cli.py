@@ -1,0 +1,215 @@
+"""The command line: what it prints, where, with which exit status, and what it says of mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from flowrl.cli import main, parse_until
+
+SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
+
+
+@pytest.fixture
+def flowrl(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder: (status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        try:
+            status = main(args)
+        except SystemExit as stop:
+            status = stop.code
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def test_list_is_a_line_for_each_stock_graph(flowrl):
+    status, out, _ = flowrl("list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["ppo", "a2c", "pg"]
+
+
+def test_check_plan_and_draw(flowrl, tmp_path):
+    assert flowrl("check", "ppo")[:2] == (0, "ppo is sound: 7 operators, 2 resources, 1 stage\n")
+    assert "320 gradient steps" in flowrl("plan", "ppo", "--env", "CartPole-v1", "--set", "batch=4096", "--set", "minibatch=128")[1]
+    assert "● " in flowrl("draw", "a2c")[1]
+    assert flowrl("draw", "ppo", "--format", "mermaid")[1].startswith("flowchart")
+    assert flowrl("draw", "ppo", "--format", "svg", "-o", "ppo.svg")[:2] == (0, "")
+    assert (tmp_path / "ppo.svg").read_text().startswith("<svg")
+
+
+def test_run_then_eval(flowrl, tmp_path):
+    status, out, err = flowrl("run", "ppo", *SMALL, "--steps", "200", "--out", "here", "--seed", "3")
+    assert (status, out) == (0, "")
+    assert err.startswith("ppo on CartPole-v1, default settings, set envs=4, fragment=16, batch=64")
+    assert "done: 2" in err
+    assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
+    status, out, _ = flowrl("eval", "here", "--episodes", "3")
+    assert status == 0
+    assert out.startswith("3 episodes: return mean ")
+    assert Path("here/command.txt").exists()
+    assert flowrl("run", "ppo", "--out", "here")[0] == 2
+
+
+def test_json_is_one_object_a_row_and_nothing_else(flowrl):
+    status, out, err = flowrl("run", "ppo", *SMALL, "--steps", "200", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [r["row"] for r in rows] == list(range(1, len(rows) + 1))
+    assert rows[-1]["env_steps"] >= 200
+    folder = next(Path("runs").iterdir())
+    assert folder.name.startswith("ppo-CartPole-v1-2")
+    assert [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()] == rows
+    assert "rows" in err
+
+
+def test_a_goal_that_is_not_reached_is_status_1(flowrl):
+    status, _, err = flowrl("run", "ppo", *SMALL, "--steps", "100", "--until", "return_mean>=475")
+    assert status == 1
+    assert "not solved: return_mean>=475 was not reached within" in err
+    status, _, err = flowrl("run", "ppo", *SMALL, "--until", "updates>=2")
+    assert status == 0
+    assert "solved: updates>=2 after" in err
+
+
+def test_tuned_settings_are_used_and_named(flowrl):
+    _, out, _ = flowrl("plan", "ppo", "--env", "Pendulum-v1")
+    assert "4 envs x 1,024 steps" in out.replace("1024", "1,024")
+    _, _, err = flowrl("run", "ppo", "--env", "CartPole-v1", "--steps", "1")
+    assert "tuned settings (" in err.splitlines()[0]
+    assert "lr=0.001" in err.splitlines()[0]
+
+
+def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from dataclasses import dataclass
+            import flowrl as fl
+
+            def fixed():
+                return fl.ppo("CartPole-v1", fl.PPOSettings(batch=1024))
+
+            def keywords(env, lr=1e-3, minibatch=None):
+                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch=minibatch)).rename("kw")
+
+            @dataclass(frozen=True)
+            class Mine:
+                size: int = 256
+
+            def withdata(env: str = "Pendulum-v1", settings: Mine = Mine()):
+                return fl.ppo(env, fl.PPOSettings(batch=settings.size, minibatch=None))
+
+            def bad():
+                return 3
+
+            def needs(env, width):
+                return fl.ppo(env)
+            """
+        )
+    )
+    assert flowrl("check", "mine.py:fixed")[0] == 0
+    status, _, err = flowrl("check", "mine.py:fixed", "--env", "CartPole-v1")
+    assert (status, err) == (2, "flowrl: fixed takes no environment, so --env CartPole-v1 can't be used; leave it out\n")
+    assert "kw: 1 stage" in flowrl("plan", "mine.py:keywords", "--env", "CartPole-v1", "--set", "lr=1")[1]
+    assert flowrl("plan", "mine.py:keywords")[2] == "flowrl: keywords needs an environment: --env ID\n"
+    assert "1,024 steps, [" in flowrl("plan", "mine.py:withdata", "--set", "size=1000")[1]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert flowrl("check", "mine:withdata")[0] == 0
+    assert flowrl("check", "mine.py:bad")[2] == "flowrl: bad returned a int, not a Graph\n"
+    assert "its parameter width must have a default" in flowrl("check", "mine.py:needs", "--env", "CartPole-v1")[2]
+    assert "unknown function 'fixd'; did you mean 'fixed'?" in flowrl("check", "mine.py:fixd")[2]
+
+
+def test_a_saved_graph_runs_again(flowrl):
+    flowrl("run", "ppo", *SMALL, "--steps", "60", "--out", "a")
+    status, _, err = flowrl("run", "a/graph.txt", "--steps", "60", "--out", "b")
+    assert status == 0, err
+    assert Path("a/graph.txt").read_text() == Path("b/graph.txt").read_text()
+    rows = [[json.loads(line)["loss"] for line in Path(f"{d}/rows.jsonl").read_text().splitlines()] for d in "ab"]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
+        (["plan", "ppo", "--set", "epoch=3"], "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: runners, envs,"),
+        (["plan", "ppo", "--set", "train.epoch=3"], "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, minibatch, learner"),
+        (["plan", "ppo", "--set", "trian.epochs=3"], "ppo: unknown node or resource 'trian'; did you mean 'train'?"),
+        (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes int, got 'many'"),
+        (["plan", "ppo", "--set", "train.epochs=0"], "ppo.train: epochs must be at least 1, got 0"),
+        (["plan", "ppo", "--set", "epochs"], "--set takes NAME=VALUE, got 'epochs'"),
+        (["plan", "ppo", "--set", "learner.loss.clip=-1"], "ppo.learner.loss: clip must be above 0, got -1.0"),
+        (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),
+        (["plan", "ppo", "--env", "Cartpol-v1"], "did you mean 'CartPole-v1'?"),
+        (["plan", "ppo", "--set", "minibatch=100", "--untuned"], "ppo.train: minibatch=100 does not divide the batch of 1,024 steps; take 64 or 128"),
+        (["run", "ppo", "--until", "return_mean"], "--until takes a comparison such as 'return_mean>=475', got 'return_mean'"),
+        (["run", "ppo", "--until", "return>=475"], "--until: unknown column 'return'; did you mean 'return_mean'?"),
+        (["run", "ppo", "--steps", "-5"], "must be a whole number of at least 1, got -5"),
+        (["run", "ppo", "--runtime", "cloud"], "invalid choice: 'cloud'"),
+        (["plan", "nothere.py:f"], "there is no file nothere.py"),
+        (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),
+        (["plan", "none/graph.txt"], "there is no file none/graph.txt"),
+        (["eval", "nothing"], "there is no directory nothing"),
+        (["plan", "ppo", "--import", "no_such_package"], "--import no_such_package: No module named 'no_such_package'"),
+        (["draw", "ppo", "--format", "png"], "invalid choice: 'png'"),
+        (["draw", "ppo", "-o", "no/such/folder/x.svg"], "No such file or directory"),
+        ([], "required"),
+    ],
+)
+def test_a_mistake_is_one_clear_message_on_standard_error_and_status_2(flowrl, args, says):
+    status, out, err = flowrl(*args)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(flowrl):
+    status, _, err = flowrl("plan", "ppo", "--set", "epoch=3", "--debug")
+    assert status == 2
+    assert "Traceback" in err
+    assert err.rstrip().endswith(
+        "minibatch, lr, gamma, lam, clip, value_clip, entropy, target_kl, grad_clip, normalize, normalize_rewards, policy. Any field of the graph works too: --set node.field=value"
+    )
+
+
+def test_an_error_in_the_users_own_operator_names_its_node(flowrl, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        textwrap.dedent(
+            """
+            import flowrl as fl
+
+            def graph():
+                return fl.ppo("CartPole-v1").insert(after="batch", mine=fl.Map(oops))
+
+            def oops(batch):
+                raise KeyError("speed")
+            """
+        )
+    )
+    status, _, err = flowrl("run", "broken.py:graph", "--steps", "10")
+    assert status == 2
+    assert "in ppo.mine" in err
+    assert "KeyError" in err
+    assert "Traceback" not in err
+
+
+def test_python_dash_m_and_the_script_are_the_same():
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    out = subprocess.run([sys.executable, "-m", "flowrl", "list"], capture_output=True, text=True, env=env, check=True).stdout
+    assert out.startswith("ppo ")
+
+
+def test_until_compares():
+    names = ["return_mean", "loss/policy"]
+    assert parse_until("return_mean >= 10", names)({"return_mean": 10})
+    assert not parse_until("loss/policy<0", names)({"loss/policy": 0.5})
+    assert not parse_until("return_mean>=10", names)({"return_mean": float("nan")})
