@@ -144,12 +144,9 @@ def _split(module: Any) -> tuple[Any, Any, Any]:
 
 
 def _names(state: Any) -> tuple[list[str], Any]:
+    """A path such as ``actor/layers/0/kernel`` for every leaf, and the tree that takes the leaves back."""
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    return ["/".join(_part(p) for p in path if _part(p) != "value") for path, _ in paths], tree
-
-
-def _part(key: Any) -> str:
-    return str(key.key if isinstance(key, jax.tree_util.DictKey) else key.name if isinstance(key, jax.tree_util.GetAttrKey) else key)
+    return ["/".join(str(p.key) for p in path if isinstance(p, jax.tree_util.DictKey)) for path, _ in paths], tree
 
 
 def _settings(policy: Policy) -> str:

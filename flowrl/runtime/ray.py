@@ -117,6 +117,7 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
     if ray.is_initialized():
         return _nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": False, **init}
     if address is None:
         settings.setdefault("include_dashboard", False)

@@ -110,15 +110,26 @@ def test_evaluation_comes_with_the_next_row_only(runtime):
     assert rows[1]["eval/return_min"] <= rows[1]["eval/return_mean"] <= rows[1]["eval/return_max"]
 
 
+FAULTS = {
+    "raise": r"environment 0 of Faulty raised in step\(.*ZeroDivisionError: a joint broke",
+    "raise in reset": r"environment 0 of Faulty raised in reset: OSError: the simulator is gone",
+    "nan reward": r"environment 0 of Faulty gave a reward that is not finite, at step 2 of the fragment",
+    "shape": r"environment 0 of Faulty returned an observation float32\[3\] from step, but its observation_space declares float32\[2\]",
+    "dtype": r"environment 0 of Faulty returned an observation <U1\[2\] from step, but its observation_space declares float32\[2\]",
+}
+
+
 @every_runtime
-def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_rows(runtime, tmp_path):
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_rows(runtime, how, tmp_path):
     graph = fl.ppo("CartPole-v1", fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None))
-    graph = graph.replace(runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 20}))
+    policy = graph.resources["runners"].policy
+    graph = graph.replace(runners=fl.Runners(Faulty, policy, count=2, envs=1, fragment=8, env_settings={"at": 16, "how": how}))
     run = fl.run(graph, runtime=runtime, out=tmp_path / "run")
-    with pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner 0: environment 0 of Faulty raised in step.*a joint broke"), run:
+    with pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner 0: " + FAULTS[how]), run:
         list(run)
     assert run.reason == "failed"
-    assert len(run.rows) == len((tmp_path / "run/rows.jsonl").read_text().splitlines()) > 0
+    assert len(run.rows) == len((tmp_path / "run/rows.jsonl").read_text().splitlines()) == 2
     fl.load(tmp_path / "run", allow=["environments"])
 
 

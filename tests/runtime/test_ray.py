@@ -27,7 +27,9 @@ def script(text, *args, **kwargs):
 
 def ours(before):
     """Processes of Ray that were not there before."""
-    return {p.pid: p.info["name"] for p in psutil.process_iter(["name", "cmdline"]) if p.pid not in before and "ray" in " ".join(p.info["cmdline"] or [])}
+    return {
+        p.pid: p.info["name"] for p in psutil.process_iter(["name", "cmdline"]) if p.pid not in before and "ray" in " ".join(p.info["cmdline"] or [])
+    }
 
 
 def wait_gone(before, seconds=20):
@@ -97,7 +99,9 @@ def test_settings_that_ray_refuses_are_one_clear_error():
 @pytest.mark.usefixtures("ray_up")
 def test_an_actor_that_dies_is_named():
     graph = fl.ppo("CartPole-v1", SMALL)
-    graph = graph.replace(runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 12, "how": "exit"}))
+    graph = graph.replace(
+        runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 12, "how": "exit"})
+    )
     with pytest.raises(fl.RuntimeFailed, match=r"ppo\.sample: runners, worker [01]'s process ended"), fl.run(graph, runtime="ray") as run:
         list(run)
     assert len(run.rows) == 1
@@ -106,7 +110,10 @@ def test_an_actor_that_dies_is_named():
 @pytest.mark.usefixtures("ray_up")
 def test_what_fails_only_where_the_actors_are_is_named():
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.wrappers", (FailsInAnActor,))
-    with pytest.raises(fl.RuntimeFailed, match=r"runners, worker [01]'s process ended: .*could not be made: LookupError: only here"), fl.run(graph, runtime="ray") as run:
+    with (
+        pytest.raises(fl.RuntimeFailed, match=r"runners, worker [01]'s process ended: .*could not be made: LookupError: only here"),
+        fl.run(graph, runtime="ray") as run,
+    ):
         list(run)
 
 

@@ -1,0 +1,358 @@
+"""Faulty graphs: each is rejected before anything starts, by a message that names the node and the way out."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import pytest
+from small import POLICY, AnyAgeLoss, Delay, Merge, Pass, Queue, SyncEvery, halves, learner, line, recipe, runners
+
+import flowrl as fl
+from flowrl.graph import trace
+
+
+@dataclass(frozen=True)
+class NeedsMore(fl.PPOLoss):
+    """A loss that needs a field which no operator adds."""
+
+    needs: ClassVar[tuple[str, ...]] = (*fl.PPOLoss.needs, "weight")
+
+
+@dataclass(frozen=True)
+class ReturnsNone(fl.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        return None
+
+
+@dataclass(frozen=True)
+class ReturnsAList(fl.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        return [item]
+
+
+@dataclass(frozen=True)
+class Raises(fl.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        yield item.data["no such field"]
+
+
+@dataclass(frozen=True)
+class Outdated(fl.Stateless):
+    """Asks for a resource by a name that it did not declare."""
+
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        ctx["reply"].add(item)
+        yield item
+
+
+class DictObservations(gym.Env):
+    observation_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)))
+    action_space = gym.spaces.Discrete(2)
+
+
+class TextActions(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Text(3)
+
+
+def fails():
+    raise OSError("no licence")
+
+
+def with_policy(env, policy):
+    return fl.Graph("g", runners=runners(env, policy=policy), learner=learner(policy=policy)).then(**{n.name: n.op for n in recipe().nodes})
+
+
+def two_lengths():
+    """A batch of 16 steps in time meets one of 8."""
+    graph = fl.Graph("g", runners=runners(), others=runners(fragment=8), learner=learner())
+    graph = graph.then(one=fl.ParallelSample()).then(after=(), two=fl.ParallelSample("others"))
+    tail = {"batch": fl.Concat(128), "adv": fl.Advantages(), "train": fl.TrainOneStep(), "sync": fl.SyncWeights()}
+    return graph.then(after=("one", "two"), both=Merge(), **tail, sync_others=fl.SyncWeights(runners="others"), report=fl.Report())
+
+
+S, C, A, T, Y, R = fl.ParallelSample, fl.Concat, fl.Advantages, fl.TrainOneStep, fl.SyncWeights, fl.Report
+STALE = r"is on-policy, but it trains on data up to 1 update old; put SyncWeights\(\) behind every update"
+
+FAULTY = [
+    # (what is wrong, the graph, the nodes that are named - with ? where they need not be -, the message)
+    # -- order
+    (
+        "advantages after training",
+        lambda: line(sample=S(), batch=C(128), train=T(), adv=A(), sync=Y(), report=R()),
+        "train",
+        r"put Advantages\(\) before",
+    ),
+    (
+        "no advantages",
+        lambda: recipe().remove("adv", "norm"),
+        "train",
+        r"needs the fields advantage, target, but the batch has obs.*put Advantages\(\)",
+    ),
+    (
+        "standardised before it is there",
+        lambda: recipe().remove("norm").insert(after="batch", norm=fl.Standardize()),
+        "norm",
+        "needs the field advantage",
+    ),
+    ("sync before training", lambda: line(sample=S(), batch=C(128), adv=A(), sync=Y(), train=T(), report=R()), "train", STALE),
+    ("sync before training, weights read too soon", lambda: recipe().remove("sync").insert(after="sample", sync=Y()), "train", STALE),
+    (
+        "concat after training",
+        lambda: recipe().remove("batch").insert(after="train", batch=C(128)),
+        "batch",
+        "needs a Batch, got a Trained; put it where",
+    ),
+    ("trained twice in a row", lambda: recipe().insert(after="train", again=T()), "again", "needs a Batch, got a Trained; put it where"),
+    (
+        "report in the middle",
+        lambda: line(sample=S(), adv=A(), train=T(), report=R(), sync=Y()),
+        "report",
+        "sync stands behind it; move Report to the end",
+    ),
+    # -- resources
+    ("no learner", lambda: recipe().remove("learner"), "adv train sync", r"unknown resource 'learner'.*add learner=\.\.\. to Graph\(\.\.\.\)"),
+    ("no runners", lambda: recipe().remove("runners"), "learner sample sync report", r"unknown resource 'runners'.*add runners=\.\.\. to Graph"),
+    ("a name misspelt", lambda: recipe().set("train.learner", "lerner"), "train", "unknown resource 'lerner'; did you mean 'learner'"),
+    (
+        "a node for a resource",
+        lambda: recipe().set("train.learner", "adv"),
+        "train",
+        "'adv', but that is a node, not a resource.*set train.learner to",
+    ),
+    (
+        "runners for a learner",
+        lambda: recipe().set("train.learner", "runners"),
+        "train",
+        "its learner must be .*LearnerHandle, but 'runners' is Runners; set",
+    ),
+    (
+        "a learner for runners",
+        lambda: recipe().set("sample.runners", "learner"),
+        "sample",
+        "its runners must be .*RunnersHandle, but 'learner' is Learner",
+    ),
+    ("a learner for the learner's runners", lambda: recipe().set("learner.runners", "learner"), "learner", "its runners must be .*RunnersHandle"),
+    ("a resource that nobody uses", lambda: recipe(spare=runners()), "spare", r"no node uses it; remove it with \.remove\('spare'\), or name it"),
+    ("a resource that was not declared", lambda: recipe().insert(after="adv", add=Outdated()), "add", r"'reply'.*Ref\["),
+    # -- what flows
+    ("a field that nobody adds", lambda: recipe(learner=learner(NeedsMore())), "train", "the loss needs the field weight, but the batch has .*; add"),
+    ("fragments of two lengths", two_lengths, "batch", "can't join 16 steps in time with 8; give all runners the same fragment"),
+    (
+        "a minibatch that does not divide",
+        lambda: recipe().set("train.minibatch", 100),
+        "train",
+        "minibatch=100 does not divide .* 128 steps; take 64 or 128",
+    ),
+    (
+        "a minibatch that is too large",
+        lambda: recipe().set("train.minibatch", 256),
+        "train",
+        "minibatch=256 does not divide the batch of 128 steps; take",
+    ),
+    (
+        "nothing where a batch must be",
+        lambda: recipe().insert(after="batch", look=fl.Map(lambda b: None)),
+        "adv",
+        "needs a Batch, got a NoneType; put it where",
+    ),
+    (
+        "columns lost on the way",
+        lambda: recipe().insert(after="batch", cut=fl.Map(lambda b: fl.Batch(b.data))),
+        "adv",
+        "needs the column bootstrap_obs",
+    ),
+    ("a loss that is none", lambda: recipe().set("learner.loss", 3), "learner", r"loss must be one such as fl\.PPOLoss\(\) or a function"),
+    # -- age of data and weights
+    (
+        "a queue before an on-policy loss",
+        lambda: recipe().insert(after="norm", queue=Queue()),
+        "queue",
+        "PPOLoss is on-policy.* remove the queue, or take a loss",
+    ),
+    (
+        "a queue",
+        lambda: recipe(learner=learner(AnyAgeLoss())).insert(after="norm", queue=Queue()),
+        "queue",
+        "cuts the graph into 2 stages.*; remove it",
+    ),
+    ("a batch late by a round", lambda: recipe().insert(after="batch", late=Delay(1)), "train", STALE),
+    ("a round trained in two halves", lambda: recipe().insert(after="batch", halves=fl.FlatMap(halves)), "train", STALE),
+    ("weights with every second update", lambda: recipe().replace(sync=SyncEvery(2)), "train", STALE),
+    (
+        "weights that reach no runner",
+        lambda: recipe().remove("sync"),
+        "runners train?",
+        r"act with their first weights for ever.*add sync=SyncWeights\(\)",
+    ),
+    (
+        "weights for others",
+        lambda: recipe(others=runners()).set("sync.runners", "others"),
+        "runners train?",
+        r"act with their first weights for ever.*add sync=",
+    ),
+    ("a learner that nobody trains", lambda: line(sample=S(), sync=Y(), report=R()), "learner", r"no node trains it; add train=TrainOneStep\(\)"),
+    ("two policies", lambda: recipe(learner=learner(policy=fl.Policy(fl.MLP, hidden=(4,)))), "learner", "give both the same policy"),
+    # -- ends
+    ("no report", lambda: recipe().remove("report"), "sync", r"no Report closes a Row.*add \.then\(report=Report\(\)\)"),
+    ("two reports", lambda: recipe().then(after="train", again=R()), "again", "exactly one Report, and there is report too; remove one"),
+    (
+        "an end without effect",
+        lambda: recipe().then(after="batch", look=Pass()),
+        "look",
+        "an end must be a Report or an effect.*go on from it or remove it",
+    ),
+    ("a concat that never fills", lambda: recipe().set("batch.min_steps", 10**9), "batch", r"took [\d,]+ items and yielded none.*let it fire sooner"),
+    (
+        "a filter that drops all",
+        lambda: recipe().insert(after="batch", keep=fl.Filter(lambda b: b.steps > 500)),
+        "keep",
+        "yielded none, so no Row ever closes",
+    ),
+    ("a report that waits too long", lambda: recipe().set("report.every", 10**9), "report", "no Row ever closes"),
+    # -- edges
+    (
+        "two inputs and no join",
+        lambda: recipe().then(after=("adv", "train"), x=Y()),
+        "x",
+        r"takes items from adv, train, but SyncWeights is no join.*Merge\(\)",
+    ),
+    (
+        "no source at the start",
+        lambda: recipe().remove("sample"),
+        "batch",
+        r"Concat stands at a start.*begin with a source such as ParallelSample\(\)",
+    ),
+    ("no source at a second start", lambda: recipe().then(after=(), x=C(1), y=Y()), "x", "Concat stands at a start"),
+    ("no operators", lambda: fl.Graph("g"), "", r"it has no operators; add them with \.then\(sample=ParallelSample\(\)"),
+    # -- names
+    ("a name used twice", lambda: recipe().then(train=T()), "", "the name 'train' is taken by a node"),
+    ("a name of a resource", lambda: recipe().then(learner=T()), "", "the name 'learner' is taken by a resource"),
+    ("a setting that there is not", lambda: recipe().set("train.epoch", 3), "train", "unknown setting 'epoch'; did you mean 'epochs'"),
+    ("an operator that was not called", lambda: recipe().then(x=fl.Concat), "", "the class itself: call it"),
+    # -- environments and policies
+    ("an unknown environment", lambda: recipe(runners=runners("CartPol-v1")), "runners", "did you mean 'CartPole-v1'"),
+    ("an unknown version", lambda: recipe(runners=runners("CartPole-v7")), "runners", "did you mean 'CartPole-v1'"),
+    ("an unknown namespace", lambda: recipe(runners=runners("ALE/Pong-v5")), "runners", "a package of your own must be imported first"),
+    ("an environment that can't be made", lambda: recipe(runners=runners(fails)), "runners", "fails could not be made: OSError: no licence"),
+    ("an environment that is none", lambda: recipe(runners=runners(dict)), "runners", r"dict made a dict; it must be a gymnasium\.Env"),
+    ("observations in a dict", lambda: with_policy(DictObservations, POLICY), "learner", r"Dict\(.*FlattenObservation"),
+    ("actions in a text", lambda: with_policy(TextActions, POLICY), "learner", "no policy for actions in Text.*it can be Discrete"),
+    ("a network for images", lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)), "learner", "CNN reads images with 3 axes.*use MLP"),
+    (
+        "a setting that the network lacks",
+        lambda: with_policy("CartPole-v1", fl.Policy(fl.MLP, hiden=(4,))),
+        "learner",
+        "unexpected .*argument 'hiden'",
+    ),
+    ("a policy that is none", lambda: recipe().set("runners.policy", fl.MLP), "runners", r"policy must be fl\.Policy\(ModuleClass, \*\*settings\)"),
+    # -- numbers
+    ("no epochs", lambda: recipe().set("train.epochs", 0), "train", "epochs must be at least 1, got 0"),
+    ("a negative minibatch", lambda: recipe().set("train.minibatch", -64), "train", "minibatch must be at least 1 or None, got -64"),
+    ("no steps", lambda: recipe().set("batch.min_steps", 0), "batch", "min_steps must be at least 1, got 0"),
+    ("no environments", lambda: recipe().set("runners.envs", 0), "runners", "envs must be at least 1, got 0"),
+    ("a fragment of nothing", lambda: recipe().set("runners.fragment", -1), "runners", "fragment must be at least 1, got -1"),
+    ("a discount above 1", lambda: recipe().set("adv.gamma", 1.5), "adv", "gamma must be from 0 to 1, got 1.5"),
+    ("a negative rate", lambda: recipe().set("learner.optimizer.lr", -1), "learner.optimizer", "lr must not be negative, got -1.0"),
+    ("a clip of nothing", lambda: recipe().set("learner.loss.clip", 0), "learner.loss", "clip must be above 0, got 0.0"),
+    ("a report never", lambda: recipe().set("report.every", 0), "report", "every must be at least 1"),
+    # -- operators of one's own
+    ("a step that yields nothing", lambda: recipe().insert(after="batch", own=ReturnsNone()), "own", "its step returned None; .* `yield item`"),
+    ("a step that returns a list", lambda: recipe().insert(after="batch", own=ReturnsAList()), "own", "its step returned a list; .* `yield item`"),
+    ("a step that raises", lambda: recipe().insert(after="batch", own=Raises()), "own", "KeyError: 'no such field'"),
+]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What a rejected graph must not do: make a worker, step or reset an environment."""
+    seen = []
+    monkeypatch.setattr("flowrl.resources.runners.Runner", lambda *a: seen.append("a worker was made"))
+    for place in ("cartpole.CartPoleEnv", "cartpole.CartPoleVectorEnv"):
+        for verb in ("step", "reset"):
+            monkeypatch.setattr(f"gymnasium.envs.classic_control.{place}.{verb}", lambda *a, verb=verb, **k: seen.append(f"an environment: {verb}"))
+    monkeypatch.setattr(trace, "PATIENCE", 1.0)
+    return seen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """The first trace in a process takes longer than the patience that is set here."""
+    recipe().check()
+
+
+def named(error):
+    """The nodes and resources that an error names."""
+    lines = error.problems if isinstance(error, fl.CheckError) else [str(error)]
+    found = [re.match(r"g(?:\.([\w.]+))?: ", text) for text in lines]
+    return [match.group(1) or "" for match in found if match]
+
+
+@pytest.mark.parametrize(("build", "nodes", "message"), [f[1:] for f in FAULTY], ids=[f[0] for f in FAULTY])
+def test_a_faulty_graph_is_rejected_before_anything_starts(build, nodes, message, started):
+    with pytest.raises((fl.GraphError, fl.SettingError)) as caught:
+        build().check()
+    assert set(named(caught.value)) - {n[:-1] for n in nodes.split(" ") if n.endswith("?")} == {n for n in nodes.split(" ") if not n.endswith("?")}
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert started == []
+
+
+def test_the_corpus_is_large_and_has_no_double():
+    assert len(FAULTY) >= 30 and len({f[0] for f in FAULTY}) == len(FAULTY)
+
+
+def test_the_recipe_that_the_faults_are_made_in_is_sound(started):
+    recipe().check()
+    assert started == []
+
+
+def test_the_alarm_that_tells_of_a_start_works(started):
+    runners().open()
+    gym.make("CartPole-v1").unwrapped.step(0)
+    assert started == ["a worker was made", "a worker was made", "an environment: step"]
+
+
+def test_an_unknown_drawing_is_told():
+    with pytest.raises(fl.SettingError, match="unknown format 'txet'; did you mean 'text'.* Known: text, mermaid, dot, svg"):
+        recipe().draw("txet")
+
+
+def test_several_faults_are_told_at_once(started):
+    graph = recipe(spare=runners()).set("train.learner", "lerner").set("adv.learner", "sample").remove("report")
+    with pytest.raises(fl.CheckError) as caught:
+        graph.compile()
+    error = caught.value
+    assert named(error) == ["adv", "train", "spare", "sync"]
+    assert len(error.problems) == 4
+    assert str(error).splitlines() == ["g can't run: 4 problems", *(f"  {p}" for p in error.problems)]
+    assert started == []
+
+
+def test_faults_of_structure_and_of_what_flows_are_told_together(started):
+    graph = recipe().set("train.minibatch", 100).then(after="batch", look=Pass())
+    with pytest.raises(fl.CheckError, match="g can't run: 2 problems") as caught:
+        graph.check()
+    assert set(named(caught.value)) == {"train", "look"}
+
+
+def test_one_fault_is_told_once():
+    with pytest.raises(fl.CheckError, match=r"g can't run: 1 problem\n  g\.train: ") as caught:
+        recipe().set("train.minibatch", 100).check()
+    assert len(caught.value.problems) == 1
+
+
+def test_a_run_of_a_faulty_graph_starts_nothing(started, tmp_path):
+    with pytest.raises(fl.CheckError):
+        fl.run(recipe().remove("adv"), out=tmp_path / "out")
+    assert started == [] and not (tmp_path / "out").exists()
+
+
+def test_a_check_error_pickles_with_its_problems():
+    import pickle
+
+    with pytest.raises(fl.CheckError) as caught:
+        recipe().remove("learner").check()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)

@@ -1,0 +1,306 @@
+"""The abstract trace: periods and warm-ups, the form of what flows on each edge, functions that can't be traced, and lag."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import AnyAgeLoss, Counter, Delay, Pass, SyncEvery, halves, learner, recipe, runners, same
+
+import flowrl as fl
+from flowrl.graph import trace as module
+from flowrl.graph.trace import trace
+
+
+def loose():
+    """The recipe with a loss for data of any age, and little to compile."""
+    return recipe(learner=learner(AnyAgeLoss())).set("train.minibatch", None).set("train.epochs", 1)
+
+
+def traced(graph):
+    found = trace(graph)
+    assert found.problems == []
+    return found
+
+
+# -- periods
+
+
+def test_a_row_a_round_is_a_period_of_one_row():
+    found = traced(recipe())
+    assert (found.exact, found.rows, found.warmup_rows) == (True, 1, 0)
+    assert {name: (t.taken, t.given, t.given_steps) for name, t in found.steady.items()} == {
+        "sample": (0, 1, 128),
+        "batch": (1, 1, 128),
+        "adv": (1, 1, 128),
+        "norm": (1, 1, 128),
+        "train": (1, 1, 128),
+        "sync": (1, 1, 128),
+        "report": (1, 1, 0),
+    }
+    assert dict(found.steady["train"].counts["learner"]) == {"updates": 1, "trained_steps": 128, "used_steps": 256, "gradient_steps": 4}
+    assert dict(found.steady["sample"].counts["runners"]) == {"requests": 2, "sampled_steps": 128}
+
+
+def test_two_rounds_a_batch_and_three_batches_a_row_are_six_rounds_a_row():
+    found = traced(recipe().set("batch.min_steps", 200).set("report.every", 3))
+    assert (found.exact, found.rows, found.warmup_rows) == (True, 1, 0)
+    assert {name: (t.taken, t.given) for name, t in found.steady.items()} == {
+        "sample": (0, 6),
+        "batch": (6, 3),
+        "adv": (3, 3),
+        "norm": (3, 3),
+        "train": (3, 3),
+        "sync": (3, 3),
+        "report": (3, 1),
+    }
+    assert found.steady["batch"].given_steps == 3 * 256
+
+
+def test_a_counter_that_goes_round_more_slowly_than_rows_come_is_part_of_the_period():
+    found = traced(recipe().insert(after="sync", own=Counter(lambda n: (n + 1) % 5)))
+    assert (found.exact, found.rows, found.warmup_rows) == (True, 5, 0)
+    assert found.steady["train"].counts["learner"]["updates"] == 5
+
+
+def test_two_counters_meet_again_after_their_least_common_multiple():
+    graph = recipe().insert(after="sync", two=Counter(lambda n: (n + 1) % 2), three=Counter(lambda n: (n + 1) % 3))
+    assert traced(graph.set("report.every", 1)).rows == 6
+    assert traced(graph.set("report.every", 4)).rows == 3
+    assert traced(graph.set("report.every", 6)).rows == 1
+
+
+def test_a_counter_that_saturates_is_a_warm_up():
+    found = traced(recipe().insert(after="sync", own=Counter(lambda n: min(n + 1, 3))))
+    assert (found.exact, found.rows, found.warmup_rows) == (True, 1, 3)
+    assert found.steady["train"].taken == 1
+
+
+def test_warm_up_and_a_longer_period_are_told_apart():
+    found = traced(recipe().insert(after="sync", own=Counter(lambda n: n + 1 if n < 6 else 4)))
+    assert (found.rows, found.warmup_rows) == (3, 4)
+    plan = recipe().insert(after="sync", own=Counter(lambda n: n + 1 if n < 6 else 4)).compile()
+    assert "repeats every 3 rows after 4 of warm-up" in str(plan)
+
+
+def test_steps_and_seconds_make_rows_too():
+    assert traced(recipe().set("report.every_steps", 1000)).steady["report"].taken == 8
+    assert traced(recipe().set("report.every_seconds", 60.0)).steady["report"].taken == 1
+
+
+def test_several_rows_in_one_pass_are_counted():
+    found = traced(loose().insert(after="batch", halves=fl.FlatMap(halves)))
+    assert found.steady["report"].given == found.rows and found.steady["train"].taken == found.rows
+    assert found.steady["sample"].given == found.rows / 2
+
+
+def test_a_total_that_never_comes_back_gives_means(monkeypatch):
+    graph = recipe().insert(after="sync", own=Counter(lambda n: n + 1))
+    trace(recipe())
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    started = time.perf_counter()
+    plan = graph.compile()
+    assert 0.5 < time.perf_counter() - started < 2.5
+    assert not plan.found.exact and plan.found.rows > 1
+    assert f"means over {plan.found.rows:,} rows, no period found" in str(plan)
+    assert plan.per_row("updates") == 1.0 and plan.per_row("sampled_steps") == 128.0
+
+
+def test_patience_is_short():
+    assert module.PATIENCE <= 2.0
+
+
+# -- forms
+
+
+def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
+    graph = loose().set("batch.min_steps", 256)
+    real, forms = {}, traced(graph).forms
+    session = fl.LocalRuntime().open(graph, 0, lambda node, _, item: real.setdefault(node, item) if item is not None else None)
+    next(iter(session))
+    session.close()
+    for name in ("sample", "batch", "adv", "norm"):
+        for part in ("data", "columns"):
+            got, wanted = ({k: (tuple(x.shape), str(x.dtype)) for k, x in getattr(form[name], part).items()} for form in (forms, real))
+            assert got == wanted, name
+    assert forms["sample"]["obs"].shape == (16, 8, 4) and forms["batch"]["obs"].shape == (16, 16, 4)
+    assert set(forms["adv"].data) - set(forms["batch"].data) == {"advantage", "target"}
+    assert forms["train"].metrics.names == real["train"].metrics.names and forms["train"].steps == real["train"].steps == 256
+    assert forms["train"].metrics.values.shape == real["train"].metrics.values.shape
+    assert forms["sync"] is forms["train"] and type(forms["report"]) is type(real["report"])
+    assert forms["report"].episodes.keys() == real["report"].episodes.keys()
+
+
+def test_no_form_holds_an_array_of_observations():
+    found = traced(recipe())
+    for name in ("sample", "batch", "adv", "norm"):
+        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.forms[name].data.values())
+
+
+def test_an_operator_that_drops_a_field_shows_in_the_form_behind_it():
+    slim = recipe().insert(after="train", x=Pass()).insert(after="adv", slim=fl.Map(without_reward))
+    found = traced(slim)
+    assert "reward" in found.forms["adv"].data and "reward" not in found.forms["slim"].data
+    assert "reward" not in found.forms["norm"].data
+
+
+def without_reward(batch):
+    return fl.Batch({k: x for k, x in batch.data.items() if k != "reward"}, batch.columns)
+
+
+# -- functions of the user's own
+
+
+def only_real(batch):
+    if not np.asarray(batch["obs"]).any():
+        raise ValueError("all observations are 0")
+    return batch
+
+
+def by_numpy(batch):
+    obs = np.asarray(batch["obs"])
+    return batch.with_(obs=np.concatenate([obs, obs], axis=2), more=np.zeros(batch.shape, np.int16))
+
+
+def by_jax(batch):
+    return batch.with_(norm=jnp.linalg.norm(batch["obs"], axis=-1))
+
+
+def test_a_map_in_jax_is_traced():
+    form = traced(recipe().insert(after="batch", own=fl.Map(by_jax))).forms["own"]
+    assert (form["norm"].shape, form["norm"].dtype) == ((16, 8), jnp.float32)
+
+
+def test_a_map_in_numpy_is_run_once_on_zeros():
+    calls = []
+
+    def counted(batch):
+        calls.append(type(batch["reward"]))
+        return by_numpy(batch)
+
+    form = traced(loose().remove("train", "norm", "adv").insert(after="batch", own=fl.Map(counted))).forms["own"]
+    assert (form["obs"].shape, form["more"].shape, form["more"].dtype) == ((16, 8, 8), (16, 8), np.int16)
+    assert np.ndarray in calls
+
+
+def test_a_map_that_works_only_on_real_data_is_told_of_and_the_graph_still_compiles_and_runs():
+    graph = loose().insert(after="batch", own=fl.Map(only_real))
+    plan = graph.compile()
+    assert list(plan.found.opaque) == ["own"]
+    assert "not traced behind own: its function works only on real data" in str(plan)
+    with fl.run(graph) as run:
+        assert next(run)["updates"] == 1
+
+
+@pytest.mark.parametrize("keep", [lambda b: b["reward"].mean() > 0, lambda b: bool(b["reward"].mean() > 0)], ids=["an array", "a bool"])
+def test_a_filter_that_looks_at_values_is_not_judged_by_zeros(keep):
+    """What it keeps is known only in the run; the plan must say so and not count on one answer."""
+    assert "not traced behind own" in str(recipe().insert(after="batch", own=fl.Filter(keep)).compile())
+
+
+def test_a_filter_on_static_facts_is_traced():
+    assert traced(recipe().insert(after="batch", own=fl.Filter(lambda b: b.steps == 128))).steady["own"].given == 1
+    assert traced(recipe().insert(after="batch", own=fl.Filter(lambda b: "reward" not in b.data))).rows == 0
+
+
+def test_a_function_that_counts_for_itself_is_called_in_the_trace_as_in_the_run():
+    seen = []
+    traced(recipe().insert(after="report", own=Pass()).remove("own").insert(after="train", own=fl.Map(lambda t: seen.append(t.steps) or t)))
+    assert seen == [128]
+
+
+# -- lag
+
+
+@dataclass(frozen=True)
+class Twice(fl.Stateless):
+    """Yields its item twice."""
+
+    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+        yield item
+        yield item
+
+
+LAGS = [
+    ("in step", lambda g: g, 0),
+    ("two rounds a batch", lambda g: g.set("batch.min_steps", 256), 0),
+    ("a round late", lambda g: g.insert(after="batch", own=Delay(1)), 1),
+    ("two rounds late", lambda g: g.insert(after="batch", own=Delay(2)), 2),
+    ("three rounds late", lambda g: g.insert(after="sample", own=Delay(3)), 3),
+    ("weights before training", lambda g: g.remove("sync").insert(after="norm", sync=fl.SyncWeights()), 1),
+    ("weights every third update", lambda g: g.replace(sync=SyncEvery(3)), 2),
+    ("each batch trained twice", lambda g: g.insert(after="norm", own=Twice()), 1),
+    ("each round in two halves", lambda g: g.insert(after="batch", own=fl.FlatMap(halves)), 1),
+    ("through a map", lambda g: g.insert(after="batch", own=fl.Map(same)), 0),
+    ("through a map in jax", lambda g: g.insert(after="batch", own=fl.Map(by_jax)), 0),
+    ("through a map in numpy", lambda g: g.insert(after="norm", own=fl.Map(lambda b: b.with_(more=np.asarray(b["reward"])))), 0),
+]
+
+
+@pytest.mark.parametrize(("edit", "lag"), [x[1:] for x in LAGS], ids=[x[0] for x in LAGS])
+def test_lag_is_exact(edit, lag):
+    plan = edit(loose()).compile()
+    assert plan.lag == lag
+    assert f"lag {lag}" in str(plan)
+
+
+@pytest.mark.parametrize("name", ["two rounds late", "weights before training"])
+def test_a_run_has_the_lag_that_is_told_here(name):
+    ((edit, lag),) = (x[1:] for x in LAGS if x[0] == name)
+    with fl.run(edit(loose())) as run:
+        assert max(next(run)["lag_max"] for _ in range(6)) == lag
+
+
+@pytest.mark.parametrize("graph", [fl.ppo(), fl.a2c(), fl.pg()], ids=lambda g: g.name)
+def test_stock_graphs_have_lag_0(graph):
+    assert graph.compile().lag == 0
+
+
+def aged(batch):
+    return fl.Batch(batch.data, {**batch.columns, "version": (batch["reward"][0] * 0).astype(jnp.int32)})
+
+
+def test_a_version_that_is_computed_makes_the_lag_unknown():
+    plan = loose().insert(after="batch", own=fl.Map(aged)).compile()
+    assert math.isnan(plan.lag) and "lag unknown" in str(plan)
+
+
+def test_an_on_policy_loss_on_data_of_unknown_age_is_told_of():
+    with pytest.raises(fl.CheckError, match=r"g\.train: PPOLoss is on-policy"):
+        recipe().insert(after="batch", own=fl.Map(aged)).compile()
+
+
+# -- nothing happens
+
+
+def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
+    seen = []
+    monkeypatch.setattr("flowrl.resources.runners.Runner", lambda *a: seen.append("worker"))
+    monkeypatch.setattr(gym.vector.VectorEnv, "step", lambda *a: seen.append("step"))
+    for place in ("CartPoleEnv", "CartPoleVectorEnv"):
+        monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.{place}.step", lambda *a: seen.append("step"))
+        monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.{place}.reset", lambda *a, **k: seen.append("reset"))
+    traced(recipe())
+    traced(recipe().insert(after="sync", eval=fl.Evaluate(every=2)))
+    assert seen == []
+
+
+def test_the_trace_computes_nothing_large():
+    """2 million steps of a large network: shapes only, so neither the time nor the memory is there."""
+    policy = fl.Policy(fl.MLP, hidden=(8192, 8192))
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=1000, fragment=2000, batch=2_000_000, minibatch=None, policy=policy))
+    started = time.perf_counter()
+    assert graph.compile().per_row("trained_steps") == 2_000_000
+    assert time.perf_counter() - started < 2
+
+
+def test_a_second_trace_finds_the_same():
+    one, two = traced(recipe()), traced(recipe())
+    assert (one.rows, one.steady, one.lags) == (two.rows, two.steady, two.lags)
+    assert runners() == recipe().resources["runners"]

@@ -1,0 +1,54 @@
+"""The progress line, on a terminal and where there is none."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flowrl.events import Ended, RowClosed, Started, Warned
+from flowrl.items import Row
+from flowrl.observe.progress import Progress, duration, left
+
+ROW = Row(
+    {"env_steps": 5_000, "return_mean": 123.45, "length_mean": 20.0, "episodes": 250, "updates": 5, "steps_per_second": 2_500.0, "seconds": 2.0}
+)
+
+
+def shown(events, *, terminal, steps=None):
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=terminal, width=120), steps)
+    for event in events:
+        progress(event)
+    return out.getvalue()
+
+
+def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
+    text = shown([Started(None), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
+    lines = text.splitlines()
+    assert lines == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"] * 2, (
+        "the first row, and the last at the end"
+    )
+
+
+def test_a_terminal_shows_a_live_table():
+    text = shown([Started(None), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
+    for word in ("steps", "return", "123.5", "5,000 of 20,000", "left", "6 s"):
+        assert word in text
+
+
+def test_without_a_number_of_steps_nothing_is_left():
+    assert "left" not in shown([RowClosed(ROW), Ended("until")], terminal=False)
+
+
+def test_warnings_are_shown_as_they_are():
+    assert shown([Warned("odd [things] happen")], terminal=False) == "warning: odd [things] happen\n"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3_599, "59:59"), (3_600, "1:00:00")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_time_left_is_by_the_mean_speed():
+    assert left(ROW, 10_000) == "2 s"
+    assert left(ROW, 5_000) == "0 s"

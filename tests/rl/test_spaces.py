@@ -1,0 +1,178 @@
+"""Spaces as JSON, and actions on their way to an environment."""
+
+import json
+
+import gymnasium as gym
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+import flowrl as fl
+from flowrl.rl.spaces import Spaces, head
+
+INF = np.inf
+f32 = lambda *x: np.array(x, np.float32)
+KINDS = {
+    "box": Box(-1, 1, (3,)),
+    "box without axes": Box(-1, 1, ()),
+    "infinite box": Box(-INF, INF, (2, 2)),
+    "half-infinite box": Box(0, INF, (2,)),
+    "bounds per element": Box(f32(-1, -INF, 0.1), f32(2, 5, INF)),
+    "one bound per element, the other alike": Box(f32(-1, -2), f32(3, 3)),
+    "float64 box": Box(-0.1, 1e300, (2,), np.float64),
+    "float16 box": Box(-1, 1, (2,), np.float16),
+    "image": Box(0, 255, (4, 5, 3), np.uint8),
+    "integers": Box(-7, 9, (2,), np.int32),
+    "integers to the end of their type": Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    "discrete": Discrete(4),
+    "discrete from -2": Discrete(4, start=-2),
+    "multi-discrete": MultiDiscrete([3, 2]),
+    "multi-discrete with starts": MultiDiscrete([3, 2], start=[5, -1]),
+    "multi-discrete of two axes": MultiDiscrete(np.array([[3, 2], [2, 4]]), dtype=np.int32),
+    "multi-binary": MultiBinary(3),
+    "multi-binary of two axes": MultiBinary([2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_json_brings_a_space_back(name):
+    spaces = Spaces(KINDS[name], KINDS[name])
+    back = Spaces.from_json(spaces.json)
+    assert (back.obs, back.action) == (spaces.obs, spaces.action)
+    assert back.obs.dtype == spaces.obs.dtype and back.obs.shape == spaces.obs.shape
+    assert back == spaces and hash(back) == hash(spaces) and back.json == spaces.json
+
+
+def test_json_is_plain_json_without_infinities():
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    both = json.loads(Spaces(KINDS["bounds per element"], KINDS["infinite box"]).json, parse_constant=refuse)
+    assert both["obs"]["low"][1] is None and both["action"]["high"] == [None]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_equality_is_by_value(name):
+    same = [Spaces(space, Discrete(2)) for space in (KINDS[name], Spaces.from_json(Spaces(KINDS[name], Discrete(2)).json).obs)]
+    assert same[0] == same[1] and len(set(same)) == 1
+    others = [Spaces(space, Discrete(2)) for other, space in KINDS.items() if other != name]
+    assert same[0] not in others and len({*same, *others}) == len(KINDS)
+
+
+def test_observation_and_action_are_told_apart():
+    assert Spaces(Discrete(2), Discrete(3)) != Spaces(Discrete(3), Discrete(2))
+    assert Spaces(Discrete(2), Discrete(3)) != "Discrete(2), Discrete(3)"
+
+
+def test_a_space_that_no_policy_fits_compares_but_does_not_come_back():
+    spaces = Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2))
+    assert spaces == Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2)) != Spaces(gym.spaces.Dict(a=Discrete(3)), Discrete(2))
+    with pytest.raises(fl.PolicyError, match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)"):
+        Spaces.from_json(spaces.json)
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (Box(-1, 1, (2,), np.float64), np.float32),
+        (Box(0, 255, (2,), np.uint8), np.uint8),
+        (Box(0, 9, (2,), np.int64), np.int32),
+        (Discrete(3), np.int32),
+        (MultiDiscrete([2, 2]), np.int32),
+        (MultiBinary(3), np.int8),
+    ],
+    ids=str,
+)
+def test_observations_are_kept_small(space, dtype):
+    assert Spaces(space, Discrete(2)).obs_dtype == dtype
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Dict(a=Discrete(2)), gym.spaces.Tuple([Discrete(2)]), gym.spaces.Text(3)], ids=str)
+def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
+    with pytest.raises(fl.PolicyError, match=r"are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation"):
+        _ = Spaces(space, Discrete(2)).obs_dtype
+
+
+@pytest.mark.parametrize(
+    ("space", "outputs", "width", "kind"),
+    [
+        (Discrete(4), 4, 0, "categorical"),
+        (MultiDiscrete([3, 2]), 5, 2, "multi_categorical"),
+        (MultiBinary(3), 6, 3, "multi_categorical"),
+        (MultiBinary([2, 2]), 8, 4, "multi_categorical"),
+        (Box(-1, 1, (3,)), 6, 3, "gaussian"),
+        (Box(-1, 1, (2, 2)), 8, 4, "gaussian"),
+        (Box(-1, 1, ()), 2, 1, "gaussian"),
+    ],
+    ids=str,
+)
+def test_head(space, outputs, width, kind):
+    found = head(space)
+    assert (found.outputs, found.width, found.kind) == (outputs, width, kind) and fl.action_outputs(space) == outputs
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Tuple([Discrete(2), Discrete(2)]),
+        gym.spaces.Dict(a=Discrete(2)),
+        Box(0, 9, (2,), np.int32),
+        Box(0, 255, (2,), np.uint8),
+        MultiDiscrete([[2, 2]]),
+    ],
+    ids=str,
+)
+def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
+    with pytest.raises(
+        fl.PolicyError, match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one axis\), MultiBinary, or Box of floats"
+    ):
+        head(space)
+
+
+BOXES = {
+    "finite": (Box(f32(-2, 0), f32(2, 10)), [[-9, -1], [0, 0.5], [1, 9]], [[-2, 0], [0, 7.5], [2, 10]]),
+    "infinite": (Box(-INF, INF, (2,)), [[-1e6, 0.25]], [[-1e6, 0.25]]),
+    "half-infinite": (Box(f32(0, -INF), f32(INF, 5)), [[-3, 9], [3, -9]], [[0, 5], [3, -9]]),
+    "of all kinds": (Box(f32(-4, -INF, 0, -INF), f32(4, INF, INF, 1)), [[0.5, 7, -7, 7]], [[2, 7, 0, 1]]),
+    "of two axes": (Box(-2, 2, (2, 2)), [[-1, 0, 0.5, 1]], [[[-2, 0], [1, 2]]]),
+    "without axes": (Box(0, 4, ()), [[0.5], [3.0]], [3, 4]),
+    "float64": (Box(-2, 2, (1,), np.float64), [[0.25]], [[0.5]]),
+}
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+@pytest.mark.parametrize("name", BOXES)
+def test_box_actions_keep_to_their_bounds(name, xp):
+    space, actions, wanted = BOXES[name]
+    if xp is jnp and space.dtype == np.float64:
+        space = Box(-2, 2, (1,))
+    found = head(space).to_env(xp.asarray(actions, np.float32), xp)
+    assert found.dtype == space.dtype and found.shape == (len(actions), *space.shape)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert all(space.contains(np.asarray(action)) for action in found)
+
+
+@pytest.mark.parametrize("scale", [1, 1e3, 1e30])
+def test_any_gaussian_action_is_one_that_the_environment_takes(scale):
+    space = Box(f32(-0.1, -3e38, 0.3, 1e-6), f32(0.7, 1e6, INF, 1.1e-6))
+    actions = np.random.default_rng(0).normal(scale=scale, size=(200, 4)).astype(np.float32)
+    assert all(space.contains(action) for action in head(space).to_env(actions))
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "wanted"),
+    [
+        (Discrete(3), [0, 2], [0, 2]),
+        (Discrete(3, start=-1), [0, 2], [-1, 1]),
+        (MultiDiscrete([3, 2]), [[2, 0], [0, 1]], [[2, 0], [0, 1]]),
+        (MultiDiscrete([3, 2], start=[5, -1]), [[2, 0], [0, 1]], [[7, -1], [5, 0]]),
+        (MultiBinary(3), [[1, 0, 1]], [[1, 0, 1]]),
+        (MultiBinary([2, 2]), [[1, 0, 1, 1]], [[[1, 0], [1, 1]]]),
+    ],
+    ids=str,
+)
+def test_integer_actions_count_from_the_start_and_have_the_space_s_shape(space, actions, wanted):
+    found = head(space).to_env(np.array(actions, np.int32))
+    np.testing.assert_array_equal(found, wanted)
+    assert found.dtype == space.dtype and all(space.contains(action) for action in found)

@@ -1,0 +1,78 @@
+"""The loop by hand that `make bench` measures against does the same maths: one update from one batch gives the same parameters."""
+
+import importlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import flowrl as fl
+from flowrl.graph.site import HereSite, Place
+from flowrl.ops.batch import advantages, standardized
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.fixture
+def hand(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    return importlib.import_module("handwritten")
+
+
+def by_hand(weights):
+    """flowrl's parameters under the names of the loop by hand."""
+    out = {}
+    for name, head in (("actor", "action"), ("critic", "value")):
+        for i in range(2):
+            out[f"{name}{i}"] = {"w": weights[f"{name}/layers/{i}/kernel"], "b": weights[f"{name}/layers/{i}/bias"]}
+        out[f"{name}2"] = {"w": weights[f"heads/{head}/kernel"], "b": weights[f"heads/{head}/bias"]}
+    return jax.tree.map(np.asarray, out)
+
+
+def test_one_update_from_one_batch_gives_the_same_parameters(hand):
+    policy = fl.Policy(fl.MLP, hidden=(64, 64))
+    loss = fl.PPOLoss(clip=hand.CLIP, value=hand.VALUE, value_clip=hand.VALUE_CLIP, entropy=hand.ENTROPY)
+    place = Place(
+        "same",
+        {
+            "runners": fl.Runners("CartPole-v1", policy, envs=hand.ENVS, fragment=hand.STEPS),
+            "learner": fl.Learner(policy, loss, fl.Adam(hand.LR, clip=0.5)),
+        },
+        3,
+        HereSite,
+    )
+    handles = place.open()
+    runners, learner = handles["runners"], handles["learner"]
+    batch = runners.collect()
+    assert not batch["valid"].all()
+    assert batch["truncated"].sum() == 0
+    rng = np.random.default_rng(0)  # cut some episodes short, so that the bootstrap is tested too, and move the old values
+    truncated = batch["terminated"] & (rng.random(batch.shape) < 0.5)
+    batch = batch.with_(
+        truncated=truncated, terminated=batch["terminated"] & ~truncated, value=batch["value"] + rng.normal(0, 0.3, batch.shape).astype(np.float32)
+    )
+
+    params = by_hand(learner.weights()[0].params)
+    shuffle = jax.random.split(learner.state["core"]["key"])[1]
+    rows = {k: batch[k] for k in ("obs", "reward", "terminated", "truncated", "valid", "action", "logp", "value")}
+    expected, _, loss_by_hand = hand.update(params, hand.TX.init(params), shuffle, rows, batch.columns["bootstrap_obs"])
+
+    d = batch.data
+    end = learner.values(batch.columns["bootstrap_obs"])
+    adv, target = advantages(d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=hand.GAMMA, lam=hand.LAM)
+    trained = learner.update(batch.with_(advantage=standardized(adv, d["valid"]), target=target), epochs=hand.EPOCHS, minibatch=hand.MINIBATCH)
+    got = by_hand(learner.weights()[0].params)
+    place.close()
+
+    # 320 steps of Adam let the last bits of two different programs grow; the update itself moved weights by about 0.05
+    moved = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(by_hand_start(hand, learner)), jax.tree.leaves(got), strict=True))
+    assert moved > 0.03
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    metrics = dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
+    np.testing.assert_allclose(metrics["loss"], loss_by_hand, rtol=1e-4)
+
+
+def by_hand_start(hand, learner):
+    return by_hand(jax.jit(learner.core.init)(learner.site.key("init"))["weights"].params)
