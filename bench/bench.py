@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import handwritten
 import jax
 
 import flowrl as fl
+import handwritten
 from flowrl.graph.loop import Ledger, Loop
 from flowrl.graph.site import HereSite, Place
 

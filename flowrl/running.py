@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,8 +20,8 @@ from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
-from flowrl.runtime.base import Audit, Runtime
-from flowrl.saving import RunDir, TrainedPolicy
+from flowrl.runtime.base import Audit, Runtime, interrupts_wait
+from flowrl.saving import RunDir, TrainedPolicy, check_free
 
 RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
 
@@ -49,6 +49,7 @@ def run(
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
+        SettingError: an argument can't be taken.
         RuntimeFailed: the runtime can't start.
         SaveError: `out` exists already.
 
@@ -58,6 +59,8 @@ def run(
     >>> updates
     [1, 2, 3]
     """
+    if seed < 0 or (steps is not None and steps < 1):
+        raise SettingError(f"seed must not be negative, and steps at least 1; got seed={seed}, steps={steps}")
     plan = graph.compile()
     return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
 
@@ -102,12 +105,20 @@ class Run:
         self._steps, self._until = steps, until
         self._stream = Stream(observers)
         self._final: TrainedPolicy | None = None
-        self._dir = RunDir(out, self._files()) if out is not None else None
+        files = self._files() if out is not None else {}
+        self._dir: RunDir | None = None
         try:
+            if out is not None:
+                check_free(out)
             self._session = runtime.open(self.graph, seed, self._stream.hook())
         except BaseException as error:
             self.reason = "failed"
             self._stream.emit(Ended(self.reason, error))
+            raise
+        try:
+            self._dir = RunDir(out, files) if out is not None else None
+        except BaseException as error:
+            self._end("failed", error)
             raise
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan))
@@ -122,17 +133,15 @@ class Run:
             raise StopIteration
         try:
             row = next(self._iterator)
-        except KeyboardInterrupt:
-            self._end("interrupted", None)
-            raise
+            self.rows.append(row)
+            if self._dir is not None:
+                self._dir.add(row)
+            self._stream.emit(RowClosed(row))
+            solved = self._until is not None and self._until(row)
         except BaseException as error:
-            self._end("failed", error)
+            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
             raise
-        self.rows.append(row)
-        if self._dir is not None:
-            self._dir.add(row)
-        self._stream.emit(RowClosed(row))
-        if self._until is not None and self._until(row):
+        if solved:
             self._end("until", None)
         elif self._steps is not None and row["env_steps"] >= self._steps:
             self._end("steps", None)
@@ -193,17 +202,27 @@ class Run:
         if self.reason is not None:
             return
         self.reason = reason
-        try:
+        with interrupts_wait(), ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
+            last.callback(self._stream.emit, Ended(reason, error))
+            last.callback(self._finish, error)
+            last.callback(self._session.close)
             with suppress(GraphError):
                 self._final = self.policy
-        finally:
-            self._session.close()
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Seal the directory. If the run failed, that error is the one to raise."""
         audit = self.audit()
         if error is None and not audit.closed:
             self._stream.emit(Warned(f"the conservation audit does not close:\n{audit}"))
-        if self._dir is not None:
+        if self._dir is None:
+            return
+        try:
             self._dir.finish(self._final, {"audit.txt": str(audit)})
-        self._stream.emit(Ended(reason, error))
+        except OSError as problem:
+            text = f"{self._dir.path} could not be saved: {problem}"
+            if error is None:
+                raise SaveError(text) from problem
+            error.add_note(text)
 
     def _files(self) -> dict[str, str]:
         """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""

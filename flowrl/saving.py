@@ -90,13 +90,11 @@ class RunDir:
             SaveError: it exists already and is not empty, or can't be made.
         """
         self.path = Path(path)
+        check_free(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            taken = any(self.path.iterdir())
         except OSError as error:
             raise SaveError(f"can't make the directory {self.path}: {error.strerror}") from None
-        if taken:
-            raise SaveError(f"{self.path} exists already, and nothing is ever overwritten; name another directory")
         for name, text in {"command.txt": _command(), **files}.items():
             (self.path / name).write_text(text, encoding="utf-8")
         self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
@@ -114,6 +112,17 @@ class RunDir:
         if policy is not None:
             save_policy(policy, self.path / "policy")
         seal(self.path)
+
+
+def check_free(path: str | Path) -> None:
+    """Make sure that a run can be saved there.
+
+    Raises:
+        SaveError: there is a file of that name, or a directory that is not empty.
+    """
+    root = Path(path)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise SaveError(f"{root} exists already, and nothing is ever overwritten; name another directory")
 
 
 def to_json(row: Mapping[str, float]) -> str:

@@ -13,8 +13,8 @@ import flowrl as fl
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
-TEXT = re.findall(r"```text\n(.*?)```", README, re.S)
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TEXT = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.ray
@@ -40,7 +40,7 @@ def test_the_readmes_picture_is_drawn_by_the_graph_it_shows():
 def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys):
     from flowrl.cli import parser
 
-    block = re.search(r"## The command line\n\n```bash\n(.*?)```", README, re.S).group(1)
+    block = re.search(r"## The command line\n\n```bash\n(.*?)```", README, re.DOTALL).group(1)
     for line in block.splitlines():
         import shlex
 
@@ -48,7 +48,7 @@ def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys)
         assert args.act
 
 
-@pytest.mark.parametrize("module", sorted({home for home in fl._HOME.values()} | {"flowrl.observe.progress", "flowrl.graphs"}))
+@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.progress", "flowrl.graphs"}))
 def test_docstring_examples(module):
     if module == "flowrl.runtime.ray":
         return

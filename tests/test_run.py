@@ -92,7 +92,8 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_loaded(saved, tmp_pa
 
     path = tmp_path / "copy"
     shutil.copytree(saved[0], path)
-    file = path / where if where != "a weights file" else max((path / "policy/weights").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    largest = max((p for p in (path / "policy/weights").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    file = largest if where == "a weights file" else path / where
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(bytes(data))
@@ -133,7 +134,8 @@ def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
     import own_policy
 
     policy = fl.Policy(own_policy.Tiny, width=4)
-    with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy)), steps=10, out=tmp_path / "r") as run:
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy))
+    with fl.run(graph, steps=10, out=tmp_path / "r") as run:
         list(run)
     with pytest.raises(fl.SaveError, match=r"needs code from 'own_policy'.*allow it with --import own_policy"):
         fl.load(tmp_path / "r")
@@ -235,3 +237,42 @@ def test_wrong_arguments_are_told_before_anything_starts(tmp_path):
     with pytest.raises(fl.CheckError, match=r"ppo\.report"):
         fl.run(PPO.then(again=fl.Report()), out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_an_error_in_until_or_in_closing_an_environment_still_shuts_down_and_saves(tmp_path):
+    with pytest.raises(KeyError, match="retrun_mean"):
+        list(fl.run(PPO, until=lambda row: row["retrun_mean"] > 3, out=tmp_path / "a"))
+    fl.load(tmp_path / "a")
+    graph = PPO.replace(runners=fl.Runners(BadEnd, PPO.resources["runners"].policy, envs=4, fragment=16))
+    with pytest.raises(RuntimeError, match="can't close"), fl.run(graph, steps=60, out=tmp_path / "b") as run:
+        list(run)
+    fl.load(tmp_path / "b", allow=["test_run"])
+
+
+class BadEnd(Clockwork):
+    closes = 0
+
+    def close(self):
+        BadEnd.closes += 1
+        if BadEnd.closes > 1:  # the first one only showed its spaces
+            raise RuntimeError("can't close")
+
+
+def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
+    from flowrl import saving
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(fl.SaveError, match="could not be saved: .*No space left on device"):
+        run = fl.run(PPO, steps=60, out=tmp_path / "a")
+        monkeypatch.setattr(saving, "seal", full)
+        list(run)
+    assert len(run.rows) == 1
+
+
+def test_seeds_and_steps_are_checked():
+    with pytest.raises(fl.SettingError, match="got seed=-1, steps=None"):
+        fl.run(PPO, seed=-1)
+    with pytest.raises(fl.SettingError, match="got seed=0, steps=0"):
+        fl.run(PPO, steps=0)

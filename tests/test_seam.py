@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from fused import Corridor, JaxRunners, scan
 
 import flowrl as fl
 from flowrl.graph.trace import trace
 from flowrl.runtime.local import LocalRuntime
+from fused import Corridor, JaxRunners, scan
 
 POLICY = fl.Policy(fl.MLP, hidden=(16,))
 

@@ -84,7 +84,6 @@ class Loop:
         self.graph = graph
         self.ledger = ledger
         self.hook = hook
-        self.failed = failed
         self._enter = self._push if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
         self.roots = [self.units[n.name] for n in nodes if not n.after]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from typing import Any
 
@@ -45,8 +46,9 @@ class HereWorkers:
 
     def close(self) -> None:
         """Close every worker."""
-        for worker in self.objects:
-            worker.close()
+        with ExitStack() as each:
+            for worker in self.objects:
+                each.callback(worker.close)
 
 
 class Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import jax
@@ -25,9 +25,15 @@ Array = Any
 State = dict[str, Any]
 
 
+@lru_cache(maxsize=64)
+def core_of(policy: Policy, spaces: Spaces, loss: Loss, optimizer: Any) -> Core:
+    """The core for these settings: one and the same for equal ones, so that what was compiled for one run serves the next."""
+    return Core(policy, spaces, loss, optimizer)
+
+
 @dataclass(frozen=True)
 class Core:
-    """The learner's pure functions. Two of equal settings are equal, so that what was compiled for one serves both."""
+    """The learner's pure functions."""
 
     policy: Policy
     spaces: Spaces
@@ -133,7 +139,7 @@ class LearnerHandle(Handle):
     def __init__(self, spec: Learner, site: Site) -> None:
         runners: RunnersHandle = site.resource(spec.runners)
         self.site = site
-        self.core = Core(spec.policy, runners.spaces, as_loss(spec.loss), spec.optimizer)
+        self.core = core_of(spec.policy, runners.spaces, as_loss(spec.loss), spec.optimizer)
         self.state = {"core": site.run(self.core.init, site.key("init")), "version": np.int32(0)}
         runners.publish(*self.weights())
 
@@ -202,8 +208,11 @@ class Learner(Resource):
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
             raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
-        as_loss(self.loss)
         as_transformation(self.optimizer)
+        try:
+            hash((as_loss(self.loss), self.optimizer))
+        except TypeError as error:
+            raise SettingError(f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}") from None
 
     def open(self, site: Site) -> LearnerHandle:
         """Make the first weights and hand them to the runners."""

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 
 import networkx as nx
 import pytest
-import vocabulary_stubs as v
 
 import flowrl as fl
+import vocabulary_stubs as v
 from flowrl.graph.protocols import refs
 
 POLICY = fl.Policy(fl.MLP)

@@ -47,7 +47,15 @@ IMAGES = {
 }
 
 
-def made(policy, obs=BOX, action=DISCRETE, seed=0):
+def made(policy, obs=BOX, action=DISCRETE):
+    """A network, and weights that need no compiling: normal ones, with the rest as it starts."""
+    net, rng = network(policy, Spaces(obs, action)), np.random.default_rng(0)
+    forms = jax.eval_shape(net.init, jax.random.key(0))
+    params = {k: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype) for k, x in forms.params.items()}
+    return net, Weights(params, net.init(jax.random.key(0)).rest if forms.rest else {})
+
+
+def initial(policy, obs=BOX, action=DISCRETE, seed=0):
     net = network(policy, Spaces(obs, action))
     return net, net.init(jax.random.key(seed))
 
@@ -117,13 +125,13 @@ def test_a_discrete_observation_is_read_as_one_of_n():
 
 
 def test_gaussian_deviations_are_parameters_that_do_not_depend_on_the_observation():
-    net, weights = made(fl.Policy(fl.MLP, hidden=(4,), log_std=-0.7), BOX, ACTIONS["box"])
+    net, weights = initial(fl.Policy(fl.MLP, hidden=(4,), log_std=-0.7), BOX, ACTIONS["box"])
     np.testing.assert_allclose(net.apply(weights, some_obs(BOX))[0].log_std, np.full((N, 2), -0.7))
     assert weights.params["heads/log_std"].shape == (2,)
 
 
 def test_a_fresh_policy_prefers_no_action():
-    net, weights = made(MLP)
+    net, weights = initial(MLP)
     np.testing.assert_allclose(jax.nn.softmax(net.apply(weights, some_obs(BOX))[0].logits), 1 / 3, atol=0.02)
 
 
@@ -141,7 +149,7 @@ def test_weights_have_readable_names():
 
 
 def test_init_is_a_function_of_the_key():
-    net, weights = made(MLP)
+    net, weights = initial(MLP)
     for seed, same in ((0, True), (1, False)):
         again = net.init(jax.random.key(seed))
         assert again.params.keys() == weights.params.keys()
