@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from flowrl.graph.protocols import Resource as Resource
     from flowrl.graph.protocols import Site as Site
     from flowrl.graph.protocols import Stateless as Stateless
-    from flowrl.graph.values import Spec as Spec
     from flowrl.items import Batch as Batch
     from flowrl.items import Row as Row
     from flowrl.items import Trained as Trained
@@ -89,7 +88,6 @@ _HOMES = {
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Context Handle Operator Ref Resource Site Stateless",
-    "graph.values": "Spec",
     "items": "Batch Row Trained",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Map",

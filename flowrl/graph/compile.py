@@ -30,7 +30,7 @@ def compile_graph(graph: Graph) -> Plan:
         problems += _never(graph, found)
     elif len(stages) > 1 and not problems:
         problems.append((stages[1][0], f"cuts the graph into {len(stages)} stages, and the runtimes run graphs of one stage; remove it"))
-    problems += review(graph, found, traced and not found.problems and not found.opaque)
+    problems += review(graph, found, traced and bool(found.rows) and not found.problems)
     if problems:
         lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
         raise CheckError(graph.name, dict.fromkeys(lines))

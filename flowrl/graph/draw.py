@@ -56,7 +56,7 @@ def text(graph: Graph) -> str:
             if j == 0:
                 lanes[at] = to
             else:
-                _free(lanes, to)
+                _free(lanes, to, at + 1)
         if any(lanes):
             split = len(targets) > 1
             marks = [
@@ -76,13 +76,11 @@ def text(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _free(lanes: list[str | None], name: str) -> int:
-    if None in lanes:
-        i = lanes.index(None)
-        lanes[i] = name
-        return i
-    lanes.append(name)
-    return len(lanes) - 1
+def _free(lanes: list[str | None], name: str, start: int = 0) -> int:
+    """The first free lane from `start` on, now leading to `name`."""
+    i = next((i for i in range(start, len(lanes)) if lanes[i] is None), len(lanes))
+    lanes[i:] = [name, *lanes[i + 1 :]]
+    return i
 
 
 def _uses(node: Node) -> str:
@@ -109,18 +107,21 @@ def mermaid(graph: Graph) -> str:
 
 
 def _id(name: str) -> str:
-    return "n_" + name.replace(".", "__")
+    return "n_" + name.replace(".", "-")
 
 
 def dot(graph: Graph) -> str:
     """A graph for Graphviz."""
-    quote = '"{}"'.format
-    lines = [f"digraph {quote(graph.name)} {{", "  rankdir=LR;", '  node [shape=box, style=rounded, fontname="Helvetica"];']
-    lines += [f"  {quote(n.name)} [label={quote(n.name + chr(92) + 'n' + _kind(n))}];" for n in graph.nodes]
-    lines += [f"  {quote(n)} [label={quote(n + chr(92) + 'n' + type(r).__name__)}, shape=cylinder, style=solid];" for n, r in graph.resources.items()]
-    lines += [f"  {quote(a)} -> {quote(n.name)};" for n in graph.nodes for a in n.after]
-    lines += [f"  {quote(a)} -> {quote(b)} [style=dashed];" for a, b in _dashed(graph)]
+    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=LR;", '  node [shape=box, style=rounded, fontname="Helvetica"];']
+    lines += [f"  {_quote(n.name)} [label={_quote(n.name, _kind(n))}];" for n in graph.nodes]
+    lines += [f"  {_quote(n)} [label={_quote(n, type(r).__name__)}, shape=cylinder, style=solid];" for n, r in graph.resources.items()]
+    lines += [f"  {_quote(a)} -> {_quote(n.name)};" for n in graph.nodes for a in n.after]
+    lines += [f"  {_quote(a)} -> {_quote(b)} [style=dashed];" for a, b in _dashed(graph)]
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quote(*lines: str) -> str:
+    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
 
 
 # -- svg -----------------------------------------------------------------------------------------------------------

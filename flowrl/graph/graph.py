@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -41,6 +42,9 @@ class Chain(Mapping[str, Operator]):
     def __len__(self) -> int:
         return len(self._ops)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chain) and list(self._ops.items()) == list(other._ops.items())
+
     def __hash__(self) -> int:
         return hash(tuple(self._ops))
 
@@ -69,11 +73,21 @@ def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Opera
         elif isinstance(op, Operator):
             flat[name] = op
         else:
-            kind = "the class itself: call it" if isinstance(op, type) else f"a {type(op).__name__}"
-            raise GraphError(f"'{name}' must be an operator or a chain, got {kind}", where)
+            hint = "; resources go into fl.Graph(...)" if isinstance(op, Resource) else ""
+            raise GraphError(f"'{name}' must be an operator or a chain, got {_a(op)}{hint}", where)
+        for part in name.split("."):
+            if not part.isidentifier() or keyword.iskeyword(part):
+                raise GraphError(f"'{name}' can't be a name: names are Python identifiers", where)
     if not flat:
         raise GraphError("needs at least one operator: name=Operator(...)", where)
     return flat
+
+
+def _a(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, type):
+        return "the class itself: call it"
+    return f"a {type(value).__name__}"
 
 
 _OPEN_END: Any = object()
@@ -95,9 +109,8 @@ class Graph:
     def __init__(self, name: str, /, **resources: Resource) -> None:
         for key, resource in resources.items():
             if not isinstance(resource, Resource):
-                raise GraphError(
-                    f"'{key}' must be a resource such as fl.Learner(...), got a {type(resource).__name__}; operators go into .then(...)", name
-                )
+                hint = "; operators go into .then(...)" if isinstance(resource, Operator) else ""
+                raise GraphError(f"'{key}' must be a resource such as fl.Learner(...), got {_a(resource)}{hint}", name)
         self._fill(name, resources, ())
 
     def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
@@ -117,11 +130,14 @@ class Graph:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Graph is immutable: its verbs (then, set, replace, ...) return a new one")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Graph is immutable: its verbs (remove, replace, ...) return a new one")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and (self.name, dict(self.resources), self.nodes) == (other.name, dict(other.resources), other.nodes)
 
     def __hash__(self) -> int:
-        return hash((self.name, tuple(self.resources), tuple((n.name, n.after) for n in self.nodes)))
+        return hash((self.name, frozenset(self.resources), tuple((n.name, n.after) for n in self.nodes)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.name, dict(self.resources), self.nodes))
@@ -142,18 +158,26 @@ class Graph:
         def lines(items: Iterable[tuple[str, Any]]) -> str:
             return "".join(f"    {k}={values.to_text(v, defaults=defaults, strict=strict, indent=4)},\n" for k, v in items)
 
-        text = f'Graph(\n    "{self.name}",\n{lines(self.resources.items())})'
+        text = f"Graph(\n    {values.to_text(self.name, defaults=True)},\n{lines(self.resources.items())})"
+        for after, nodes in self._groups():
+            head = "" if after is None else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
+            text += f".then(\n{head}{lines(_nest((n.name, n.op) for n in nodes))})"
+        return text + "\n"
+
+    def _groups(self) -> list[tuple[tuple[str, ...] | None, list[Node]]]:
+        """The nodes by the `then` that adds them: what that goes on from (None for the open end), and they in a row."""
         groups: list[tuple[tuple[str, ...] | None, list[Node]]] = []
         for i, node in enumerate(self.nodes):
+            head, dot, _ = node.name.partition(".")
             follows = node.after == (self.nodes[i - 1].name,) if i else not node.after
+            if follows and groups:
+                heads = [n.name.partition(".")[0] for n in groups[-1][1]]
+                follows = head not in heads or (bool(dot) and heads[-1] == head)  # one keyword can't stand twice
             if follows and groups:
                 groups[-1][1].append(node)
             else:
                 groups.append((None if follows else node.after, [node]))
-        for after, nodes in groups:
-            head = "" if after is None else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
-            text += f".then(\n{head}{lines(_nest((n.name, n.op) for n in nodes))})"
-        return text + "\n"
+        return groups
 
     @staticmethod
     def from_text(text: str, *, allow: Collection[str] = (), source: str = "graph") -> Graph:
@@ -184,7 +208,7 @@ class Graph:
                 )
             previous: tuple[str, ...] = tuple(ends)
         else:
-            previous = (after,) if isinstance(after, str) else tuple(after)
+            previous = (after,) if isinstance(after, str) else tuple(dict.fromkeys(after))
             for name in previous:
                 self._index(name)
         return self._with(nodes=(*self.nodes, *self._line(previous, ops)))
@@ -211,7 +235,7 @@ class Graph:
             if name in graph.resources:
                 graph = graph._with(resources={k: v for k, v in graph.resources.items() if k != name})
                 continue
-            gone = graph.nodes[graph._index(name)]
+            gone = graph.nodes[graph._index(name, also_resources=True)]
             graph = graph._with(nodes=[_swap(n, name, gone.after) for n in graph.nodes if n.name != name])
         return graph
 
@@ -228,9 +252,10 @@ class Graph:
             elif name not in resources and isinstance(value, Operator):
                 nodes[self._index(name)] = replace(nodes[self._index(name)], op=value)
             else:
-                self._index(name, also_resources=True)
+                if name not in resources:
+                    self._index(name, also_resources=True)
                 kind = "a resource" if name in resources else "an operator"
-                raise GraphError(f"'{name}' is {kind} and can't be replaced by a {type(value).__name__}", self.name)
+                raise GraphError(f"'{name}' is {kind} and can't be replaced by {_a(value)}", self.name)
         return self._with(nodes=nodes, resources=resources)
 
     def rename(self, name: str) -> Graph:
@@ -313,15 +338,18 @@ class Graph:
         for i, node in enumerate(self.nodes):
             if node.name == name:
                 return i
+        if name in self.resources:
+            raise GraphError(f"'{name}' is a resource, not a node; nodes: {', '.join(n.name for n in self.nodes) or 'none'}", self.name)
         known = [n.name for n in self.nodes] + (list(self.resources) if also_resources else [])
-        raise GraphError(unknown("node", name, known), self.name)
+        raise GraphError(unknown("node or resource" if also_resources else "node", name, known), self.name)
 
     def _line(self, previous: tuple[str, ...], ops: Mapping[str, Operator | Chain]) -> list[Node]:
         taken = {n.name for n in self.nodes} | set(self.resources)
         line = []
         for name, op in _flatten(ops, self.name).items():
-            if name in taken:
-                what = "a resource" if name in self.resources else "a node"
+            clash = next((t for t in taken if t == name or t.startswith(f"{name}.") or name.startswith(f"{t}.")), None)
+            if clash is not None:
+                what = "a resource" if clash in self.resources else "a node" if clash == name else f"the node '{clash}'"
                 raise GraphError(f"the name '{name}' is taken by {what}; nodes and resources share one namespace", self.name)
             line.append(Node(name, op, previous))
             previous = (name,)

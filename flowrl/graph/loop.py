@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flowrl.errors import ContractError, FlowrlError
+from flowrl.errors import ContractError, FlowrlError, GraphError, unknown
 from flowrl.graph.graph import Node
 from flowrl.graph.protocols import Handle, Site
 from flowrl.items import Batch, Tally, Trained
@@ -47,10 +47,13 @@ class NodeContext:
         self.source: str | None = None
         self.run = site.run
         self.call = site.call
+        self.test = site.test
         self.seconds = site.seconds
         self._handles = handles
 
     def __getitem__(self, ref: Any) -> Any:
+        if ref not in self._handles:
+            raise GraphError(f'{unknown("resource", ref, self._handles)}; name it in a field of the operator: `{ref}: Ref[...] = "{ref}"`')
         return self._handles[ref]
 
 
@@ -133,8 +136,9 @@ class Loop:
         unit.ctx.source = source
         ledger.node = name
         stream = unit.step(unit.state, item, unit.ctx)
-        if stream is None:
-            raise ContractError("its step returned None; a step yields its items (write `yield item`, or `yield from ()` for none)")
+        if not isinstance(stream, Iterator):
+            got = "None" if stream is None else f"a {type(stream).__name__}"
+            raise ContractError(f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)")
         started = time.perf_counter() if hook else 0.0
         while (out := next(stream, _END)) is not _END:
             if hook:

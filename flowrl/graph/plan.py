@@ -52,11 +52,15 @@ class Plan:
         lag = "unknown" if math.isnan(self.lag) else f"{self.lag:g}"
         parts = [f"{stages} stage{'s' * (stages != 1)}", f"lag {lag}"]
         if self.found.opaque:
-            parts.append(f"not traced behind {', '.join(self.found.opaque)}: its function works only on real data")
+            parts += [f"not traced behind {node}, whose function works only on real data ({text})" for node, text in self.found.opaque.items()]
         elif not self.found.exact:
             parts.append(f"means over {self.found.rows:,} rows, no period found")
         elif (self.found.rows, self.found.warmup_rows) != (1, 0):
-            parts.append(f"repeats every {self.found.rows} rows after {self.found.warmup_rows} of warm-up")
+            every = "row" if self.found.rows == 1 else f"{self.found.rows:,} rows"
+            warmup = f" after {self.found.warmup_rows:,} of warm-up" if self.found.warmup_rows else ""
+            parts.append(f"repeats every {every}{warmup}")
+        if self.found.timed:
+            parts.append("rows close by the clock: these are the numbers of the shortest")
         return f"{self.graph.name}: {', '.join(parts)}"
 
     def _line(self, node: Node) -> tuple[str, str]:
@@ -79,10 +83,10 @@ class Plan:
         if counts["evaluations"]:
             return "plays greedily", f"{counts['evaluated_episodes'] / self.found.rows:g} episodes a row"
         if isinstance(form, Tally):
-            steps = Fraction(self.total("sampled_steps"), self.found.rows)
+            steps, updates = (Fraction(self.total(k), self.found.rows) for k in ("sampled_steps", "updates"))
             every = Fraction(traffic.taken, max(traffic.given, 1))
             left = "every item" if every == 1 else f"every {every} items"
-            return left, f"1 row = {_amount(steps, 'step')}, {_amount(Fraction(self.total('updates'), self.found.rows), 'update')}"
+            return left, f"1 row = {_amount(steps, 'step')}, {_amount(updates, 'update')}"
         return self._generic(node, traffic, form)
 
     def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:

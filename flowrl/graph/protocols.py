@@ -76,6 +76,9 @@ class Site(Protocol):
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call any function of items as it is; the abstract trace finds the form of what it returns."""
 
+    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Whether a predicate of items holds; the abstract trace tells only where static facts decide it."""
+
     def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
         """Make `count` workers by `make(index)`; the abstract trace takes `twin(index)`, whose methods give shapes."""
 
@@ -153,6 +156,9 @@ class Context(Protocol):
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function of items as it is, uncompiled."""
+
+    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Whether a user's predicate of items holds. The abstract trace can tell only where static facts decide it."""
 
     def seconds(self) -> float:
         """The clock, in seconds."""

@@ -126,6 +126,10 @@ class HereSite:
         """Call it."""
         return fn(*args)
 
+    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Call it."""
+        return bool(fn(*args))
+
     def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
         """Make the workers here."""
         return HereWorkers([make(i) for i in range(count)])

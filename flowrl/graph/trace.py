@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,6 +25,11 @@ PATIENCE = 2.0
 """Seconds after which the trace stops looking for a period and the plan gives means."""
 
 
+OLD = 32
+"""The age in updates from which on the trace tells versions no longer apart."""
+VERSION = str((jax.tree_util.DictKey("version"),))
+
+
 class Opaque(FlowrlError):
     """A user's function that works neither on shapes nor on zeros: what it returns is unknown before the run."""
 
@@ -35,11 +40,12 @@ class AbstractSite(HereSite):
     def __init__(self, place: Place, name: str, seed: int) -> None:
         super().__init__(place, name, seed)
         self.shapes: dict[Any, Any] = {}
-        self.looks = itertools.count(1)
+        self.looks = [0]
 
     def seconds(self) -> float:
         """Every look is a year after the last, so whatever waits for time is due."""
-        return next(self.looks) * 3e7
+        self.looks[0] += 1
+        return self.looks[0] * 3e7
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """The shapes that the function returns; found once per function, settings and shapes."""
@@ -53,30 +59,52 @@ class AbstractSite(HereSite):
         """What the function returns, arrays as shapes: traced, or where that fails run once on zeros.
 
         Raises:
-            Opaque: both fail.
+            Opaque: both fail, or what it gave on zeros is a number that depends on them.
         """
-        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
-            return fn(*args)
-        known: list[Any] = []
-
-        def probe(*xs: Any) -> list[Any]:
-            leaves, tree = jax.tree.flatten(fn(*xs))
-            known[:] = [tree, leaves]
-            return [x for x in leaves if isinstance(x, jax.core.Tracer)]
-
         try:
-            shapes = iter(jax.eval_shape(probe, *args))
-            return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
-        except Exception as untraceable:  # noqa: BLE001 - a user's function may raise anything
+            return _traced(fn, *args)
+        except Exception as untraceable:
             try:
                 result = fn(*jax.tree.map(_zeros, args))
             except Exception:  # noqa: BLE001 - the same
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
-            return jax.tree.map(_shape_of, result)
+            known = {id(x) for x in jax.tree.leaves(args)}
+            if any(isinstance(x, bool | int | float | np.generic) for x in jax.tree.leaves(result)):
+                raise Opaque("what it returns depends on values") from untraceable
+            return jax.tree.map(lambda x: x if id(x) in known else _shape_of(x), result)
+
+    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Whether a predicate holds, where static facts decide it.
+
+        Raises:
+            Opaque: values do.
+        """
+        try:
+            return bool(_traced(fn, *args))
+        except Exception as untraceable:
+            raise Opaque("it decides by values") from untraceable
 
     def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
         """Twins in the place of workers."""
         return HereWorkers([twin(i) for i in range(count)])
+
+
+def _traced(fn: Callable[..., Any], *args: Any) -> Any:
+    """What a function of items returns: shapes for what it computed from shapes, and everything else as it is."""
+    leaves, tree = jax.tree.flatten(args)
+    at = [i for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)]
+    known: list[Any] = []
+
+    def probe(*tracers: Any) -> list[Any]:
+        full = list(leaves)
+        for i, tracer in zip(at, tracers, strict=True):
+            full[i] = tracer
+        result, form = jax.tree.flatten(fn(*jax.tree.unflatten(tree, full)))
+        known[:] = [form, result]
+        return [x for x in result if isinstance(x, jax.core.Tracer)]
+
+    shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in at)))
+    return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
 
 
 def _zeros(leaf: Any) -> Any:
@@ -120,6 +148,8 @@ class Trace:
     """By node: the first item that it yields, with shapes for arrays."""
     lags: dict[str, list[float]] = field(default_factory=dict)
     """By node that trains: the largest lag of each update; NaN where it can't be known."""
+    timed: bool = False
+    """Whether an operator looked at the clock."""
     opaque: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(node or resource, what is wrong)."""
@@ -139,6 +169,7 @@ class _Tracer:
         self.given: Counter[str] = Counter()
         self.given_steps: Counter[str] = Counter()
         self.place = Place(graph.name, graph.resources, 0, AbstractSite)
+        self.site = cast("AbstractSite", self.place.site)
 
     def run(self) -> Trace:
         """Open the resources and run passes."""
@@ -146,6 +177,7 @@ class _Tracer:
             handles = self.place.open()
             loop = Loop(self.graph.name, self.graph.nodes, handles, self.place.site, self.place.ledger, self.watch, self.failed)
             self.passes(loop)
+            self.found.timed = bool(self.site.looks[0])
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
             self.found.problems.append((self.place.opening, error.message))
         finally:
@@ -154,13 +186,14 @@ class _Tracer:
 
     def passes(self, loop: Loop) -> None:
         """Run passes until one ends in a static state that an earlier one ended in, or patience does."""
-        found, rows, deadline = self.found, 0, time.perf_counter() + PATIENCE
+        found, rows, deadline = self.found, 0, math.inf
         seen = {self.signature(loop): (0, self.snapshot())}
         for number in itertools.count(1):
             closed = len(loop.run_pass())
             rows += closed
             if found.problems or found.opaque:
                 return
+            deadline = time.perf_counter() + PATIENCE if number == 1 else deadline  # the first pass traces every function
             late = time.perf_counter() > deadline
             if not closed and not late and number % 64:
                 continue
@@ -176,9 +209,16 @@ class _Tracer:
             seen[now] = (rows, self.snapshot())
 
     def signature(self, loop: Loop) -> Any:
-        """What is static about the states of all operators and resources. Passes from equal ones do the same."""
-        leaves, tree = jax.tree.flatten((loop.states, {name: handle.state for name, handle in self.place.handles.items()}))
-        return tree, tuple(map(abstract, leaves))
+        """What is static about the states of all operators and resources. Passes from equal ones do the same.
+
+        Versions count by their age, for on it depend the lags; beyond `OLD` all ages are one, or those of weights that nobody
+        renews would never recur.
+        """
+        paths, tree = jax.tree_util.tree_flatten_with_path((loop.states, {name: handle.state for name, handle in self.place.handles.items()}))
+        versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
+        newest = max((v.max() for v in versions.values()), default=0)
+        ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
+        return tree, tuple(abstract(x) for _, x in paths), ages
 
     def watch(self, node: str, _: float, item: Any) -> None:
         """Note an item that a node yielded."""

@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from flowrl.errors import GraphError, SaveError, SettingError, unknown
+import numpy as np
+
+from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
 
 
 @runtime_checkable
@@ -88,8 +90,8 @@ def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
     """
     name, _, rest = path.partition(".")
     known = settings(value)
-    if isinstance(value, Spec) and name not in known and not rest:
-        return type(value)(value.fn, **known, **{name: new})  # a setting left at its default
+    if isinstance(value, Spec) and name not in known and not rest:  # the function itself, or a setting left at its default
+        return type(value)(new, **known) if name == "fn" else type(value)(value.fn, **known, **{name: new})
     if name not in known:
         raise SettingError(unknown("setting", name, known), where)
     if rest:
@@ -110,6 +112,8 @@ def fit(value: Any, hint: Any, where: str) -> Any:
     Raises:
         SettingError: the value is of another plain type than the annotation says.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     plain = {int, float, bool, str, type(None)}
     for option in options:
@@ -185,18 +189,14 @@ def _name_of(value: Any, strict: bool) -> str:
     if module == "__main__":  # a script: its file's name leads back to it, once it is imported
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
     if module and name and "<" not in name:
-        return name if module.startswith("flowrl.") and name in _public() else f'load("{module}:{name}")'
+        return name if module.startswith("flowrl.") and name in _public("__all__") else f'load("{module}:{name}")'
     if strict:
         what = f"{name} in {module}" if name else f"a {type(value).__name__}"
         raise SaveError(
             f"{what} can't be written to a file: only classes and functions at the top of an importable module have a "
-            "name that leads back to them. Move it into a module of its own; if it is a value, use fl.Spec(function, **settings)."
+            "name that leads back to them. Move it into a module of its own."
         )
     return f"<{name or type(value).__name__}>"
-
-
-def _public() -> Collection[str]:
-    return typing.cast("Collection[str]", importlib.import_module("flowrl").__all__)
 
 
 # -- from text -----------------------------------------------------------------------------------------------------
@@ -211,8 +211,9 @@ def from_text(text: str, *, allow: Collection[str] = (), source: str = "text") -
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        raise GraphError(f"line {error.lineno} is no graph: {error.msg}", source) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f"line {error.lineno}" if isinstance(error, SyntaxError) else "it"
+        raise GraphError(f"{line} is no graph: {getattr(error, 'msg', error)}", source) from None
     return _Reader(allow, source).value(tree.body)
 
 
@@ -222,6 +223,21 @@ class _Reader:
         self.source = source
 
     def value(self, node: ast.expr) -> Any:
+        """The value that an expression stands for.
+
+        Raises:
+            FlowrlError: with the file and line.
+        """
+        try:
+            return self.read(node)
+        except FlowrlError as error:
+            if error.where != self.source:  # the innermost expression names its line
+                error.message, error.where = f"line {node.lineno}: {error}", self.source
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise GraphError(f"line {node.lineno}: {error}", self.source) from None
+
+    def read(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=v):
                 return v
@@ -236,28 +252,53 @@ class _Reader:
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
             case ast.Name(id=name):
-                if name not in _public():
-                    raise GraphError(f"line {node.lineno}: {unknown('name', name, _public())}", self.source)
-                return getattr(importlib.import_module("flowrl"), name)
+                return _own(name)
             case ast.Call(func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]):
                 return named(path, self.allow)
-            case ast.Call(func=ast.Attribute(value=target, attr="then")):
-                return self.call(self.value(target).then, node)
-            case ast.Call(func=function):
-                return self.call(self.value(function), node)
-        raise GraphError(f"line {node.lineno}: {ast.unparse(node)!r} is more than plain data", self.source)
+            case ast.Call(func=ast.Name(id="chain"), args=[]):
+                return _public("chain")(**self.keywords(node))
+            case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(graph := self.value(target), _public("Graph")):
+                return graph.then(**self.keywords(node))
+            case ast.Call(func=ast.Name() | ast.Call(func=ast.Name(id="load")) as function) if isinstance(kind := self.value(function), type):
+                return kind(*map(self.value, node.args), **self.keywords(node))
+        raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
 
-    def call(self, function: Callable[..., Any], node: ast.Call) -> Any:
-        if any(k.arg is None for k in node.keywords):
-            raise GraphError(f"line {node.lineno}: ** is more than plain data", self.source)
-        try:
-            return function(*map(self.value, node.args), **{str(k.arg): self.value(k.value) for k in node.keywords})
-        except TypeError as error:
-            raise GraphError(f"line {node.lineno}: {error}", self.source) from None
+    def keywords(self, node: ast.Call) -> dict[str, Any]:
+        names = [k.arg for k in node.keywords]
+        for name in names:
+            if name is None or names.count(name) > 1:
+                raise GraphError(f"{f'{name}= stands twice' if name else '** is more than plain data'}")
+        return {str(k.arg): self.value(k.value) for k in node.keywords}
+
+
+def _public(name: str) -> Any:
+    return getattr(importlib.import_module("flowrl"), name)
+
+
+def _own(name: str) -> type:
+    """A class of flowrl's own that a graph may be made of."""
+    names = [n for n in _public("__all__") if n[0].isupper()]
+    if name not in names:
+        raise GraphError(unknown("name", name, names))
+    return _harmless(_public(name), name)
+
+
+ROOMS = ("flowrl.graph.", "flowrl.rl.", "flowrl.resources.", "flowrl.ops.")
+"""Where the classes are that a graph may be made of. Making one does nothing outside this process."""
+
+
+def _harmless(target: Any, name: str) -> type:
+    if not isinstance(target, type) or not target.__module__.startswith(ROOMS):
+        raise GraphError(f"'{name}' is nothing that a graph is made of")
+    return target
 
 
 def named(path: str, allow: Collection[str] | None = None) -> Any:
-    """What ``package.module:name`` leads to. `allow`: the packages that may be imported; None for any.
+    """What ``package.module:name`` leads to.
+
+    Args:
+        path: where it is.
+        allow: the packages beyond flowrl that may be imported, or None for any. Of flowrl's own, what a graph is made of is always allowed.
 
     Raises:
         SaveError: the package is not allowed.
@@ -265,7 +306,8 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
     """
     module, _, qualname = path.partition(":")
     package = module.partition(".")[0]
-    if allow is not None and package != "flowrl" and not any(module == a or module.startswith(f"{a}.") for a in allow):
+    own = allow is not None and package == "flowrl"
+    if allow is not None and not own and not any(module == a or module.startswith(f"{a}.") for a in allow):
         raise SaveError(
             f"this needs code from '{module}', which is not flowrl's own; "
             f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
@@ -274,6 +316,6 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
         target = importlib.import_module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise GraphError(f"can't load '{path}': {error}") from None
-    return target
+    return _harmless(target, path) if own else target

@@ -95,6 +95,10 @@ class Advantages(Stateless):
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """One batch in, the same with two more fields out."""
         d = need(batch, "reward", "value", "terminated", "truncated", "valid").data
+        if "bootstrap_obs" not in batch.columns:
+            raise ContractError(
+                "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+            )
         end = ctx[self.learner].values(batch.columns["bootstrap_obs"])
         advantage, target = ctx.run(
             advantages, d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=self.gamma, lam=self.lam

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.errors import SettingError
 from flowrl.graph.protocols import Context, Stateless
 
 
@@ -14,6 +15,9 @@ class Map(Stateless):
     """Yield ``fn(item)``. The function is called as it is; wrap heavy array maths in `jax.jit` yourself."""
 
     fn: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        _check(self.fn, "fn")
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
         """One in, one out."""
@@ -26,9 +30,12 @@ class Filter(Stateless):
 
     keep: Callable[[Any], bool]
 
+    def __post_init__(self) -> None:
+        _check(self.keep, "keep")
+
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
         """One in, one or none out."""
-        if ctx.call(self.keep, item):
+        if ctx.test(self.keep, item):
             yield item
 
 
@@ -38,9 +45,17 @@ class FlatMap(Stateless):
 
     fn: Callable[[Any], Iterable[Any]]
 
+    def __post_init__(self) -> None:
+        _check(self.fn, "fn")
+
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
         """One in, any number out."""
         yield from ctx.call(_Listed(self.fn), item)
+
+
+def _check(fn: Any, name: str) -> None:
+    if not callable(fn):
+        raise SettingError(f"{name} must be a function, got {fn!r}")
 
 
 @dataclass(frozen=True)

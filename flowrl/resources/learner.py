@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -170,6 +171,8 @@ class LearnerHandle(Handle):
             near = sorted((d for d in range(1, steps + 1) if steps % d == 0), key=lambda d: abs(d - size))[:2]
             raise ContractError(f"minibatch={size} does not divide the batch of {steps:,} steps; take {' or '.join(map(str, sorted(near)))}")
         version = self.state["version"]
+        if "version" not in batch.columns:
+            raise ContractError("needs the column version, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
         lag = self.site.call(lag_of, version, batch.columns["version"])
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         core, metrics = self.site.run(self.core.update, self.state["core"], data, donate=(0,), epochs=epochs, minibatch=size)
@@ -233,14 +236,13 @@ class Learner(Resource):
             text = f"{kind} is on-policy, but what comes out of a queue may be any number of updates old"
             yield queue, f"{text}; remove the queue, or take a loss that corrects for age"
         for node, lag in use.lags.items():
-            if lag > 0:
-                yield (
-                    node,
-                    (
-                        f"{kind} is on-policy, but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old; "
-                        "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
-                    ),
-                )
+            if math.isnan(lag):
+                text = "but the age of its data can't be known: the column `version` was computed anew on the way"
+                yield node, f"{kind} is on-policy, {text}; change batches by batch.with_(...), which keeps the columns"
+            elif lag > 0:
+                text = f"but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old"
+                way = "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
+                yield node, f"{kind} is on-policy, {text}; {way}"
 
     def describe(self) -> str:
         """``MLP, PPOLoss, Adam``."""

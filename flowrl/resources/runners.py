@@ -71,7 +71,7 @@ class GymRunners(RunnersHandle):
         self.spec = spec
         self.site = site
         self.spaces = spec.spaces()
-        self.state = ()
+        self.state = {"version": np.int32(0)}
         self.pool = site.workers(
             spec.count,
             partial(Runner, spec, site.name, site.seed),
@@ -90,6 +90,7 @@ class GymRunners(RunnersHandle):
     def publish(self, weights: Weights, version: Any) -> None:
         """Put the weights once; each runner's next request carries them."""
         self._newest = self.pool.put((weights, version))
+        self.state = {"version": version}
         self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()))
 
     def collect(self) -> Batch:
@@ -190,7 +191,7 @@ class Runners(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Do new weights ever reach them?"""
-        if use.traced and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
+        if use.traced and use.total("requests") and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
             yield (
                 use.name,
                 "act with their first weights for ever, for no node publishes new ones to them; add sync=SyncWeights() behind TrainOneStep",

@@ -40,7 +40,10 @@ class Encoder(nnx.Module):
         elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
             self.sizes, self.starts = tuple(int(n) for n in space.nvec), tuple(int(s) for s in space.start)
         elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-            raise PolicyError(f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}")
+            raise PolicyError(
+                f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}; "
+                "wrap the environment with gymnasium.wrappers.FlattenObservation"
+            )
         self.size = sum(self.sizes) or int(np.prod(space.shape or ()))
         self.norm = RunningNorm(space.shape or ()) if normalize and not self.sizes else None
 

@@ -193,7 +193,7 @@ def test_a_map_that_works_only_on_real_data_is_told_of_and_the_graph_still_compi
     graph = loose().insert(after="batch", own=fl.Map(only_real))
     plan = graph.compile()
     assert list(plan.found.opaque) == ["own"]
-    assert "not traced behind own: its function works only on real data" in str(plan)
+    assert "not traced behind own, whose function works only on real data" in str(plan)
     with fl.run(graph) as run:
         assert next(run)["updates"] == 1
 

@@ -20,6 +20,9 @@ class Context:
     def call(self, fn, *args):
         return fn(*args)
 
+    def test(self, fn, *args):
+        return bool(fn(*args))
+
     def seconds(self):
         return next(self.clock)
 

@@ -426,8 +426,13 @@ def test_what_a_module_keeps_beside_its_parameters_goes_through_every_gradient_s
     assert learner.weights()[0].rest["calls"] == 2
 
 
-def test_a_module_with_random_state_trains():
+def test_a_module_with_random_state_trains_and_draws_anew_at_every_step():
     learner = fresh(PG, SGD, fl.Policy(Dropping))
-    before = now(learner)["weights"].params
-    assert metrics_of(learner.update(batch()))["bad"] == 0
-    assert (now(learner)["weights"].params["heads/kernel"] != before["heads/kernel"]).any()
+    ends = []
+    for _ in range(2):
+        before, _ = learner.weights()
+        assert metrics_of(learner.update(batch()))["bad"] == 0
+        ends.append(learner.weights()[0])
+        assert (ends[-1].params["heads/kernel"] != before.params["heads/kernel"]).any()
+    counts = [{k: int(v) for k, v in end.rest.items() if k.endswith("count")} for end in ends]
+    assert all(counts[1][k] > counts[0][k] for k in counts[0]) and counts[0]
