@@ -299,7 +299,6 @@ TEXTS = {
     "optax": fl.Graph("g", learner=learner(optimizer=fl.Optax(named("optax:adamw"), learning_rate=1e-3))),
     "a schedule": fl.Graph("g", learner=learner(optimizer=fl.Adam(fl.Cosine(1e-22, 1e300, 7), clip=0.1 + 0.2))),
     "a long line": fl.Graph("g", runners=runners(env_settings={f"setting_{i}": "x" * 40 for i in range(6)})),
-    "a function with settings": fl.Graph("g", runners=runners(env_settings={"a": fl.Spec(double, x=2)})),
     "a name with a quote": fl.Graph('the "best" \\ one'),
     "a chain with something inserted": fl.Graph("g").then(a=fl.chain(x=C(1), y=C(2))).insert(after="a.x", b=C(3)),
 }
