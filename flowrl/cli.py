@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import operator
 import os
 import re
@@ -148,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
     graph, about = _graph(args)
     plan = graph.compile()
     until = parse_until(args.until, columns(plan)) if args.until else None
-    out = Path(args.out) if args.out else Path("runs") / f"{graph.name}-{_slug(about['env'] or 'graph')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = Path(args.out) if args.out else _fresh(f"{graph.name}-{_slug(about['env'] or 'graph')}-{time.strftime('%Y%m%d-%H%M%S')}")
     goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
     where = f" on {about['env']}" if about["env"] else ""
     print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}", file=sys.stderr)
@@ -210,6 +211,12 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def _fresh(name: str) -> Path:
+    """A directory below runs/ that is not there yet: of this name, or numbered."""
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(path for path in (Path("runs") / n for n in names) if not path.exists())
 
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

@@ -69,7 +69,7 @@ class Batch:
 
 def nbytes(x: Array) -> int:
     """The bytes of an array of any kind, abstract ones too."""
-    return int(math.prod(x.shape) * np.dtype(x.dtype).itemsize)
+    return int(math.prod(x.shape) * x.dtype.itemsize)
 
 
 def concatenate(xs: Sequence[Array], axis: int) -> Array:

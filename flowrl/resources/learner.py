@@ -17,7 +17,7 @@ from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch, Metrics, Trained
 from flowrl.resources.runners import Runners, RunnersHandle
-from flowrl.rl.losses import Loss, as_loss
+from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -69,7 +69,7 @@ class Core:
 
     def update(self, state: State, data: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``."""
-        rows = {k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}
+        rows = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()})
         n = rows["valid"].shape[0]
         key, shuffle = jax.random.split(state["key"])
         first = (state["weights"], state["opt"], jnp.bool_(False))
@@ -115,7 +115,7 @@ class Core:
             weights = Weights(weights.params, self.network.observe(weights, rows["obs"], rows["valid"]))
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         good = jnp.isfinite(means["loss"])
-        for leaf in jax.tree.leaves((new["weights"], new["loss"])):
+        for leaf in jax.tree.leaves(new):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 good = good & jnp.all(jnp.isfinite(leaf))
         old = {k: state[k] for k in new}

@@ -24,7 +24,18 @@ Metrics = dict[str, Array]
 def mean(x: Array, weight: Array) -> Array:
     """The mean of ``x [N]`` weighed by ``weight [N]``; 0 where all weights are 0."""
     w = weight.astype(jnp.float32)
-    return jnp.sum(jnp.where(w > 0, x, 0.0) * w) / jnp.maximum(jnp.sum(w), 1.0)
+    total = jnp.sum(w)
+    return jnp.sum(jnp.where(w > 0, x, 0.0) * w) / jnp.where(total > 0, total, 1.0)
+
+
+def valid_only(rows: Mapping[str, Array]) -> dict[str, Array]:
+    """Rows ``[N, ...]`` with 0 for every float at the invalid ones: what these hold, be it NaN, reaches no loss and no gradient."""
+
+    def clean(x: Array) -> Array:
+        valid = rows["valid"].reshape(-1, *(1,) * (x.ndim - 1))
+        return jnp.where(valid, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return {k: clean(v) for k, v in rows.items()}
 
 
 class Loss(ABC):

@@ -42,8 +42,9 @@ class Cosine(Schedule):
     steps: int
 
     def build(self) -> optax.Schedule:
-        """`optax.cosine_decay_schedule`."""
-        return optax.cosine_decay_schedule(self.start, self.steps, self.end / self.start if self.start else 0.0)
+        """`optax.cosine_decay_schedule` from 1 to 0, stretched over start and end."""
+        decay = optax.cosine_decay_schedule(1.0, self.steps)
+        return lambda count: self.end + (self.start - self.end) * decay(count)
 
 
 Rate = float | Schedule

@@ -169,7 +169,7 @@ class RunningNorm(nnx.Module):
         self.clip = clip
         self.mean = nnx.BatchStat(jnp.zeros(shape))
         self.var = nnx.BatchStat(jnp.ones(shape))
-        self.count = nnx.BatchStat(jnp.full((), 1e-4))
+        self.count = nnx.BatchStat(jnp.float32(1e-4))
 
     def __call__(self, obs: Array) -> Array:
         """``[N, *shape]`` to the same, clipped."""
@@ -184,9 +184,11 @@ def merge_moments(moments: tuple[Array, Array, Array], x: Array, weight: Array) 
     """(mean, variance, count) with ``x [N, ...]`` counted in, each by ``weight [N]`` (Chan et al. 1979)."""
     mean, var, count = moments
     w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
+    x = jnp.where(w > 0, x, 0)
     n = jnp.sum(weight.astype(jnp.float32))
-    batch_mean = jnp.sum(x * w, axis=0) / jnp.maximum(n, 1)
-    batch_var = jnp.sum((x - batch_mean) ** 2 * w, axis=0) / jnp.maximum(n, 1)
+    share = w / jnp.where(n > 0, n, 1)
+    batch_mean = jnp.sum(x * share, axis=0)
+    batch_var = jnp.sum((x - batch_mean) ** 2 * share, axis=0)
     total = count + n
     delta = batch_mean - mean
     new_var = (var * count + batch_var * n + delta**2 * count * n / total) / total

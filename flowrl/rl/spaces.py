@@ -61,7 +61,7 @@ class Spaces:
 def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
     match space:
         case gym.spaces.Box():
-            low, high = ([None if not np.isfinite(x) else x for x in b.astype(float).ravel().tolist()] for b in (space.low, space.high))
+            low, high = ([x if np.isfinite(x) else None for x in b.ravel().tolist()] for b in (space.low, space.high))
             if len(set(low)) == len(set(high)) == 1:
                 low, high = low[:1], high[:1]
             return {"kind": "Box", "low": low, "high": high, "shape": space.shape, "dtype": str(space.dtype)}
@@ -91,8 +91,8 @@ def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
 
 
 def _bound(numbers: list[float | None], infinite: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    bound = np.array([infinite if x is None else x for x in numbers]).astype(dtype)
-    return np.broadcast_to(bound, shape) if bound.size == 1 else bound.reshape(shape)
+    bound = np.array([infinite if x is None else x for x in numbers], dtype)
+    return np.full(shape, bound[0]) if bound.size == 1 else bound.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Head:
         if self.kind == "gaussian":
             low, high = xp.asarray(self.low, dtype=self.dtype), xp.asarray(self.high, dtype=self.dtype)
             finite = xp.isfinite(low) & xp.isfinite(high)
-            half, middle = xp.where(finite, (high - low) / 2, 1), xp.where(finite, (high + low) / 2, 0)
-            action = xp.where(finite, xp.clip(action, -1, 1), action) * half + middle
+            floor, roof = xp.where(finite, low, -1), xp.where(finite, high, 1)
+            action = xp.where(finite, xp.clip(action, -1, 1), action) * (roof - floor) / 2 + (roof + floor) / 2
             action = xp.clip(action, low, high)
         elif any(self.start):
             action = action + xp.asarray(self.start if self.width else self.start[0], dtype=self.dtype)
