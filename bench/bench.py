@@ -134,7 +134,7 @@ The stage loop costs {hop:.2f} microseconds a hop (the median of 5 x 4,000 passe
 
 | start-up, median of 5 | seconds |
 |---|---:|
-""" + "".join(f"| {name} | {seconds:.2f} |\n" for name, seconds in start_up.items())
+""" + "".join(f"| {name} | {seconds:.2g} |\n" for name, seconds in start_up.items())
     target = ROOT / "docs/benchmarks/local.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ class PGSettings:
     envs: int = 8
     fragment: int = 128
     batch: int = 1024
-    lr: float = 5e-3
+    lr: float = 3e-3
     gamma: float = 0.99
     lam: float = 0.97
     entropy: float = 0.0
