@@ -141,11 +141,12 @@ def svg(graph: Graph) -> str:
     spots: dict[str, tuple[float, float]] = {
         name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP)) for i, layer in enumerate(layers) for j, name in enumerate(layer)
     }
-    floor = MARGIN + tall * (HIGH + DROP) + DROP
+    floor = MARGIN + tall * (HIGH + DROP) + 2 * DROP
     wide = max(len(layers), len(graph.resources)) * (BOX + GAP) - GAP + 2 * MARGIN
-    for k, name in enumerate(_by_use(graph, spots)):
-        room = (wide - 2 * MARGIN - BOX) / max(len(graph.resources) - 1, 1)
-        spots[name] = (MARGIN + (k * room if len(graph.resources) > 1 else (wide - BOX) / 2 - MARGIN), floor)
+    stores = _by_use(graph, spots)
+    apart = max(BOX + GAP, (wide - 2 * MARGIN - BOX) / (len(stores) + 1))
+    first = (wide - BOX - apart * (len(stores) - 1)) / 2
+    spots.update({name: (first + k * apart, floor) for k, name in enumerate(stores)})
     parts = [f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>' for n in graph.nodes for a in n.after]
     dashed = list(_dashed(graph))
     parts += [f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>' for a, b in dashed]
