@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     number = float(text.replace("_", "").replace(",", ""))
-    if number != int(number) or number < 1:
+    if not number.is_integer() or number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
     return int(number)
 
@@ -224,8 +224,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<=": opera
 
 def columns(plan: Plan) -> list[str]:
     """The names that a Row of this plan has."""
-    from flowrl.items import Trained
-    from flowrl.runtime.base import COLUMNS
+    from flowrl.items import COLUMNS, Trained
 
     names = list(COLUMNS)
     for form in plan.found.forms.values():

@@ -117,6 +117,13 @@ class Tally:
     """Scalars: ``env_steps`` (valid ones) and ``episodes`` since the last Row; ``return_mean`` and ``length_mean``."""
 
 
+COLUMNS = (
+    "row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes", "return_mean", "length_mean",
+    "seconds", "steps_per_second", "lag_mean", "lag_max", "loss",
+)  # fmt: skip
+"""The keys that every Row has, in every runtime."""
+
+
 class Row(Mapping[str, float]):
     """One row of results. A read-only mapping from names to numbers; NaN where there is none yet.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -59,8 +59,8 @@ def run(
     >>> updates
     [1, 2, 3]
     """
-    if seed < 0 or (steps is not None and steps < 1):
-        raise SettingError(f"seed must not be negative, and steps at least 1; got seed={seed}, steps={steps}")
+    if not 0 <= seed < 2**32 or (steps is not None and steps < 1):
+        raise SettingError(f"seed must be from 0 to 2**32 - 1, and steps at least 1; got seed={seed}, steps={steps}")
     plan = graph.compile()
     return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
 
@@ -183,10 +183,11 @@ class Run:
         Raises:
             SaveError: it exists already, or the policy's class has no name that leads back to it.
         """
+        policy, audit = self._policy(), str(self.audit())
         folder = RunDir(path, self._files())
         for row in self.rows:
             folder.add(row)
-        folder.finish(self.policy, {"audit.txt": str(self.audit())})
+        folder.finish(policy, {"audit.txt": audit})
 
     def close(self) -> None:
         """End the run: shut everything down, and save into `out` if there is one. Rows and policy stay at hand."""
@@ -204,25 +205,27 @@ class Run:
         self.reason = reason
         with interrupts_wait(), ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
-            last.callback(self._finish, error)
-            last.callback(self._session.close)
-            with suppress(GraphError):
-                self._final = self.policy
+            for ending in (self._finish, self._session.close, self._keep_policy):
+                last.callback(_noting(error, ending))
 
-    def _finish(self, error: BaseException | None) -> None:
-        """Seal the directory. If the run failed, that error is the one to raise."""
-        audit = self.audit()
-        if error is None and not audit.closed:
-            self._stream.emit(Warned(f"the conservation audit does not close:\n{audit}"))
+    def _keep_policy(self) -> None:
+        self._final = self._policy()
+
+    def _policy(self) -> TrainedPolicy | None:
+        """The policy, if there is one."""
+        try:
+            return self.policy
+        except GraphError:
+            return None
+
+    def _finish(self) -> None:
+        """Seal the directory."""
         if self._dir is None:
             return
         try:
-            self._dir.finish(self._final, {"audit.txt": str(audit)})
+            self._dir.finish(self._final, {"audit.txt": str(self.audit())})
         except OSError as problem:
-            text = f"{self._dir.path} could not be saved: {problem}"
-            if error is None:
-                raise SaveError(text) from problem
-            error.add_note(text)
+            raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 
     def _files(self) -> dict[str, str]:
         """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""
@@ -235,3 +238,17 @@ class Run:
             self._stream.emit(Warned(f"graph.txt can't be read back: {error}"))
             text = f"# This text can't be read back: {error}\n{self.graph.text(strict=False)}"
         return {"graph.txt": text, "plan.txt": str(self.plan)}
+
+
+def _noting(error: BaseException | None, ending: Callable[[], None]) -> Callable[[], None]:
+    """`ending`, whose own failure only becomes a note where the run had failed before: the first error is the one to see."""
+
+    def end() -> None:
+        try:
+            ending()
+        except Exception as later:
+            if error is None:
+                raise
+            error.add_note(f"and then {type(later).__name__}: {later}")
+
+    return end

@@ -15,7 +15,7 @@ import optax
 
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
-from flowrl.items import Batch, Metrics, Trained
+from flowrl.items import COLUMNS, Batch, Metrics, Trained
 from flowrl.resources.runners import Runners, RunnersHandle
 from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
@@ -23,6 +23,7 @@ from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
 from flowrl.rl.spaces import Spaces
 
 Array = Any
+RESERVED = {*COLUMNS, "bad"}
 State = dict[str, Any]
 
 
@@ -89,6 +90,11 @@ class Core:
                 return loss, (metrics, rest)
 
             (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(weights.params)
+            taken = sorted(RESERVED & set(metrics))
+            if taken:
+                raise ContractError(
+                    f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
+                )
             stop = metrics.pop("stop", None)
             updates, new_opt = self.tx.update(grads, opt, weights.params)
             new = (Weights(optax.apply_updates(weights.params, updates), rest), new_opt)

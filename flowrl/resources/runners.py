@@ -114,8 +114,8 @@ class GymRunners(RunnersHandle):
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Share the episodes among the runners."""
         self._ready()
-        shares = [len(part) for part in np.array_split(np.arange(episodes), len(self.pool))]
-        calls = [self.pool.submit(i, "evaluate", self._lacking(i), n, seed + 1000 * i) for i, n in enumerate(shares) if n]
+        shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
+        calls = [self.pool.submit(i, "evaluate", self._lacking(i), len(part), seed + int(part[0])) for i, part in enumerate(shares)]
         returns = np.concatenate([call.result() for call in calls])
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns)) for k in ("mean", "std", "min", "max")}

@@ -65,7 +65,7 @@ class Runner:
 
     def close(self) -> None:
         """Close the environments."""
-        if self._started:
+        if "vector" in self.__dict__:  # made, be it that its first reset failed
             self.vector.close()
 
     @cached_property

@@ -129,7 +129,8 @@ class Head:
             low, high = xp.asarray(self.low, dtype=self.dtype), xp.asarray(self.high, dtype=self.dtype)
             finite = xp.isfinite(low) & xp.isfinite(high)
             floor, roof = xp.where(finite, low, -1), xp.where(finite, high, 1)
-            action = xp.where(finite, xp.clip(action, -1, 1), action) * (roof - floor) / 2 + (roof + floor) / 2
+            share = (xp.clip(action, -1, 1) + 1) / 2
+            action = xp.where(finite, (1 - share) * floor + share * roof, action)
             action = xp.clip(action, low, high)
         elif any(self.start):
             action = action + xp.asarray(self.start if self.width else self.start[0], dtype=self.dtype)

@@ -22,23 +22,6 @@ from flowrl.graph.loop import Hook, Ledger, Loop
 from flowrl.graph.site import Place
 from flowrl.items import Batch, Row, Tally, Trained
 
-COLUMNS = [
-    "row",
-    "env_steps",
-    "trained_steps",
-    "updates",
-    "gradient_steps",
-    "episodes",
-    "return_mean",
-    "length_mean",
-    "seconds",
-    "steps_per_second",
-    "lag_mean",
-    "lag_max",
-    "loss",
-]
-"""The keys that every Row has, in every runtime."""
-
 
 class Runtime(Protocol):
     """A way to run a graph."""
@@ -64,7 +47,8 @@ class RowMaker:
         tally = jax.device_get(tally)
         updates = [dict(zip(u.metrics.names, map(float, u.metrics.values), strict=True)) for u in tally.updates]
         self._check(updates)
-        metrics = {name: float(np.mean([u[name] for u in updates if name in u])) for u in updates for name in u}
+        names = dict.fromkeys(name for u in updates for name in u)
+        metrics = {name: float(np.mean([u[name] for u in updates if name in u])) for name in names}
         for name in ("bad", "gradient_steps"):
             metrics.pop(name, None)
         told = dict(tally.episodes)
@@ -169,10 +153,12 @@ class Session:
         An interrupt (Ctrl-C) is raised between passes; a second one at once.
         """
         while True:
-            with interrupts_wait():
+            with interrupts_wait() as interrupted:
                 tallies = self.loop.run_pass()
             for tally in tallies:
                 yield self.rows.row(tally)
+            if interrupted():
+                raise KeyboardInterrupt
 
     def handle(self, name: str) -> Any:
         """The handle of a resource; its state may be read between passes."""
@@ -196,10 +182,10 @@ class Session:
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Hold a first Ctrl-C back until the block is done, so that a pass is never left midway."""
+def interrupts_wait() -> Iterator[Callable[[], bool]]:
+    """Hold a first Ctrl-C back, so that a pass is never left midway. What it gives tells whether one came; raising is the caller's."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
+        yield lambda: False
         return
     pressed = False
 
@@ -211,8 +197,6 @@ def interrupts_wait() -> Iterator[None]:
 
     signal.signal(signal.SIGINT, press)
     try:
-        yield
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if pressed:
-        raise KeyboardInterrupt

@@ -94,10 +94,12 @@ class RayWorkers:
 
     def close(self) -> None:
         """Close what the actors hold, then end them."""
-        ray.wait([a.call.remote("close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors = []
+        try:
+            ray.wait([a.call.remote("close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
+        finally:
+            for actor in self.actors:
+                ray.kill(actor)
+            self.actors = []
 
 
 class RaySite(HereSite):
@@ -115,6 +117,10 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
         RuntimeFailed: Ray can't start or can't be joined.
     """
     if ray.is_initialized():
+        if address is not None or init:
+            raise RuntimeFailed(
+                "this process is in a running Ray already, so address and init can't be used; leave them out, or call ray.shutdown() first", graph
+            )
         return _nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling

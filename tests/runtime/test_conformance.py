@@ -10,7 +10,7 @@ import pytest
 import flowrl as fl
 from conftest import remembered, rows_and_weights, same, timeless
 from environments import Faulty
-from flowrl.runtime.base import COLUMNS
+from flowrl.items import COLUMNS
 
 RUNTIMES = [
     "local",
@@ -32,7 +32,7 @@ def test_rows_have_every_column_and_their_totals_rise(runtime):
     rows, _ = remembered(PPO, 3, runtime)
     assert [r["row"] for r in rows] == [1, 2, 3]
     for before, row in zip([None, *rows], rows, strict=False):
-        assert list(row)[: len(COLUMNS)] == COLUMNS
+        assert tuple(row)[: len(COLUMNS)] == COLUMNS
         assert {"loss/policy", "loss/value", "entropy", "kl"} <= set(row)
         if before:
             assert all(row[k] > before[k] for k in ("env_steps", "trained_steps", "updates", "gradient_steps", "seconds"))
