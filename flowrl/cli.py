@@ -73,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("dir", metavar="DIR", help="a run's directory")
     made.add_argument("--episodes", type=_count, default=20, metavar="N")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package that may be imported for the policy")
+    made.add_argument(
+        "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package or file.py that may be imported for the policy"
+    )
     return top
 
 
@@ -162,7 +164,8 @@ def _run(args: argparse.Namespace) -> int:
                     print(to_json(row), flush=True)
     finally:
         if run.reason is not None:
-            print(summary(run, args.until, out), file=sys.stderr)
+            code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
+            print(summary(run, args.until, out, code), file=sys.stderr)
     return 0 if run.reason == "until" or not args.until else 1
 
 
@@ -180,9 +183,14 @@ def _eval(args: argparse.Namespace) -> int:
 
 def _imports(args: argparse.Namespace) -> None:
     sys.path.insert(0, "")
-    for package in args.allow:
+    for i, package in enumerate(args.allow):
         try:
-            importlib.import_module(package)
+            if package.endswith(".py"):
+                from flowrl.graphs import file_module
+
+                args.allow[i] = file_module(package).__name__
+            else:
+                importlib.import_module(package)
         except ImportError as error:
             raise SettingError(f"--import {package}: {error}") from None
 
@@ -251,20 +259,21 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     return lambda row: name in row and compare(row[name], value)
 
 
-def summary(run: Run, until: str | None, out: Path) -> str:
-    """How a run ended, and what to do next."""
+def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
+    """How a run ended, and what to do next. `code`: what must be imported for a policy that is not flowrl's own."""
     from flowrl.observe.progress import duration
 
     row = run.rows[-1] if run.rows else None
-    steps = f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {row['return_mean']:.1f}" if row else "no row yet"
+    steps = f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {row['return_mean']:.1f}" if row else "0 steps, before the first row"
     head = {
         "until": f"solved: {until} after {steps}",
         "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",
         "interrupted": f"interrupted after {steps}",
     }.get(str(run.reason), f"ended after {steps}")
     lines = [head, f"  rows    {out / 'rows.jsonl'}"]
-    if (out / "policy").is_dir():
+    if row and (out / "policy").is_dir():
+        needs = code if "load(" in (out / "policy/policy.json").read_text(encoding="utf-8") else ()
         called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
         called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
-        lines += [f"  policy  {out / 'policy'}", f"  try it  {shlex.join([called, 'eval', str(out)])}"]
+        lines += [f"  policy  {out / 'policy'}", f"  try it  {shlex.join([called, 'eval', str(out), *(x for c in needs for x in ('--import', c))])}"]
     return "\n".join(lines)

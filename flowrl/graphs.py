@@ -62,10 +62,10 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     where, colon, function = name.rpartition(":")
     if not colon:
         raise GraphError(f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function")
-    target = getattr(_file(where), function, None) if where.endswith(".py") else values.named(name)
+    target = getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)
     if target is None:
-        found = [n for n, v in vars(_file(where)).items() if inspect.isfunction(v)]
-        raise GraphError(f"{where} has no {unknown('function', function, found)}")
+        found = [n for n, v in vars(file_module(where)).items() if inspect.isfunction(v)]
+        raise GraphError(f"{where} has no {unknown('function', function, found).removeprefix('unknown ')}")
     if isinstance(target, Graph):
         return Source(name, lambda: target, None, takes_env=False, settings={}, kind=None, hints={})
     if not callable(target):
@@ -73,17 +73,22 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     return _source(function, target)
 
 
-def _file(path: str) -> Any:
-    """A file as a module that can be imported again under its own name, and that workers get by value."""
+def file_module(path: str) -> Any:
+    """A file as a module under its own name, that workers get by value.
+
+    Raises:
+        GraphError: there is no such file, it can't be imported, or another module has its name.
+    """
     file = Path(path).resolve()
     if not file.is_file():
         raise GraphError(f"there is no file {path}")
     name = file.stem
     known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
+    origin = known.__file__ if known is not None else getattr(importlib.util.find_spec(name), "origin", None)
+    if origin is not None and Path(origin).resolve() != file:
+        raise GraphError(f"{path} has the name of another module, {origin}; rename it")
+    if known is not None:
         return known
-    if known is not None or importlib.util.find_spec(name) is not None:
-        name = f"{name}_file"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise GraphError(f"{path} can't be imported")

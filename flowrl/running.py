@@ -59,6 +59,7 @@ def run(
     >>> updates
     [1, 2, 3]
     """
+    values.forbid_while_importing()
     if not 0 <= seed < 2**32 or (steps is not None and steps < 1):
         raise SettingError(f"seed must be from 0 to 2**32 - 1, and steps at least 1; got seed={seed}, steps={steps}")
     plan = graph.compile()

@@ -125,7 +125,43 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
     assert flowrl("check", "mine:withdata")[0] == 0
     assert flowrl("check", "mine.py:bad")[2] == "flowrl: bad returned a int, not a Graph\n"
     assert "its parameter width must have a default" in flowrl("check", "mine.py:needs", "--env", "CartPole-v1")[2]
-    assert "unknown function 'fixd'; did you mean 'fixed'?" in flowrl("check", "mine.py:fixd")[2]
+    assert "has no function 'fixd'; did you mean 'fixed'?" in flowrl("check", "mine.py:fixd")[2]
+
+
+def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl, tmp_path):
+    (tmp_path / "netfile.py").write_text(
+        textwrap.dedent(
+            """
+            from flax import nnx
+            import flowrl as fl
+
+            class Net(nnx.Module):
+                def __init__(self, obs_space, action_space, *, rngs):
+                    self.out = nnx.Linear(obs_space.shape[0], fl.action_outputs(action_space) + 1, rngs=rngs)
+
+                def __call__(self, obs):
+                    x = self.out(obs)
+                    return x[:, :-1], x[:, -1]
+
+            def g():
+                return fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=fl.Policy(Net)))
+
+            fl.run(g()) if __name__ == "__main__" else None
+            """
+        )
+    )
+    _, _, err = flowrl("run", "netfile.py:g", "--steps", "20", "--out", "nf")
+    assert err.rstrip().endswith("eval nf --import netfile.py")
+    assert "allow it with --import netfile" in flowrl("eval", "nf")[2]
+    assert flowrl("eval", "nf", "--episodes", "1", "--import", "netfile.py")[0] == 0
+    del sys.modules["netfile"]
+    assert flowrl("eval", "nf", "--episodes", "1", "--import", "netfile.py")[0] == 0
+
+
+def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(flowrl, tmp_path, monkeypatch):
+    (tmp_path / "unguarded.py").write_text("import flowrl as fl\nfl.run(fl.ppo())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "put what starts it behind `if __name__ == '__main__':`" in flowrl("check", "unguarded:g")[2]
 
 
 def test_a_saved_graph_runs_again(flowrl):

@@ -82,7 +82,7 @@ def test_every_public_name_is_there_and_documented_and_a_wrong_one_gives_the_nea
     for name in fl.__all__:
         assert (getattr(fl, name).__doc__ or "").strip(), name
     assert set(fl.__all__) <= set(dir(fl))
-    with pytest.raises(AttributeError, match=r"flowrl has no unknown name 'Lerner'; did you mean 'Learner'\?"):
+    with pytest.raises(AttributeError, match=r"flowrl has no name 'Lerner'; did you mean 'Learner'\?"):
         fl.Lerner  # noqa: B018
 
 

@@ -13,7 +13,8 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -293,6 +294,29 @@ def _harmless(target: Any, name: str) -> type:
     return target
 
 
+_importing: list[str] = []
+
+
+@contextmanager
+def importing(who: str) -> Iterator[None]:
+    """While user's code is imported for `who`, no run may start: a script without a main guard would train again."""
+    _importing.append(who)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def forbid_while_importing() -> None:
+    """Refuse to start a run where one is only being imported.
+
+    Raises:
+        GraphError: with the way out.
+    """
+    if _importing:
+        raise GraphError(f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`")
+
+
 def named(path: str, allow: Collection[str] | None = None) -> Any:
     """What ``package.module:name`` leads to.
 
@@ -313,7 +337,8 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
             f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
         )
     try:
-        target = importlib.import_module(module)
+        with importing(f"load('{path}')"):
+            target = importlib.import_module(module)
         for part in qualname.split("."):
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:

@@ -20,6 +20,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import HereSite, Place
+from flowrl.graph.values import importing
 from flowrl.runtime.base import Session
 
 CLOSING_SECONDS = 5.0
@@ -31,7 +32,8 @@ class Host:
 
     def __init__(self, make: bytes, index: int, path: Sequence[str]) -> None:
         sys.path.extend(p for p in path if p not in sys.path)
-        self.worker = cloudpickle.loads(make)(index)
+        with importing("a Ray worker"):
+            self.worker = cloudpickle.loads(make)(index)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the worker."""
@@ -125,16 +127,17 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": False, **init}
-    if address is None:
+    where = address or os.environ.get("RAY_ADDRESS") or "local"  # left to itself, Ray would join whatever ran here last, be it dead
+    if where == "local":
         settings.setdefault("include_dashboard", False)
     try:
-        if address is not None and re.fullmatch(r"[\w.-]+:\d+", address):
-            _knock(address)
+        if re.fullmatch(r"[\w.-]+:\d+", where):
+            _knock(where)
         with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-            ray.init(address=address, **settings)
+            ray.init(address=where, **settings)
     except Exception as error:
-        raise RuntimeFailed(f"Ray could not be {f'joined at {address}' if address else 'started'}: {_cause(error)}", graph) from error
+        raise RuntimeFailed(f"Ray could not be {'started' if where == 'local' else f'joined at {where}'}: {_cause(error)}", graph) from error
     return ray.shutdown
 
 
