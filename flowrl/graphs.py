@@ -94,7 +94,8 @@ def file_module(path: str) -> Any:
         raise GraphError(f"{path} can't be imported")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with values.importing(path):
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise GraphError(f"{path} can't be imported: {type(error).__name__}: {error}") from error

@@ -63,7 +63,7 @@ class TrainedPolicy:
         single = given.shape == shape
         if not single and given.shape[1:] != shape:
             raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
-        packed = self.network.act(self.weights, given[None] if single else given, jax.random.key(seed), np.uint32(0), greedy=greedy)
+        packed = self.network.jitted_act(self.weights, given[None] if single else given, jax.random.key(seed), np.uint32(0), greedy=greedy)
         action = self.network.head.to_env(self.network.unpack(np.asarray(packed))[0])
         return action[0] if single else action
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import gymnasium as gym
@@ -125,17 +124,12 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
     return vector
 
 
-@lru_cache(maxsize=64)
-def _spaces(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: tuple[tuple[str, Any], ...]) -> Spaces:
-    made = make_env(env, wrappers, dict(settings))
+def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:
+    """The spaces of an environment, found by making one."""
+    made = make_env(env, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
             return Spaces(made.single_observation_space, made.single_action_space)
         return Spaces(made.observation_space, made.action_space)
     finally:
         made.close()
-
-
-def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:
-    """The spaces of an environment, found by making one."""
-    return _spaces(env, wrappers, tuple(settings.items()))

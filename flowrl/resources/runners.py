@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,7 +133,7 @@ class GymRunners(RunnersHandle):
         return self._newest
 
     def _note(self, episodes: Episodes) -> None:
-        self._since["env_steps"] += episodes.env_steps
+        self._since["env_steps"] += episodes.env_steps + episodes.skipped
         self._since["episodes"] += len(episodes.returns)
         self._recent.extend(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True))
 
@@ -176,6 +176,10 @@ class Runners(Resource):
 
     def spaces(self) -> Spaces:
         """The spaces of the environment, found by making one."""
+        return self._spaces
+
+    @cached_property
+    def _spaces(self) -> Spaces:
         return spaces_of(self.env, self.wrappers, self.env_settings)
 
     def open(self, site: Site | None = None) -> GymRunners:

@@ -53,7 +53,8 @@ class Runner:
         self.index = index
         self.label = f"{name}, runner {index}"
         self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = _jitted(self.network)
+        self.act: Act = self.network.jitted_act
+        self.spaces = spec.spaces()
         entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index])
         self.seed = int(entropy.generate_state(1)[0] >> 1)
         self.key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index)
@@ -156,7 +157,7 @@ class Runner:
         return self._finish(data, last, envs, skipped)
 
     def _empty(self, steps: int) -> dict[str, Array]:
-        envs, spaces = self.spec.envs, self.spec.spaces()
+        envs, spaces = self.spec.envs, self.spaces
         return {
             "obs": np.empty((steps, envs, *(spaces.obs.shape or ())), spaces.obs_dtype),
             "packed": np.empty((steps, envs, max(1, spaces.head.width) + 2), np.float32),
@@ -194,7 +195,7 @@ class Runner:
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
-        spaces = self.spec.spaces()
+        spaces = self.spaces
         if obs.shape != (self.spec.envs, *(spaces.obs.shape or ())):
             raise EnvironmentFailed(
                 f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from {verb}, but its space declares "
@@ -330,25 +331,16 @@ def play(
         made.close()
         raise EnvironmentFailed(f"{env_name(env)} makes a vector of environments; evaluation needs single ones")
     one = Guard(made, 0, env_name(env))
-    act = _jitted(net)
+    weights, key = jax.device_put(weights), jax.random.key(0)
     returns = np.zeros(episodes)
     try:
         for episode in range(episodes):
             obs, over = one.reset(seed=seed + episode)[0], False
             while not over:
-                packed = np.asarray(act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], jax.random.key(0), np.uint32(0), greedy=True))
+                packed = np.asarray(net.jitted_act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], key, np.uint32(0), greedy=True))
                 obs, reward, terminated, truncated, _ = one.step(net.head.to_env(net.unpack(packed)[0])[0])
                 returns[episode] += float(reward)
                 over = terminated or truncated
     finally:
         one.close()
     return returns
-
-
-def _jitted(net: Network) -> Act:
-    if net not in _ACTS:
-        _ACTS[net] = jax.jit(net.act, static_argnames="greedy")
-    return _ACTS[net]
-
-
-_ACTS: dict[Network, Act] = {}

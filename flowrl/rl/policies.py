@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -125,6 +126,11 @@ class Network:
         action = dist.mode() if greedy else dist.sample(jax.random.fold_in(key, turn))
         columns = action if self.head.width else action[:, None]
         return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1)
+
+    @cached_property
+    def jitted_act(self) -> Callable[..., Array]:
+        """`act`, compiled."""
+        return jax.jit(self.act, static_argnames="greedy")
 
     def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
         """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""

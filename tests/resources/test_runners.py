@@ -71,7 +71,8 @@ def test_episode_statistics_count_every_step_also_the_skipped(mode):
     full = {(n * (k + 1), n) for ls in environments.LENGTHS for k in range(400) for n in [ls[k % len(ls)]]}
     assert set(zip(returns.tolist(), lengths.tolist(), strict=True)) <= full, "every episode is whole"
     assert told["episodes"] == len(returns)
-    assert told["env_steps"] == sum(int(s.batch["valid"].sum()) for s in samples) == sum(s.episodes.env_steps for s in samples)
+    assert sum(int(s.batch["valid"].sum()) for s in samples) == sum(s.episodes.env_steps for s in samples)
+    assert told["env_steps"] == sum(s.episodes.env_steps + s.episodes.skipped for s in samples)
     assert (sum(s.episodes.skipped for s in samples) > 0) == (mode != "next_step")
 
 
@@ -226,3 +227,10 @@ def test_a_closed_worker_pool_closes_its_environments():
     runner.sample((jax.jit(runner.network.init)(jax.random.key(0)), 0))
     HereWorkers([runner]).close()
     assert runner.vector.closed
+
+
+def test_settings_of_an_environment_may_hold_lists():
+    spec = fl.Runners("FrozenLake-v1", POLICY, env_settings={"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]}, envs=2, fragment=3)
+    runners = spec.open()
+    assert runners.collect().shape == (3, 2)
+    runners.close()
