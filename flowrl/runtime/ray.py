@@ -75,9 +75,9 @@ class RayWorkers:
 
     def __init__(self, name: str, count: int, make: Callable[[int], Any]) -> None:
         self.name = name
-        share = min(1.0, ray.cluster_resources().get("CPU", 1.0) / (count + 1))
         actor: Any = ray.remote(Host).options(
-            num_cpus=share,
+            num_cpus=0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
+            scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
         )
         blob = ray.put(cloudpickle.dumps(make))

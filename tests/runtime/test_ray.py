@@ -111,7 +111,7 @@ def test_an_actor_that_dies_is_named():
 def test_what_fails_only_where_the_actors_are_is_named():
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.wrappers", (FailsInAnActor,))
     with (
-        pytest.raises(fl.RuntimeFailed, match=r"runners, worker [01]'s process ended: .*could not be made: LookupError: only here"),
+        pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: LookupError: only here"),
         fl.run(graph, runtime="ray") as run,
     ):
         list(run)
