@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrl.errors import FlowrlError, SettingError, unknown
 
@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 GRAPH_HELP = "a stock name, package.module:function, file.py:function, or a saved graph.txt"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows the commands where none is given."""
+
+    def error(self, message: str) -> NoReturn:
+        if "COMMAND" in message:
+            self.print_help(sys.stderr)
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
-    top = argparse.ArgumentParser("flowrl", description="Reinforcement learning algorithms as graphs: check, plan, draw, run.", allow_abbrev=False)
+    top = _Parser("flowrl", description="Reinforcement learning algorithms as graphs: check, plan, draw, run.", allow_abbrev=False)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, act: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -80,7 +89,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    number = float(text.replace("_", "").replace(",", ""))
+    try:
+        number = float(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        number = 0.0
     if not number.is_integer() or number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
     return int(number)
@@ -174,7 +186,8 @@ def _eval(args: argparse.Namespace) -> int:
 
     _imports(args)
     returns = load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
-    print(f"{args.episodes} episodes: return mean {returns.mean():.1f}, std {returns.std():.1f}, min {returns.min():.1f}, max {returns.max():.1f}")
+    mean, std, low, high = returns.mean(), returns.std(), returns.min(), returns.max()
+    print(f"{args.episodes} episode{'s' * (args.episodes > 1)}: return mean {mean:.1f}, std {std:.1f}, min {low:.1f}, max {high:.1f}")
     return 0
 
 
@@ -261,10 +274,12 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
 
 def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
     """How a run ended, and what to do next. `code`: what must be imported for a policy that is not flowrl's own."""
-    from flowrl.observe.progress import duration
+    from flowrl.observe.progress import duration, number
 
     row = run.rows[-1] if run.rows else None
-    steps = f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {row['return_mean']:.1f}" if row else "0 steps, before the first row"
+    steps = (
+        f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {number(row['return_mean'])}" if row else "0 steps, before the first row"
+    )
     head = {
         "until": f"solved: {until} after {steps}",
         "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",

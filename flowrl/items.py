@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.errors import ContractError, unknown
+
 Array = Any
 """A NumPy array, a JAX array, a tracer, or a `jax.ShapeDtypeStruct` in the abstract trace."""
 
@@ -49,6 +51,8 @@ class Batch:
         return sum(nbytes(x) for x in (*self.data.values(), *self.columns.values()))
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self.data:
+            raise ContractError(f"the batch has no field: {unknown('field', name, self.data)}")
         return self.data[name]
 
     def with_(self, **fields: Array) -> Batch:

@@ -62,6 +62,8 @@ def run(
     values.forbid_while_importing()
     if not 0 <= seed < 2**32 or (steps is not None and steps < 1):
         raise SettingError(f"seed must be from 0 to 2**32 - 1, and steps at least 1; got seed={seed}, steps={steps}")
+    if until is not None and not callable(until):
+        raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph.compile()
     return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -105,6 +108,18 @@ def _traced(fn: Callable[..., Any], *args: Any) -> Any:
 
     shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in at)))
     return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
+
+
+def _told(error: Exception) -> str:
+    """An error of a user's own code: what, the line of theirs that it came from, and the way out where it met a shape."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
+    ]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    hint = (
+        "; while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)" if "ShapeDtypeStruct" in str(error) else ""
+    )
+    return f"{type(error).__name__}: {error}{where}{hint}"
 
 
 def _zeros(leaf: Any) -> Any:
@@ -237,7 +252,7 @@ class _Tracer:
         if isinstance(error, Opaque):
             self.found.opaque[node] = error.message
         else:
-            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else f"{type(error).__name__}: {error}"))
+            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
 
     def snapshot(self) -> dict[str, Traffic]:
         """What every node did so far."""

@@ -31,6 +31,7 @@ class Progress:
         self.console = console or Console(stderr=True)
         self.steps = steps
         self.row: Row | None = None
+        self.shown = False
         self.began = self.told = time.perf_counter()
         self.live = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
         if self.console.is_terminal:
@@ -46,13 +47,14 @@ class Progress:
             case Warned(text=text):
                 self.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
             case Ended():
-                if not self.console.is_terminal and self.row is not None:
+                if not self.console.is_terminal and self.row is not None and not self.shown:
                     self.console.print(line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True)
                 self.live.stop()
 
     def _show(self, row: Row) -> None:
         first, self.row = self.row is None, row
-        if not self.console.is_terminal and (first or time.perf_counter() - self.told >= PLAIN_SECONDS):
+        self.shown = first or time.perf_counter() - self.told >= PLAIN_SECONDS
+        if not self.console.is_terminal and self.shown:
             self.told = time.perf_counter()
             self.console.print(line(row, self.steps), highlight=False, markup=False, soft_wrap=True)
 
@@ -64,8 +66,8 @@ class Progress:
         r = self.row
         named = {
             "steps": f"{r['env_steps']:,.0f}" + (f" of {self.steps:,}" if self.steps else ""),
-            "return": _number(r["return_mean"]),
-            "length": _number(r["length_mean"]),
+            "return": number(r["return_mean"]),
+            "length": number(r["length_mean"]),
             "episodes": f"{r['episodes']:,.0f}",
             "updates": f"{r['updates']:,.0f}",
             "steps/s": f"{r['steps_per_second']:,.0f}",
@@ -83,7 +85,7 @@ def line(row: Row, steps: int | None) -> str:
     of = f" of {steps:,}" if steps else ""
     parts = [
         f"{row['env_steps']:>10,.0f}{of} steps",
-        f"return {_number(row['return_mean']):>8}",
+        f"return {number(row['return_mean']):>8}",
         f"{row['steps_per_second']:>9,.0f} steps/s",
         f"{duration(row['seconds']):>8}",
     ]
@@ -91,9 +93,10 @@ def line(row: Row, steps: int | None) -> str:
 
 
 def left(row: Row, steps: int) -> str:
-    """The time that is left to a goal of so many steps, at the mean speed so far."""
-    speed = row["env_steps"] / max(row["seconds"], 1e-9)
-    return duration(max(steps - row["env_steps"], 0) / max(speed, 1e-9))
+    """The time that is left to a goal of so many steps, at the speed since the last Row; the first one's holds the compiling."""
+    if row["row"] < 2:
+        return "-"
+    return duration(max(steps - row["env_steps"], 0) / max(row["steps_per_second"], 1e-9))
 
 
 def duration(seconds: float) -> str:
@@ -109,5 +112,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
+    """A return as it is shown: ``1,234.5``, and ``-`` where there is none."""
     return "-" if math.isnan(x) else f"{x:,.1f}"

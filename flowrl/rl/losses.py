@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from flowrl.errors import SettingError
+from flowrl.errors import ContractError, SettingError
 from flowrl.rl.distributions import Distribution
 
 Array = Any
@@ -176,8 +176,14 @@ class FunctionLoss(Loss):
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
-        result: tuple[Array, Metrics] = self.fn(policy, params, batch)
+        result = self.fn(policy, params, batch)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise ContractError(f"a loss returns (scalar, dict of scalars), but {getattr(self.fn, '__name__', 'it')} returned {_form(result)}")
         return result
+
+
+def _form(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"one {type(result).__name__}"
 
 
 def as_loss(loss: Any) -> Loss:

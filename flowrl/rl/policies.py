@@ -72,6 +72,8 @@ class Network:
         try:
             (outputs, value), _ = jax.eval_shape(lambda: self._call(*self.init(jax.random.key(0)), jnp.zeros(obs.shape, obs.dtype)))
             got = f"outputs {tuple(outputs.shape)} and value {tuple(value.shape)}"
+        except FlowrlError:
+            raise
         except Exception as error:
             raise PolicyError(
                 f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}"
@@ -90,7 +92,10 @@ class Network:
 
     def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array) -> tuple[tuple[Array, Array], Any]:
         module = self._merge(params, rest)
-        return module(obs), module
+        result = module(obs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise PolicyError(f"{self.name} must return (action outputs, value), but it returned {type(result).__name__}")
+        return result, module
 
     def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:
         parts = ((self._params, params), (self._rest, rest))

@@ -10,7 +10,16 @@ from flowrl.items import Row
 from flowrl.observe.progress import Progress, duration, left
 
 ROW = Row(
-    {"env_steps": 5_000, "return_mean": 123.45, "length_mean": 20.0, "episodes": 250, "updates": 5, "steps_per_second": 2_500.0, "seconds": 2.0}
+    {
+        "row": 2,
+        "env_steps": 5_000,
+        "return_mean": 123.45,
+        "length_mean": 20.0,
+        "episodes": 250,
+        "updates": 5,
+        "steps_per_second": 2_500.0,
+        "seconds": 2.0,
+    }
 )
 
 
@@ -24,6 +33,7 @@ def shown(events, *, terminal, steps=None):
 
 def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
     text = shown([Started(None), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
+    assert shown([RowClosed(ROW), Ended("steps")], terminal=False).count("steps/s") == 1, "one row is one line"
     lines = text.splitlines()
     assert lines == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"] * 2, (
         "the first row, and the last at the end"
@@ -49,6 +59,7 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_time_left_is_by_the_mean_speed():
+def test_time_left_is_by_the_newest_speed():
     assert left(ROW, 10_000) == "2 s"
+    assert left(Row({**ROW, "row": 1}), 10_000) == "-"
     assert left(ROW, 5_000) == "0 s"

@@ -1,0 +1,73 @@
+"""What a newcomer gets wrong first, and what is said of it."""
+
+import numpy as np
+import pytest
+
+import flowrl as fl
+from flowrl.cli import main
+
+PPO = fl.ppo("CartPole-v1")
+
+
+def own_step(work):
+    return PPO.insert(after="sample", mine=Own(work))
+
+
+class Own(fl.Stateless):
+    def __init__(self, work):
+        self.work = work
+
+    def step(self, state, batch, ctx):
+        yield batch.with_(reward=self.work(batch))
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        (
+            lambda b: np.clip(b["reward"], -1, 1),
+            r"ppo\.mine: TypeError: .*\(test_messages\.py:\d+\); while a graph is checked a step sees shapes: put maths",
+        ),
+        (lambda b: b["reward"].mean(), r"ppo\.mine: AttributeError: .*put maths on arrays into ctx\.run\(function, \.\.\.\)"),
+        (lambda b: b["rewards"], r"ppo\.mine: the batch has no field: unknown field 'rewards'; did you mean 'reward'\?"),
+    ],
+)
+def test_a_step_that_touches_arrays_is_told_the_way_out(work, says):
+    with pytest.raises(fl.CheckError, match=says):
+        own_step(work).check()
+
+
+def test_a_loss_and_a_network_of_the_wrong_form_are_told_the_right_one():
+    with pytest.raises(fl.CheckError, match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number returned one float"):
+        PPO.set("learner.loss", only_a_number).check()
+    policy = fl.Policy(OneArray)
+    with pytest.raises(fl.CheckError, match=r"OneArray must return \(action outputs, value\), but it returned"):
+        PPO.set("learner.policy", policy).set("runners.policy", policy).check()
+
+
+def only_a_number(policy, params, batch):
+    return 1.0
+
+
+class OneArray(fl.MLP):
+    def __call__(self, obs):
+        return super().__call__(obs)[0]
+
+
+def test_until_is_a_function():
+    with pytest.raises(fl.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"):
+        fl.run(PPO, until="return_mean>=1")
+
+
+def test_the_command_line_without_a_command_lists_them(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    err = capsys.readouterr().err
+    assert all(word in err for word in ("list", "check", "plan", "draw", "run", "eval"))
+
+
+def test_a_number_of_steps_that_is_none_is_told(capsys):
+    for text in ("inf", "1e5x", "0.5"):
+        with pytest.raises(SystemExit):
+            main(["run", "ppo", "--steps", text])
+        assert f"must be a whole number of at least 1, got {text}" in capsys.readouterr().err
