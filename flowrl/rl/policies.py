@@ -94,7 +94,8 @@ class Network:
         module = self._merge(params, rest)
         result = module(obs)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise PolicyError(f"{self.name} must return (action outputs, value), but it returned {type(result).__name__}")
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else "one array"
+            raise PolicyError(f"{self.name} must return (action outputs, value), but it returned {got}")
         return result, module
 
     def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:

@@ -228,7 +228,7 @@ ERRORS = {
         DISCRETE,
         r"WideValue gave outputs \(3, 3\) and value \(3, 1\) .* need .* value \(3,\)",
     ),
-    "no value": (fl.Policy(OnlyOutputs), BOX, DISCRETE, r"OnlyOutputs can't be called on observations float32\[3, 3\] of Box"),
+    "no value": (fl.Policy(OnlyOutputs), BOX, DISCRETE, r"OnlyOutputs must return \(action outputs, value\), but it returned one array"),
     "a constructor that fails": (
         fl.Policy(Broken, size=4),
         BOX,
