@@ -187,6 +187,7 @@ class Runner:
                 for i in np.flatnonzero(ended):
                     final[i] = info["final_obs"][i]
             elif self.mode is AutoresetMode.DISABLED and ended.any():
+                final = obs.copy()  # a vector may give the same array again
                 obs = self._checked(self.vector.reset(options={"reset_mask": ended})[0], "reset")
         except EnvironmentFailed:
             raise
@@ -207,7 +208,8 @@ class Runner:
     def _finish(self, data: dict[str, Array], last: Array, envs: int, skipped: list[tuple[int, float, bool]]) -> Sample:
         self._check_finite(data)
         action, logp, value = self.network.unpack(data.pop("packed"))
-        data["reward"] *= data["valid"]
+        for name in ("reward", "terminated", "truncated"):
+            data[name] *= data["valid"]
         episodes = self._episodes(data, skipped)
         if self.scale is not None:
             data["reward"] = self.scale(data)
