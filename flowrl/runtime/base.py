@@ -102,7 +102,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Audit:
-    """The conservation audit: nothing is lost or counted twice on the way through the graph."""
+    """The conservation audit: what was put onto each edge was taken and gone through. What a node does inside is not compared."""
 
     edges: tuple[Edge, ...]
     held_steps: dict[str, int]
