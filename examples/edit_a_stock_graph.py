@@ -10,7 +10,7 @@ ppo = fl.ppo("CartPole-v1")
 edited = (
     ppo.rename("ppo_edited")
     .set("train.epochs", 4)  # one setting of an operator
-    .set("learner.loss.kl_target", 0.01)  # one setting deep inside a resource
+    .set("learner.loss.kl_penalty_target", 0.01)  # one setting deep inside a resource
     .replace(batch=fl.Concat(min_steps=2048))  # another operator in the place of one
     .insert(after="sync", play=fl.Evaluate(every=5, episodes=5))  # one more
     .remove("norm")  # one less: its predecessor is joined to its successor

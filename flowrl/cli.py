@@ -163,7 +163,11 @@ def _run(args: argparse.Namespace) -> int:
     graph, about = _graph(args)
     plan = graph.compile()
     until = parse_until(args.until, columns(plan)) if args.until else None
-    out = Path(args.out) if args.out else _fresh(f"{graph.name}-{_slug(about['env'] or 'graph')}-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = (
+        Path(args.out)
+        if args.out
+        else _fresh("-".join([graph.name, *([_slug(about["env"])] if about["env"] else []), time.strftime("%Y%m%d-%H%M%S")]))
+    )
     goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
     where = f" on {about['env']}" if about["env"] else ""
     print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}", file=sys.stderr)

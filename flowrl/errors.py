@@ -17,7 +17,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FlowrlError(Exception):
@@ -85,6 +88,21 @@ class RuntimeFailed(FlowrlError):
 
 class SaveError(FlowrlError):
     """A run or policy that can't be saved, verified or loaded."""
+
+
+def a(value: object) -> str:
+    """What a value is, for messages: ``an int``, ``a Batch``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def raised(error: BaseException) -> str:
+    """An error out of a user's own code: what it is, and the line of theirs that it came from."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
+    ]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

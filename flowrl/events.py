@@ -18,7 +18,10 @@ class Started:
 
 @dataclass(frozen=True)
 class OperatorRan:
-    """A node was advanced once: its own seconds, and the item that it yielded (None at the end of its step)."""
+    """A node was advanced once: its own seconds, and the item that it yielded (None at the end of its step).
+
+    JAX computes asynchronously, so the seconds are those of this thread: they hold what a node waited for, not all that it set going.
+    """
 
     node: str
     seconds: float

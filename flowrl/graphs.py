@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from flowrl.algos import STOCK
-from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.errors import GraphError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 
@@ -41,7 +41,7 @@ class Source:
         args = [env] if self.takes_env and env is not None else []
         made = self.build(*args, **({"settings": self.kind(**changes)} if self.kind else changes))
         if not isinstance(made, Graph):
-            raise GraphError(f"{self.name} returned a {type(made).__name__}, not a Graph")
+            raise GraphError(f"{self.name} returned {a(made)}, not a Graph")
         return made
 
 
@@ -60,17 +60,24 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
         graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
         return Source(graph.name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={})
     where, colon, function = name.rpartition(":")
+    if name.endswith(".py"):
+        raise GraphError(f"{name} needs the function in it that makes the graph: {name}:FUNCTION; it has {', '.join(_functions(name)) or 'none'}")
     if not colon:
         raise GraphError(f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function")
     target = getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)
     if target is None:
-        found = [n for n, v in vars(file_module(where)).items() if inspect.isfunction(v)]
-        raise GraphError(f"{where} has no {unknown('function', function, found).removeprefix('unknown ')}")
+        raise GraphError(f"{where} has no {unknown('function', function, _functions(where)).removeprefix('unknown ')}")
     if isinstance(target, Graph):
         return Source(name, lambda: target, None, takes_env=False, settings={}, kind=None, hints={})
     if not callable(target):
-        raise GraphError(f"{name} is a {type(target).__name__}; it must be a function that returns a Graph")
+        raise GraphError(f"{name} is {a(target)}; it must be a function that returns a Graph")
     return _source(function, target)
+
+
+def _functions(path: str) -> list[str]:
+    """The functions and graphs that a file defines."""
+    module = file_module(path)
+    return [n for n, v in vars(module).items() if isinstance(v, Graph) or (inspect.isfunction(v) and v.__module__ == module.__name__)]
 
 
 def file_module(path: str) -> Any:

@@ -45,11 +45,6 @@ class Batch:
         rows, columns = self.shape
         return int(rows * columns)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        return sum(nbytes(x) for x in (*self.data.values(), *self.columns.values()))
-
     def __getitem__(self, name: str) -> Array:
         if name not in self.data:
             raise ContractError(f"the batch has no field: {unknown('field', name, self.data)}")

@@ -20,7 +20,7 @@ from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
-from flowrl.runtime.base import Audit, Runtime, interrupts_wait
+from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.saving import RunDir, TrainedPolicy, check_free
 
 RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
@@ -60,8 +60,10 @@ def run(
     [1, 2, 3]
     """
     values.forbid_while_importing()
-    if not 0 <= seed < 2**32 or (steps is not None and steps < 1):
-        raise SettingError(f"seed must be from 0 to 2**32 - 1, and steps at least 1; got seed={seed}, steps={steps}")
+    if not 0 <= seed < 2**32:
+        raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    if steps is not None and steps < 1:
+        raise SettingError(f"steps must be at least 1, got {steps}")
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph.compile()
@@ -209,7 +211,7 @@ class Run:
         with interrupts_wait(), ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
             for ending in (self._finish, self._session.close, self._keep_policy):
-                last.callback(_noting(error, ending))
+                last.callback(noting(error, ending))
 
     def _keep_policy(self) -> None:
         self._final = self._policy()
@@ -241,17 +243,3 @@ class Run:
             self._stream.emit(Warned(f"graph.txt can't be read back: {error}"))
             text = f"# This text can't be read back: {error}\n{self.graph.text(strict=False)}"
         return {"graph.txt": text, "plan.txt": str(self.plan)}
-
-
-def _noting(error: BaseException | None, ending: Callable[[], None]) -> Callable[[], None]:
-    """`ending`, whose own failure only becomes a note where the run had failed before: the first error is the one to see."""
-
-    def end() -> None:
-        try:
-            ending()
-        except Exception as later:
-            if error is None:
-                raise
-            error.add_note(f"and then {type(later).__name__}: {later}")
-
-    return end

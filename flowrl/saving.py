@@ -238,7 +238,8 @@ def verify(root: Path) -> None:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
     except FileNotFoundError:
-        raise SaveError(f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save") from None
+        inside = f"; its run's directory is {root.parent}" if (root.parent / MANIFEST).is_file() else ""
+        raise SaveError(f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save{inside}") from None
     except (ValueError, KeyError, TypeError):
         raise SaveError(f"{root / MANIFEST} is damaged: it is not the JSON that was written") from None
     for name, facts in files.items():

@@ -123,7 +123,7 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
     assert "1,024 steps, [" in flowrl("plan", "mine.py:withdata", "--set", "size=1000")[1]
     monkeypatch.syspath_prepend(tmp_path)
     assert flowrl("check", "mine:withdata")[0] == 0
-    assert flowrl("check", "mine.py:bad")[2] == "flowrl: bad returned a int, not a Graph\n"
+    assert flowrl("check", "mine.py:bad")[2] == "flowrl: bad returned an int, not a Graph\n"
     assert "its parameter width must have a default" in flowrl("check", "mine.py:needs", "--env", "CartPole-v1")[2]
     assert "has no function 'fixd'; did you mean 'fixed'?" in flowrl("check", "mine.py:fixd")[2]
 

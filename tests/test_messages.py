@@ -71,3 +71,31 @@ def test_a_number_of_steps_that_is_none_is_told(capsys):
         with pytest.raises(SystemExit):
             main(["run", "ppo", "--steps", text])
         assert f"must be a whole number of at least 1, got {text}" in capsys.readouterr().err
+
+
+def test_a_bare_name_is_told_the_addresses_that_end_so():
+    with pytest.raises(fl.SettingError, match=r"unknown node or resource 'lr'.*did you mean learner\.optimizer\.lr\?"):
+        PPO.set("lr", 1e-3)
+
+
+def test_a_file_without_a_function_lists_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole_file.py").write_text("import flowrl as fl\nfrom math import sqrt\n\ndef mine():\n    return fl.ppo()\n\nready = fl.a2c()\n")
+    assert main(["check", "whole_file.py"]) == 2
+    assert capsys.readouterr().err.endswith("whole_file.py:FUNCTION; it has mine, ready\n")
+
+
+def test_allow_names_packages():
+    for wrong in ("numpy", [OneArray]):
+        with pytest.raises(fl.SettingError, match=r"allow takes a list of package names, such as \['my_package'\]"):
+            fl.Graph.from_text(PPO.text(), allow=wrong)
+
+
+def test_a_loss_that_stops_updates_says_so_first():
+    with pytest.raises(fl.CheckError, match=r"ppo\.train: the loss reports `stop`, but does not say that it may; make it a class on fl\.Loss"):
+        PPO.set("learner.loss", stopping).check()
+
+
+def stopping(policy, params, batch):
+    value = policy(params, batch["obs"])[1].mean()
+    return value, {"stop": value > 1}

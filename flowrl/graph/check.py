@@ -26,7 +26,7 @@ def _starts(graph: Graph) -> Iterator[Problem]:
         if not node.after and not node.op.source:
             yield node.name, f"{kind} stands at a start, but it makes no items of its own; begin with a source such as ParallelSample()"
         if len(node.after) > 1 and not node.op.joins:
-            yield node.name, f"takes items from {', '.join(node.after)}, but {kind} is no join; put one such as Merge() there"
+            yield node.name, f"takes items from {', '.join(node.after)}, but {kind} is no join (its `joins` is False); let it follow one node only"
 
 
 def ends(graph: Graph) -> Iterator[Problem]:

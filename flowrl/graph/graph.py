@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.errors import GraphError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.protocols import Operator, Resource
 
@@ -87,7 +87,7 @@ def _a(value: Any) -> str:
     """What a value is, for messages."""
     if isinstance(value, type):
         return "the class itself: call it"
-    return f"a {type(value).__name__}"
+    return a(value)
 
 
 _OPEN_END: Any = object()
@@ -189,7 +189,7 @@ class Graph:
         """
         graph = values.from_text(text, allow=allow, source=source)
         if not isinstance(graph, Graph):
-            raise GraphError(f"holds a {type(graph).__name__}, not a Graph", source)
+            raise GraphError(f"holds {a(graph)}, not a Graph", source)
         return graph
 
     # -- building and editing
@@ -274,7 +274,9 @@ class Graph:
             head = address.partition(".")[0]
             if head in names:
                 raise SettingError(f"say which setting of it: {head}.{next(iter(values.settings(names[head])), 'setting')}", f"{self.name}.{head}")
-            raise SettingError(unknown("node or resource", head, names), self.name)
+            deeper = [f"{n}.{path}" for n, owner in names.items() for path in values.addresses(owner) if f".{n}.{path}".endswith(f".{address}")]
+            hint = f"; did you mean {' or '.join(deeper)}?" if deeper else ""
+            raise SettingError(unknown("node or resource", head, names) + hint, self.name)
         changed = values.with_setting(names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}")
         return self.replace(**{owner: changed})
 

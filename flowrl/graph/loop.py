@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flowrl.errors import ContractError, FlowrlError, GraphError, unknown
+from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
 from flowrl.graph.graph import Node
 from flowrl.graph.protocols import Handle, Site
 from flowrl.items import Batch, Tally, Trained
 
 Hook = Callable[[str, float, Any], None]
-"""Told after every advance of a node: its name, the seconds it took, and the item it yielded (None at its end)."""
+"""Told after every advance of a node: its name, the seconds it took in this thread, and the item it yielded (None at its end)."""
 
 _END: Any = object()
 
@@ -137,7 +137,7 @@ class Loop:
         ledger.node = name
         stream = unit.step(unit.state, item, unit.ctx)
         if not isinstance(stream, Iterator):
-            got = "None" if stream is None else f"a {type(stream).__name__}"
+            got = "None" if stream is None else a(stream)
             raise ContractError(f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)")
         started = time.perf_counter() if hook else 0.0
         while (out := next(stream, _END)) is not _END:

@@ -81,7 +81,8 @@ class Plan:
                 f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.found.rows), 'time')} a row",
             )
         if counts["evaluations"]:
-            return "plays greedily", f"{counts['evaluated_episodes'] / self.found.rows:g} episodes a row"
+            each = Fraction(counts["evaluated_episodes"], counts["evaluations"])
+            return f"plays {_amount(each, 'episode')} greedily", f"{_amount(Fraction(counts['evaluations'], self.found.rows), 'time')} a row"
         if isinstance(form, Tally):
             steps, updates = (Fraction(self.total(k), self.found.rows) for k in ("sampled_steps", "updates"))
             every = Fraction(traffic.taken, max(traffic.given, 1))

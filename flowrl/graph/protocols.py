@@ -93,9 +93,10 @@ class Site(Protocol):
 
 
 class Handle(ABC):
-    """A resource at work. It holds the state (a pytree that the runtime may save and restore) and calls its verbs."""
+    """A resource at work. It holds its state and calls its verbs."""
 
     state: Any
+    """A pytree: all the arrays that its verbs read and write, and the ``version`` of its weights. Environments and processes stay outside."""
 
     @abstractmethod
     def close(self) -> None:

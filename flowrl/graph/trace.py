@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import jax
 import numpy as np
 
-from flowrl.errors import FlowrlError
+from flowrl.errors import FlowrlError, raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Workers
@@ -111,15 +108,11 @@ def _traced(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """An error of a user's own code: what, the line of theirs that it came from, and the way out where it met a shape."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
-    ]
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    """An error of a user's own code, and the way out where it met a shape."""
     hint = (
         "; while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)" if "ShapeDtypeStruct" in str(error) else ""
     )
-    return f"{type(error).__name__}: {error}{where}{hint}"
+    return f"{raised(error)}{hint}"
 
 
 def _zeros(leaf: Any) -> Any:
@@ -131,10 +124,12 @@ def _shape_of(leaf: Any) -> Any:
 
 
 def abstract(leaf: Any) -> Any:
-    """What is static about a leaf: an array's shape and type, and any other value itself."""
+    """What is static about a leaf: an array's shape and type, and any other value itself; of what can't be hashed, its text."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))
-    return leaf
+    if hasattr(leaf, "__dict__") and repr(leaf) == object.__repr__(leaf):  # equal to itself, whatever it holds by now
+        return (type(leaf), repr(vars(leaf)))
+    return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
+from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, a, unknown
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class Spec:
         raise AttributeError(f"{type(self).__name__} is frozen; make a new one")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.fn == other.fn and dict(self.settings) == dict(other.settings)
+        return type(other) is type(self) and self.fn == other.fn and _same(dict(self.settings), dict(other.settings))
 
     def __hash__(self) -> int:
         return hash((type(self), self.fn, tuple(sorted(self.settings))))
@@ -67,6 +67,17 @@ class Spec:
     settings: Mapping[str, Any]
 
 
+def _same(a: Any, b: Any) -> bool:
+    """Whether two settings are equal and of one type: a module may well do another thing with 0.0 or False than with 0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(np.array_equal(a, b)) if hasattr(a, "shape") else bool(a == b)
+
+
 def _make(kind: type[Spec], fn: Callable[..., Any], settings: dict[str, Any]) -> Spec:
     return kind(fn, **settings)
 
@@ -81,6 +92,13 @@ def settings(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     return {}
+
+
+def addresses(value: Any) -> Iterator[str]:
+    """The paths of all fields of a frozen value and of those inside it: ``loss.clip``."""
+    for name, inner in settings(value).items():
+        yield name
+        yield from (f"{name}.{path}" for path in addresses(inner))
 
 
 def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
@@ -192,7 +210,7 @@ def _name_of(value: Any, strict: bool) -> str:
     if module and name and "<" not in name:
         return name if module.startswith("flowrl.") and name in _public("__all__") else f'load("{module}:{name}")'
     if strict:
-        what = f"{name} in {module}" if name else f"a {type(value).__name__}"
+        what = f"{name} in {module}" if name else a(value)
         raise SaveError(
             f"{what} can't be written to a file: only classes and functions at the top of an importable module have a "
             "name that leads back to them. Move it into a module of its own."
@@ -210,6 +228,8 @@ def from_text(text: str, *, allow: Collection[str] = (), source: str = "text") -
         GraphError: the text is not of this form.
         SaveError: it names a package that is not allowed.
     """
+    if isinstance(allow, str) or not all(isinstance(a, str) for a in allow):
+        raise SettingError(f"allow takes a list of package names, such as ['my_package'], got {allow!r}", source)
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

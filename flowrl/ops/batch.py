@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flowrl.errors import ContractError, SettingError
+from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Batch
 from flowrl.resources.learner import LearnerHandle
@@ -26,7 +26,7 @@ def need(item: Any, *fields: str) -> Batch:
         ContractError: it is no batch, or lacks one.
     """
     if not isinstance(item, Batch):
-        raise ContractError(f"needs a Batch, got a {type(item).__name__}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)")
+        raise ContractError(f"needs a Batch, got {a(item)}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)")
     missing = [f for f in fields if f not in item.data]
     if missing:
         raise ContractError(

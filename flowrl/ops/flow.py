@@ -12,7 +12,11 @@ from flowrl.graph.protocols import Context, Stateless
 
 @dataclass(frozen=True)
 class Map(Stateless):
-    """Yield ``fn(item)``. The function is called as it is; wrap heavy array maths in `jax.jit` yourself."""
+    """Yield ``fn(item)``.
+
+    The function is called as it is; wrap heavy array maths in `jax.jit` yourself. When a graph is compiled it is called too: on
+    JAX tracers or, where that fails, on zeros of the same shapes. If neither works, the plan says that it ends there.
+    """
 
     fn: Callable[[Any], Any]
 
@@ -26,7 +30,10 @@ class Map(Stateless):
 
 @dataclass(frozen=True)
 class Filter(Stateless):
-    """Pass on the items of which ``keep(item)`` is true."""
+    """Pass on the items of which ``keep(item)`` is true.
+
+    When a graph is compiled it is called on JAX tracers; where the answer depends on values, the plan says that it ends there.
+    """
 
     keep: Callable[[Any], bool]
 
@@ -41,7 +48,7 @@ class Filter(Stateless):
 
 @dataclass(frozen=True)
 class FlatMap(Stateless):
-    """Yield every item of ``fn(item)``."""
+    """Yield every item of ``fn(item)``. Compiled as `Map` is."""
 
     fn: Callable[[Any], Iterable[Any]]
 

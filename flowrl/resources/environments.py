@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from flowrl.errors import EnvironmentFailed, SettingError, unknown
+from flowrl.errors import EnvironmentFailed, SettingError, a, raised, unknown
 from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
@@ -30,7 +32,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.step(action)
         except Exception as error:
-            raise EnvironmentFailed(f"{self.label} raised in step({action!r}): {type(error).__name__}: {error}") from error
+            raise EnvironmentFailed(f"{self.label} raised in step({action!r}): {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvironmentFailed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
         self._check(result[0], "step")
@@ -41,7 +43,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.reset(seed=seed, options=options)
         except Exception as error:
-            raise EnvironmentFailed(f"{self.label} raised in reset: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailed(f"{self.label} raised in reset: {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvironmentFailed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
         self._check(result[0], "reset")
@@ -60,7 +62,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _length(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    return f"{len(result)} values" if isinstance(result, tuple) else a(result)
 
 
 def env_name(env: Make) -> str:
@@ -75,21 +77,28 @@ def make_env(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Ma
         SettingError: the id is unknown.
         EnvironmentFailed: making it failed.
     """
+    return _made(env, partial(gym.make, env, disable_env_checker=True) if isinstance(env, str) else env, wrappers, settings)
+
+
+def _made(env: Make, make: Callable[..., Any], wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Any:
     try:
-        made = gym.make(env, disable_env_checker=True, **settings) if isinstance(env, str) else env(**settings)
+        made = make(**settings)
         for wrapper in wrappers:
             made = wrapper(made)
     except gym.error.Error as error:
-        if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound):
-            raise SettingError(
-                f"{error} {unknown('environment', env, _similar(env))} (ids like these; a package of your own must be imported first)"
-            ) from None
+        if isinstance(env, str) and isinstance(error, gym.error.NamespaceNotFound):
+            raise SettingError(f"unknown environment '{env}': {FIRST.format(env.partition('/')[0])}") from None
+        if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound):
+            raise SettingError(f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}") from None
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
     except Exception as error:
-        raise EnvironmentFailed(f"{env_name(env)} could not be made: {type(error).__name__}: {error}") from error
+        raise EnvironmentFailed(f"{env_name(env)} could not be made: {raised(error)}") from error
     if not isinstance(made, gym.Env | VectorEnv):
-        raise EnvironmentFailed(f"{env_name(env)} made a {type(made).__name__}; it must be a gymnasium.Env or gymnasium.vector.VectorEnv")
+        raise EnvironmentFailed(f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env or gymnasium.vector.VectorEnv")
     return made
+
+
+FIRST = "the package that registers {} must be imported first (--import PACKAGE, or `import PACKAGE` in Python)"
 
 
 def _similar(env: str) -> list[str]:
@@ -105,23 +114,29 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
         SettingError: the id is unknown, or a vector of the user's own has another size.
         EnvironmentFailed: making it failed, or its way of resetting is unknown.
     """
-    if isinstance(env, str) and not wrappers and gym.registry.get(env) is not None and gym.spec(env).vector_entry_point is not None:
-        vector = gym.make_vec(env, num_envs=count, vectorization_mode=gym.VectorizeMode.VECTOR_ENTRY_POINT, **settings)
-    else:
-        first = make_env(env, wrappers, settings)
-        if isinstance(first, VectorEnv):
-            vector = first
+    with ExitStack() as on_error:
+        if isinstance(env, str) and not wrappers and gym.registry.get(env) is not None and gym.spec(env).vector_entry_point is not None:
+            vector = _made(env, partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT), (), settings)
+            on_error.callback(vector.close)
         else:
-            made = [first, *(make_env(env, wrappers, settings) for _ in range(count - 1))]
-            vector = SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
-    if vector.num_envs != count:
-        raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
-    mode = vector.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
-        raise EnvironmentFailed(
-            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
-        )
-    return vector
+            vector = make_env(env, wrappers, settings)
+            on_error.callback(vector.close)
+            if not isinstance(vector, VectorEnv):
+                made = [vector]
+                for _ in range(count - 1):
+                    made.append(make_env(env, wrappers, settings))
+                    on_error.callback(made[-1].close)
+                vector = SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
+        if vector.num_envs != count:
+            raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
+        mode = vector.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            raise EnvironmentFailed(
+                f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+            )
+        on_error.pop_all()
+    found: VectorEnv[Any, Any, Any] = vector
+    return found
 
 
 def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:

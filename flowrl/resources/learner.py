@@ -96,6 +96,8 @@ class Core:
                     f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
                 )
             stop = metrics.pop("stop", None)
+            if stop is not None and not self.loss.stops_early:
+                raise ContractError("the loss reports `stop`, but does not say that it may; make it a class on fl.Loss whose stops_early is True")
             updates, new_opt = self.tx.update(grads, opt, weights.params)
             new = (Weights(optax.apply_updates(weights.params, updates), rest), new_opt)
             applied = jnp.float32(1)

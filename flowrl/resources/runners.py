@@ -150,7 +150,8 @@ class Runners(Resource):
         fragment: steps per environment and call.
         wrappers: put around each environment, the first one innermost.
         env_settings: keyword arguments for making an environment.
-        normalize_rewards: the discount of the returns whose running deviation rewards are divided by; None for no scaling.
+        normalize_rewards: the discount of the returns whose running deviation rewards are divided by, each runner's
+            by its own; None for no scaling.
     """
 
     env: Make

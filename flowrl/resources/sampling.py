@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from flowrl.errors import EnvironmentFailed
+from flowrl.errors import EnvironmentFailed, raised
 from flowrl.items import Batch
 from flowrl.resources.environments import Guard, Make, env_name, make_env, make_vector
 from flowrl.rl.policies import Network, Weights, network
@@ -78,10 +78,18 @@ class Runner:
         if self._started:
             return
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
-        self.obs = self._checked(self.vector.reset(seed=self.seed)[0], "reset")
+        self.obs = self._reset(seed=self.seed)
         self.done = np.zeros(self.spec.envs, bool)
         self.sums = np.zeros((2, self.spec.envs))
         self._started = True
+
+    def _reset(self, **how: Any) -> Array:
+        try:
+            return self._checked(self.vector.reset(**how)[0], "reset")
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
 
     def take(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on; None: go on with the ones at hand."""
@@ -188,11 +196,11 @@ class Runner:
                     final[i] = info["final_obs"][i]
             elif self.mode is AutoresetMode.DISABLED and ended.any():
                 final = obs.copy()  # a vector may give the same array again
-                obs = self._checked(self.vector.reset(options={"reset_mask": ended})[0], "reset")
+                obs = self._reset(options={"reset_mask": ended})
         except EnvironmentFailed:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in step: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in step: {raised(error)}") from error
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
@@ -206,13 +214,13 @@ class Runner:
         return checked
 
     def _finish(self, data: dict[str, Array], last: Array, envs: int, skipped: list[tuple[int, float, bool]]) -> Sample:
-        self._check_finite(data)
+        self._check_finite(data, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
         for name in ("reward", "terminated", "truncated"):
             data[name] *= data["valid"]
         episodes = self._episodes(data, skipped)
         if self.scale is not None:
-            data["reward"] = self.scale(data)
+            data["reward"] = self.scale(data, skipped)
         columns = {
             "bootstrap_obs": last,
             "version": np.full(envs, self.version, np.int32),
@@ -220,7 +228,10 @@ class Runner:
         }
         return Sample(Batch({**data, "action": action, "logp": logp, "value": value}, columns), episodes)
 
-    def _check_finite(self, data: dict[str, Array]) -> None:
+    def _check_finite(self, data: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> None:
+        for b, reward, _ in skipped:
+            if not np.isfinite(reward):
+                raise EnvironmentFailed(f"environment {b} of {env_name(self.spec.env)} gave a reward that is not finite; mend the environment")
         for name in ("obs", "reward"):
             values = data[name]
             if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -251,7 +262,10 @@ class Runner:
 
 @dataclass
 class RewardScale:
-    """Divides rewards by the running deviation of discounted returns (as in Engstrom et al. 2020, section 3)."""
+    """Divides rewards by the running deviation of discounted returns (as in Engstrom et al. 2020, section 3).
+
+    Each runner keeps its own moments, of its own environments.
+    """
 
     envs: int
     gamma: float
@@ -260,13 +274,17 @@ class RewardScale:
         self.returns = np.zeros(self.envs)
         self.mean, self.var, self.count = 0.0, 1.0, 1e-4
 
-    def __call__(self, data: dict[str, Array]) -> Array:
-        """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it."""
+    def __call__(self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]) -> Array:
+        """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it and the steps `skipped` behind it."""
         seen = []
         for reward, valid, done in zip(data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True):
             self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
             seen.append(self.returns[valid])
             self.returns = np.where(done, 0.0, self.returns)
+        for b, reward, over in skipped:
+            self.returns[b] = self.returns[b] * self.gamma + reward
+            seen.append(self.returns[b : b + 1].copy())
+            self.returns[b] *= not over
         x = np.concatenate(seen)
         if len(x):
             delta, total = x.mean() - self.mean, self.count + len(x)

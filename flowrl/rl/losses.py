@@ -61,19 +61,19 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
-        """The scalar to minimise, and scalars to report. A metric ``stop`` that is true ends the update early."""
+        """The scalar to minimise, and scalars to report. Where `stops_early`, a metric ``stop`` that is true ends the update."""
 
 
 @dataclass(frozen=True)
 class PPOLoss(Loss):
-    """Proximal policy optimisation (Schulman et al. 2017, equation 9; with equation 8 where `kl_target` is set).
+    """Proximal policy optimisation (Schulman et al. 2017, equation 9; with equation 8 where `kl_penalty_target` is set).
 
     Args:
         clip: how far the probability ratio may move from 1.
         value: weight of the value loss.
         value_clip: how far a value may move from the old one; None for any (Engstrom et al. 2020 found no need of it).
         entropy: weight of the entropy bonus.
-        kl_target: the KL divergence that an adaptive penalty steers to; None for no penalty.
+        kl_penalty_target: the KL divergence that an adaptive penalty steers to; None for no penalty.
         target_kl: ends an update as soon as a minibatch's KL divergence exceeds 1.5 times this; None for never.
     """
 
@@ -81,7 +81,7 @@ class PPOLoss(Loss):
     value: float = 0.5
     value_clip: float | None = None
     entropy: float = 0.0
-    kl_target: float | None = None
+    kl_penalty_target: float | None = None
     target_kl: float | None = None
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "value", "advantage", "target")
@@ -98,14 +98,14 @@ class PPOLoss(Loss):
 
     def init(self) -> dict[str, Array]:
         """The weight of the KL penalty, if there is one."""
-        return {} if self.kl_target is None else {"kl_weight": jnp.float32(0.2)}
+        return {} if self.kl_penalty_target is None else {"kl_weight": jnp.float32(0.2)}
 
     def adapt(self, state: dict[str, Array], metrics: Mapping[str, Array]) -> dict[str, Array]:
         """The penalty's weight, doubled or halved as the KL divergence leaves the target by half (section 4)."""
-        if self.kl_target is None:
+        if self.kl_penalty_target is None:
             return state
         kl, weight = metrics["kl"], state["kl_weight"]
-        weight = jnp.where(kl > 1.5 * self.kl_target, weight * 2, jnp.where(kl < self.kl_target / 1.5, weight / 2, weight))
+        weight = jnp.where(kl > 1.5 * self.kl_penalty_target, weight * 2, jnp.where(kl < self.kl_penalty_target / 1.5, weight / 2, weight))
         return {"kl_weight": jnp.clip(weight, 1e-6, 1e6)}
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
@@ -131,7 +131,7 @@ class PPOLoss(Loss):
             "kl": kl,
             "clip_fraction": mean((jnp.abs(ratio - 1) > self.clip).astype(jnp.float32), valid),
         }
-        if self.kl_target is not None:
+        if self.kl_penalty_target is not None:
             loss = loss + batch["kl_weight"] * kl
             metrics["kl_weight"] = batch["kl_weight"]
         if self.target_kl is not None:

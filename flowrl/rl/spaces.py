@@ -111,6 +111,13 @@ class Head:
     high: tuple[float, ...] = ()
     shape: tuple[int, ...] = ()
 
+    @cached_property
+    def _bounds(self) -> tuple[Any, ...]:
+        """Low, high, whether both are finite, and both again with -1 and 1 where they are not; ``[width]`` each."""
+        low, high = np.asarray(self.low, self.dtype), np.asarray(self.high, self.dtype)
+        finite = np.isfinite(low) & np.isfinite(high)
+        return low, high, finite, np.where(finite, low, -1), np.where(finite, high, 1)
+
     def distribution(self, outputs: Any) -> Distribution:
         """The distribution over actions that the numbers ``[..., outputs]`` make."""
         if self.kind == "categorical":
@@ -126,9 +133,7 @@ class Head:
         Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
         """
         if self.kind == "gaussian":
-            low, high = xp.asarray(self.low, dtype=self.dtype), xp.asarray(self.high, dtype=self.dtype)
-            finite = xp.isfinite(low) & xp.isfinite(high)
-            floor, roof = xp.where(finite, low, -1), xp.where(finite, high, 1)
+            low, high, finite, floor, roof = self._bounds
             share = (xp.clip(action, -1, 1) + 1) / 2
             action = xp.where(finite, (1 - share) * floor + share * roof, action)
             action = xp.clip(action, low, high)

@@ -142,8 +142,8 @@ class Session:
         self.rows = RowMaker(graph.name, time.perf_counter())
         try:
             handles = place.open()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            noting(error, self.close)()
             raise
         self.loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, hook)
 
@@ -179,6 +179,20 @@ class Session:
         finally:
             if self.stop is not None:
                 self.stop()
+
+
+def noting(error: BaseException | None, ending: Callable[[], None]) -> Callable[[], None]:
+    """`ending`, whose own failure only becomes a note where there is an `error` already: the first one is the one to see."""
+
+    def end() -> None:
+        try:
+            ending()
+        except Exception as later:
+            if error is None:
+                raise
+            error.add_note(f"and then {type(later).__name__}: {later}")
+
+    return end
 
 
 @contextmanager

@@ -419,7 +419,7 @@ NOT_PLAIN = [
     ("", "is no graph"),
     ("import os", "line 1 is no graph"),
     ("Graph('g')\nGraph('h')", "line 2 is no graph"),
-    ("3", "holds a int, not a Graph"),
+    ("3", "holds an int, not a Graph"),
     ("Concat(1)", "holds a Concat, not a Graph"),
     ("(1).then()", "line 1: "),
     ("-'a'", "line 1: "),

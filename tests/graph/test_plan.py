@@ -85,7 +85,7 @@ LINES = [
     ("a row of several batches, sampling", lambda g: g.set("report.every", 3), "sample", "128 steps a call, 3 calls a row"),
     ("rows by steps", lambda g: g.set("report.every_steps", 300), "report", "every 3 items 1 row = 384 steps, 3 updates"),
     ("weights now and then", lambda g: g.replace(sync=SyncEvery(2)).set("learner.loss", AnyAgeLoss()), "sync", "0.5 times a row"),
-    ("evaluation", lambda g: g.insert(after="sync", eval=fl.Evaluate(every=4, episodes=6)), "eval", "plays greedily 1.5 episodes a row"),
+    ("evaluation", lambda g: g.insert(after="sync", eval=fl.Evaluate(every=4, episodes=6)), "eval", "plays 6 episodes greedily 0.25 times a row"),
     ("a batch of several rounds", lambda g: g.set("batch.min_steps", 300), "batch", "3 -> 1 384 steps, [16, 24, ...]"),
     ("an operator of one's own", lambda g: g.insert(after="adv", own=Pass()), "own", 'load("small:Pass")() 128 steps, [16, 8, ...]'),
     ("one behind training", lambda g: g.insert(after="train", own=Pass()), "own", "passes updates on"),

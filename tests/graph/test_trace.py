@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -298,6 +299,47 @@ def test_the_trace_computes_nothing_large():
     started = time.perf_counter()
     assert graph.compile().per_row("trained_steps") == 2_000_000
     assert time.perf_counter() - started < 2
+
+
+class Holding(fl.Operator):
+    """Yields every third item; its state is `make()`, no pytree, and `add` counts up in it."""
+
+    def __init__(self, make, add):
+        self.make, self.add = make, add
+
+    def init(self):
+        return {"held": self.make()}
+
+    def step(self, state, item, ctx):
+        if self.add(state["held"]) == 0:
+            yield item
+
+
+class Tick:
+    def __init__(self):
+        self.n = 0
+
+
+def up(tick):
+    tick.n = (tick.n + 1) % 3
+    return tick.n
+
+
+def longer(queue):
+    queue.append(0)
+    return 0 if len(queue) == 3 and not queue.clear() else 1
+
+
+def larger(numbers):
+    numbers.add(len(numbers))
+    return 0 if len(numbers) == 3 and not numbers.clear() else 1
+
+
+@pytest.mark.parametrize(("make", "add"), [(Tick, up), (deque, longer), (set, larger)])
+def test_a_state_that_is_no_pytree_is_told_apart_too(make, add):
+    found = traced(loose().insert(after="sync", rare=Holding(make, add)))
+    assert (found.rows, found.warmup_rows, found.exact) == (1, 0, True)
+    assert found.steady["rare"].taken == 3
 
 
 def test_a_second_trace_finds_the_same():

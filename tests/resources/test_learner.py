@@ -389,7 +389,7 @@ def test_an_update_looks_through_the_moments_from_before_it():
 
 
 def test_the_kl_penalty_adapts_from_update_to_update():
-    learner = fresh(fl.PPOLoss(kl_target=0.01), SGD)
+    learner = fresh(fl.PPOLoss(kl_penalty_target=0.01), SGD)
     same = log_prob(learner, batch())
     told = [metrics_of(learner.update(batch().with_(logp=logp)))["kl_weight"] for logp in (same, same + 1, same + 1)]
     np.testing.assert_allclose([*told, learner.state["core"]["loss"]["kl_weight"]], [0.2, 0.1, 0.2, 0.4], rtol=1e-6)

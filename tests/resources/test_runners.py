@@ -9,7 +9,9 @@ import pytest
 
 import environments
 import flowrl as fl
+from environments import Clockwork
 from flowrl.graph.site import HereWorkers
+from flowrl.resources.environments import make_vector
 from flowrl.resources.sampling import RewardScale, Runner, RunnerTwin
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
@@ -174,7 +176,7 @@ def test_an_unknown_environment_gives_the_nearest():
 
 
 def test_what_can_not_be_an_environment_is_refused():
-    with pytest.raises(fl.EnvironmentFailed, match=r"made a int; it must be a gymnasium.Env"):
+    with pytest.raises(fl.EnvironmentFailed, match=r"made an int; it must be a gymnasium.Env"):
         fl.Runners(lambda: 3, POLICY).spaces()
     with pytest.raises(fl.EnvironmentFailed, match="could not be made: RuntimeError: no display"):
         fl.Runners(_no_display, POLICY).spaces()
@@ -213,12 +215,52 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     for _ in range(5):
         data = {"reward": rng.normal(2, 3, (7, 3)).astype(np.float32), "valid": np.ones((7, 3), bool), "terminated": rng.random((7, 3)) < 0.2}
         data["truncated"] = np.zeros((7, 3), bool)
-        scaled = scale(data)
+        skipped = [(1, 2.5, True), (1, -1.0, False), (2, 4.0, False)]  # steps that were taken behind the last row
+        scaled = scale(data, skipped)
         for reward, done in zip(data["reward"], data["terminated"], strict=True):
             returns = returns * 0.9 + reward
-            seen.append(returns.copy())
+            seen.extend(returns)
             returns = np.where(done, 0, returns)
+        for column, reward, over in skipped:
+            returns[column] = returns[column] * 0.9 + reward
+            seen.append(returns[column])
+            returns[column] = 0 if over else returns[column]
         np.testing.assert_allclose(scaled, data["reward"] / np.std(seen), rtol=1e-3)
+
+
+def test_environments_are_closed_where_the_next_one_can_not_be_made():
+    made = []
+
+    def make():
+        if len(made) == 2:
+            raise OSError("no third one")
+        made.append(Closes())
+        return made[-1]
+
+    with pytest.raises(fl.EnvironmentFailed, match=r"make could not be made: OSError: no third one \(test_runners\.py:\d+\)"):
+        make_vector(make, 4, (), {})
+    assert [env.closed for env in made] == [True, True]
+
+
+def test_a_vector_that_fails_to_reset_is_named():
+    with pytest.raises(fl.EnvironmentFailed, match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level \(test_runners\.py:\d+\)"):
+        fl.Runners(bad_vector, POLICY, envs=2).open().collect()
+
+
+class Closes(Clockwork):
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class BadVector(gym.vector.SyncVectorEnv):
+    def reset(self, **how):
+        raise OSError("no such level")
+
+
+def bad_vector():
+    return BadVector([Clockwork, Clockwork])
 
 
 def test_a_closed_worker_pool_closes_its_environments():

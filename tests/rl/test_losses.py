@@ -71,7 +71,7 @@ def slow_ppo(params, batch, clip, value, value_clip, entropy, kl_weight):
         {"clip": 0.05},
         {"clip": 0.4, "value": 0.0, "entropy": 0.1},
         {"value": 1.0, "value_clip": 0.3},
-        {"kl_target": 0.01, "entropy": 0.02},
+        {"kl_penalty_target": 0.01, "entropy": 0.02},
     ],
     ids=str,
 )
@@ -79,7 +79,7 @@ def test_ppo_equals_a_loop_over_valid_rows(settings):
     params, batch = example()
     loss = fl.PPOLoss(**settings)
     found, metrics = loss(discrete, params, {**batch, "kl_weight": 0.5})
-    weight = 0.5 if loss.kl_target else 0.0
+    weight = 0.5 if loss.kl_penalty_target else 0.0
     wanted, parts = slow_ppo(params, batch, loss.clip, loss.value, loss.value_clip, loss.entropy, weight)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     for name, number in parts.items():
@@ -169,7 +169,7 @@ def test_the_pg_gradient_of_the_logits_is_probability_minus_choice_times_advanta
 
 
 LOSSES = {
-    "ppo": fl.PPOLoss(entropy=0.01, value_clip=0.2, kl_target=0.01, target_kl=0.1),
+    "ppo": fl.PPOLoss(entropy=0.01, value_clip=0.2, kl_penalty_target=0.01, target_kl=0.1),
     "pg": fl.PGLoss(entropy=0.01),
 }
 
@@ -239,21 +239,21 @@ TARGET = 0.01
     ("kl", "factor"), [(1.6 * TARGET, 2), (1.4 * TARGET, 1), (TARGET, 1), (TARGET / 1.4, 1), (TARGET / 1.6, 0.5), (0.0, 0.5)], ids=str
 )
 def test_the_kl_penalty_doubles_above_its_target_and_halves_below(kl, factor):
-    loss = fl.PPOLoss(kl_target=TARGET)
+    loss = fl.PPOLoss(kl_penalty_target=TARGET)
     first = loss.init()
     assert first["kl_weight"] == np.float32(0.2)
     np.testing.assert_allclose(loss.adapt(first, {"kl": jnp.float32(kl)})["kl_weight"], 0.2 * factor, rtol=1e-6)
 
 
 def test_the_kl_penalty_stays_within_bounds():
-    loss, low = fl.PPOLoss(kl_target=TARGET), fl.PPOLoss(kl_target=TARGET).init()
+    loss, low = fl.PPOLoss(kl_penalty_target=TARGET), fl.PPOLoss(kl_penalty_target=TARGET).init()
     high = low
     for _ in range(60):
         low, high = loss.adapt(low, {"kl": jnp.float32(0)}), loss.adapt(high, {"kl": jnp.float32(1)})
     np.testing.assert_allclose([low["kl_weight"], high["kl_weight"]], [1e-6, 1e6], rtol=1e-5)
 
 
-def test_a_loss_without_a_kl_target_adapts_nothing():
+def test_a_loss_without_a_kl_penalty_target_adapts_nothing():
     for loss in (fl.PPOLoss(), fl.PGLoss()):
         assert loss.init() == {} == loss.adapt({}, {"kl": 1.0})
 

@@ -391,3 +391,11 @@ def test_merged_moments_are_those_of_all_rows_by_weight(x, wx, y, wy):
 def test_moments_of_weights_that_sum_to_less_than_one():
     mean, var, count = merge((jnp.zeros(1), jnp.zeros(1), jnp.float32(1e-6)), jnp.array([[2.0], [4.0]]), jnp.array([0.25, 0.25]))
     np.testing.assert_allclose([mean[0], var[0], count], [3, 1, 0.5], rtol=1e-3)
+
+
+def test_policies_whose_settings_differ_in_type_alone_are_two():
+    one, other = fl.Policy(fl.MLP, slope=0), fl.Policy(fl.MLP, slope=0.0)
+    assert one != other and one != fl.Policy(fl.MLP, slope=False) and one == fl.Policy(fl.MLP, slope=0)
+    assert fl.Policy(fl.MLP, sizes=(0,)) != fl.Policy(fl.MLP, sizes=(0.0,))
+    table = np.arange(3)
+    assert fl.Policy(fl.MLP, table=table) == fl.Policy(fl.MLP, table=table.copy()) != fl.Policy(fl.MLP, table=table + 1)
