@@ -9,10 +9,12 @@ import operator
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from flowrl.items import Row
     from flowrl.running import Run
 
-GRAPH_HELP = "a stock name, package.module:function, file.py:function, or a saved graph.txt"
+GRAPH_HELP = "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -172,7 +174,12 @@ def _run(args: argparse.Namespace) -> int:
     where = f" on {about['env']}" if about["env"] else ""
     print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}", file=sys.stderr)
     observers = [] if args.json else [Progress(steps=args.steps)]
-    run = start(graph, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+    with ExitStack() as last:
+        for observer in observers:
+            last.callback(observer.close)
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
+        run = start(plan, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+        last.pop_all()
     try:
         with run:
             for row in run:
@@ -255,6 +262,8 @@ def columns(plan: Plan) -> list[str]:
     for form in plan.found.forms.values():
         if isinstance(form, Trained):
             names += [n for n in form.metrics.names if n not in (*names, "bad")]
+    if plan.total("evaluations"):
+        names += [f"eval/return_{k}" for k in ("mean", "std", "min", "max")]
     return names
 
 
@@ -270,7 +279,7 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
         value = float(number)
     except ValueError:
         raise SettingError(f"--until takes a comparison such as 'return_mean>=475', got {text!r}") from None
-    if name not in names and not name.startswith("eval/"):
+    if name not in names:
         raise SettingError(f"--until: {unknown('column', name, names)}")
     compare = COMPARE[sign]
     return lambda row: name in row and compare(row[name], value)

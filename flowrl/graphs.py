@@ -53,8 +53,8 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     """
     if name in STOCK:
         return _source(name, getattr(importlib.import_module(f"flowrl.algos.{name}"), name))
-    if name.endswith(".txt"):
-        path = Path(name)
+    if name.endswith(".txt") or (Path(name) / "graph.txt").is_file():
+        path = Path(name) if name.endswith(".txt") else Path(name) / "graph.txt"
         if not path.is_file():
             raise GraphError(f"there is no file {name}")
         graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)

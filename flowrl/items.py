@@ -71,10 +71,16 @@ def nbytes(x: Array) -> int:
     return int(math.prod(x.shape) * x.dtype.itemsize)
 
 
+def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, which nobody may write to any more: what a node yields may go to several others, and comes so from Ray."""
+    x.flags.writeable = False
+    return x
+
+
 def concatenate(xs: Sequence[Array], axis: int) -> Array:
     """`numpy.concatenate` for arrays of any one kind: NumPy, JAX, or abstract."""
     if all(isinstance(x, np.ndarray) for x in xs):
-        return np.concatenate(xs, axis)
+        return read_only(np.concatenate(xs, axis))
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
         return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
     return jnp.concatenate(xs, axis)

@@ -27,7 +27,7 @@ RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.r
 
 
 def run(
-    graph: Graph,
+    graph: Graph | Plan,
     *,
     runtime: str | Runtime = "local",
     seed: int = 0,
@@ -39,7 +39,7 @@ def run(
     """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
 
     Args:
-        graph: what to run. It is compiled first.
+        graph: what to run. It is compiled first, unless it is a plan already.
         runtime: ``local``, ``ray``, or a runtime such as ``fl.RayRuntime(address=...)``.
         seed: of every random number in the run.
         steps: stop with the first Row that has this many environment steps.
@@ -62,11 +62,11 @@ def run(
     values.forbid_while_importing()
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
-    if steps is not None and steps < 1:
-        raise SettingError(f"steps must be at least 1, got {steps}")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
-    plan = graph.compile()
+    plan = graph if isinstance(graph, Plan) else graph.compile()
     return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
 
 
@@ -208,10 +208,13 @@ class Run:
         if self.reason is not None:
             return
         self.reason = reason
-        with interrupts_wait(), ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
+        with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
             for ending in (self._finish, self._session.close, self._keep_policy):
                 last.callback(noting(error, ending))
+        if error is None:
+            self._session.interrupted |= pressed()
+            self._session.raise_interrupt()
 
     def _keep_policy(self) -> None:
         self._final = self._policy()

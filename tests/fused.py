@@ -40,21 +40,16 @@ class Corridor:
 class JaxRunnersHandle(RunnersHandle):
     def __init__(self, spec: JaxRunners, site: Site) -> None:
         self.spec, self.site, self.spaces = spec, site, spec.env.spaces
-        self.state: dict[str, Any] = {"version": np.int32(0), "work": site.run(self.start, site.key("start"))}
+        self.state: dict[str, Any] = {"version": np.int32(0), "work": site.run(spec.start, site.key("start"))}
 
     def close(self) -> None:
         pass
-
-    def start(self, key: Any) -> Any:
-        env, obs = jax.vmap(self.spec.env.reset)(jax.random.split(key, self.spec.envs))
-        zeros = jnp.zeros(self.spec.envs)
-        return {"env": env, "obs": obs, "done": zeros > 0, "key": key, "ret": zeros, "sum": 0.0 * zeros[0], "n": jnp.int32(0), "steps": jnp.int32(0)}
 
     def publish(self, weights: Any, version: Any) -> None:
         self.state = {**self.state, "weights": weights, "version": version}
 
     def collect(self) -> Batch:
-        work, data = self.site.run(self.roll, self.state["work"], self.state["weights"])
+        work, data = self.site.run(self.spec.roll, self.state["work"], self.state["weights"])
         self.state = {**self.state, "work": work}
         version = (
             jnp.broadcast_to(self.state["version"], (self.spec.envs,))
@@ -62,33 +57,6 @@ class JaxRunnersHandle(RunnersHandle):
             else np.full(self.spec.envs, self.state["version"])
         )
         return Batch(data, {"bootstrap_obs": work["obs"], "version": version})
-
-    def roll(self, work: Any, weights: Any) -> Any:
-        net, env = network(self.spec.policy, self.spaces), self.spec.env
-
-        def step(w: Any, _: Any) -> Any:
-            key, act, again = jax.random.split(w["key"], 3)
-            action, logp, value = net.unpack(net.act(weights, w["obs"], act, 0))
-            new, obs, reward, term, trunc = jax.vmap(env.step)(w["env"], action)
-            fresh, fresh_obs = jax.vmap(env.reset)(jax.random.split(again, self.spec.envs))
-            pick = lambda a, b: jnp.where(w["done"].reshape(-1, *[1] * (b.ndim - 1)), a, b)
-            new, obs = jax.tree.map(pick, fresh, new), pick(fresh_obs, obs)
-            reward, term, trunc = pick(jnp.zeros_like(reward), reward), term & ~w["done"], trunc & ~w["done"]
-            row = {
-                "obs": w["obs"],
-                "reward": reward,
-                "terminated": term,
-                "truncated": trunc,
-                "valid": ~w["done"],
-                "action": action,
-                "logp": logp,
-                "value": value,
-            }
-            done, ret = term | trunc, w["ret"] + reward
-            total = {"sum": w["sum"] + jnp.sum(ret * done), "n": w["n"] + jnp.sum(done), "steps": w["steps"] + jnp.sum(~w["done"])}
-            return {"env": new, "obs": obs, "done": done, "key": key, "ret": ret * ~done, **total}, row
-
-        return jax.lax.scan(step, work, None, length=self.spec.fragment)
 
     def episodes(self) -> dict[str, Any]:
         work = self.state["work"]
@@ -119,6 +87,38 @@ class JaxRunners(Resource):
 
     def spaces(self) -> Spaces:
         return self.env.spaces
+
+    def start(self, key: Any) -> Any:
+        env, obs = jax.vmap(self.env.reset)(jax.random.split(key, self.envs))
+        zeros = jnp.zeros(self.envs)
+        return {"env": env, "obs": obs, "done": zeros > 0, "key": key, "ret": zeros, "sum": 0.0 * zeros[0], "n": jnp.int32(0), "steps": jnp.int32(0)}
+
+    def roll(self, work: Any, weights: Any) -> Any:
+        net, env = network(self.policy, self.env.spaces), self.env
+
+        def step(w: Any, _: Any) -> Any:
+            key, act, again = jax.random.split(w["key"], 3)
+            action, logp, value = net.unpack(net.act(weights, w["obs"], act, 0))
+            new, obs, reward, term, trunc = jax.vmap(env.step)(w["env"], action)
+            fresh, fresh_obs = jax.vmap(env.reset)(jax.random.split(again, self.envs))
+            pick = lambda a, b: jnp.where(w["done"].reshape(-1, *[1] * (b.ndim - 1)), a, b)
+            new, obs = jax.tree.map(pick, fresh, new), pick(fresh_obs, obs)
+            reward, term, trunc = pick(jnp.zeros_like(reward), reward), term & ~w["done"], trunc & ~w["done"]
+            row = {
+                "obs": w["obs"],
+                "reward": reward,
+                "terminated": term,
+                "truncated": trunc,
+                "valid": ~w["done"],
+                "action": action,
+                "logp": logp,
+                "value": value,
+            }
+            done, ret = term | trunc, w["ret"] + reward
+            total = {"sum": w["sum"] + jnp.sum(ret * done), "n": w["n"] + jnp.sum(done), "steps": w["steps"] + jnp.sum(~w["done"])}
+            return {"env": new, "obs": obs, "done": done, "key": key, "ret": ret * ~done, **total}, row
+
+        return jax.lax.scan(step, work, None, length=self.fragment)
 
     def review(self, use: Any) -> Any:
         return iter(())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli import main, parse_until
+import flowrl as fl
+from flowrl.cli import columns, main, parse_until
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
 
@@ -247,3 +248,26 @@ def test_until_compares():
     assert parse_until("return_mean >= 10", names)({"return_mean": 10})
     assert not parse_until("loss/policy<0", names)({"loss/policy": 0.5})
     assert not parse_until("return_mean>=10", names)({"return_mean": float("nan")})
+
+
+def test_evaluations_are_columns_where_there_are_some():
+    with_it = fl.ppo().insert(after="sync", play=fl.Evaluate(every=2)).compile()
+    assert "eval/return_mean" in columns(with_it) and "eval/return_mean" not in columns(fl.ppo().compile())
+
+
+def test_a_terminated_run_is_saved(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "flowrl", "run", "ppo", "--json", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout.readline()
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted after" in said
+    fl.load(tmp_path / "run")
+
+
+def test_a_runs_directory_is_a_graph(tmp_path, capsys):
+    with fl.run(fl.pg("CartPole-v1"), out=tmp_path / "run"):
+        pass
+    assert main(["check", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("pg is sound")

@@ -1,5 +1,6 @@
 """What a newcomer gets wrong first, and what is said of it."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -99,3 +100,48 @@ def test_a_loss_that_stops_updates_says_so_first():
 def stopping(policy, params, batch):
     value = policy(params, batch["obs"])[1].mean()
     return value, {"stop": value > 1}
+
+
+def test_numpy_in_a_compiled_function_is_told_the_way_out():
+    with pytest.raises(fl.CheckError, match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy"):
+        PPO.insert(after="sample", mine=InRun(lambda r: np.clip(r, -1, 1))).check()
+
+
+class InRun(fl.Stateless):
+    def __init__(self, work):
+        self.work = work
+
+    def step(self, state, batch, ctx):
+        yield batch.with_(reward=ctx.run(self.work, batch["reward"]))
+
+
+class Anneals(fl.Stateless):
+    k = 1.0
+
+    def scale(self, reward):
+        return reward * self.k
+
+    def step(self, state, batch, ctx):
+        self.k *= 0.5
+        yield batch.with_(reward=ctx.run(self.scale, batch["reward"]))
+
+
+def test_a_method_of_what_may_change_is_not_compiled():
+    with pytest.raises(fl.CheckError, match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals a frozen dataclass"):
+        PPO.insert(after="sample", mine=Anneals()).check()
+
+
+class NoSpaces(gym.Env):
+    pass
+
+
+def test_an_environment_without_spaces_and_one_made_already_are_told():
+    with pytest.raises(fl.CheckError, match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets self\.observation_space and"):
+        fl.ppo(NoSpaces).check()
+    with pytest.raises(fl.SettingError, match="env must be an id, a class or a function that makes an environment, got one that is made already"):
+        fl.ppo(gym.make("CartPole-v1"))
+
+
+def test_an_id_that_would_import_a_module_is_refused():
+    with pytest.raises(fl.CheckError, match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write 'E-v0'"):
+        fl.ppo("evil:E-v0").check()

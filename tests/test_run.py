@@ -209,6 +209,42 @@ def test_ctrl_c_is_raised_between_passes_and_a_second_one_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+class Presses:
+    """Presses Ctrl-C at an event."""
+
+    def __init__(self, kind):
+        self.kinds = (kind,)
+
+    def __call__(self, event):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("how", ["in the last pass", "while it ends"])
+def test_a_ctrl_c_at_the_end_is_not_lost_and_nothing_is(how, tmp_path):
+    press = Presses(OperatorRan if how == "in the last pass" else Ended)
+    with pytest.raises(KeyboardInterrupt):
+        list(fl.run(PPO, steps=1, out=tmp_path / "run", observers=[press]))
+    fl.load(tmp_path / "run")
+
+
+def test_arrays_that_a_node_yields_are_not_written_to():
+    def scales(batch):
+        reward = batch["reward"]
+        reward *= 0.1
+        return batch
+
+    run = fl.run(PPO.insert(after="sample", scale=fl.Map(scales)))
+    with run, pytest.raises(ValueError, match="read-only"):
+        next(run)
+
+
+def test_a_run_takes_a_plan():
+    plan = PPO.compile()
+    with fl.run(plan, steps=1) as run:
+        list(run)
+    assert run.plan is plan
+
+
 def test_a_run_works_outside_the_main_thread():
     rows = []
 
@@ -275,7 +311,7 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
 def test_seeds_and_steps_are_checked():
     with pytest.raises(fl.SettingError, match="seed must be from 0 to .*, got -1"):
         fl.run(PPO, seed=-1)
-    with pytest.raises(fl.SettingError, match="steps must be at least 1, got 0"):
+    with pytest.raises(fl.SettingError, match="steps must be a whole number of at least 1, got 0"):
         fl.run(PPO, steps=0)
     with pytest.raises(fl.SettingError, match="got 4294967296"):
         fl.run(PPO, seed=2**32)

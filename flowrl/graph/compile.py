@@ -28,6 +28,7 @@ def compile_graph(graph: Graph) -> Plan:
         found = trace(graph)
         problems += found.problems
         problems += _never(graph, found)
+        problems += _untold(graph, found)
     elif len(stages) > 1 and not problems:
         problems.append((stages[1][0], f"cuts the graph into {len(stages)} stages, and the runtimes run graphs of one stage; remove it"))
     problems += review(graph, found, traced and bool(found.rows) and not found.problems)
@@ -64,7 +65,25 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
         return
     for node in graph.nodes:
         traffic = found.steady.get(node.name)
-        if traffic and traffic.taken and not traffic.given:
-            yield node.name, f"took {traffic.taken:,} items and yielded none, so no Row ever closes; let it fire sooner"
+        if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.clock):
+            yield node.name, f"took {traffic.taken:,} items and yielded none, so no Row closes; let it fire sooner"
             return
-    yield clocks[0], "no Row closes: the passes repeat without one"
+    if found.exact:
+        yield clocks[0], "no Row closes: the passes repeat without one"
+
+
+def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:
+    """Updates that no Row would tell of: nobody would see a loss of NaN."""
+    if found.problems or found.opaque or not found.rows:
+        return
+    updates = {name: sum(c["updates"] for c in t.counts.values()) for name, t in found.steady.items()}
+    if sum(updates.values()) == found.reported or (found.reported and not found.exact):
+        return
+    clock = next(n.name for n in graph.nodes if n.op.clock)
+    if clock not in graph.ends() or sum(n.op.clock for n in graph.nodes) > 1:
+        return
+    import networkx as nx
+
+    behind = nx.ancestors(graph.digraph(), clock)
+    for node in [n for n in updates if updates[n] and n not in behind] or [n for n in updates if updates[n]][:1]:
+        yield node, f"its updates do not each reach {clock} once, so rows would not tell of them; put {clock} behind it, in one line"

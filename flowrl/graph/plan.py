@@ -28,7 +28,12 @@ class Plan:
     def lag(self) -> float:
         """The largest number of updates that trained data is old; NaN where it can't be known."""
         lags = [x for lags in self.found.lags.values() for x in lags]
-        return math.nan if any(map(math.isnan, lags)) else max(lags, default=0.0)
+        return math.nan if self.found.opaque or any(map(math.isnan, lags)) else max(lags, default=0.0)
+
+    @property
+    def rows(self) -> int:
+        """The Rows that the totals are of; 1 where no Row came within the trace's patience."""
+        return max(self.found.rows, 1)
 
     def per_row(self, counter: str, node: str | None = None) -> float:
         """A counter per Row, of one node or summed over all.
@@ -36,7 +41,7 @@ class Plan:
         The counters: ``requests sampled_steps updates trained_steps used_steps gradient_steps publishes weight_bytes``.
         """
         total = sum(c[counter] for name, t in self.found.steady.items() if node in (None, name) for c in t.counts.values())
-        return total / max(self.found.rows, 1)
+        return total / self.rows
 
     def __str__(self) -> str:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
@@ -53,6 +58,9 @@ class Plan:
         parts = [f"{stages} stage{'s' * (stages != 1)}", f"lag {lag}"]
         if self.found.opaque:
             parts += [f"not traced behind {node}, whose function works only on real data ({text})" for node, text in self.found.opaque.items()]
+            parts.append("so rates, lag and syncs were not checked")
+        elif not self.found.rows:
+            parts.append(f"no row within {self.found.passes:,} passes, whose numbers these are")
         elif not self.found.exact:
             parts.append(f"means over {self.found.rows:,} rows, no period found")
         elif (self.found.rows, self.found.warmup_rows) != (1, 0):
@@ -69,7 +77,7 @@ class Plan:
             return type(node.op).__name__, ""
         counts: Counter[str] = sum(traffic.counts.values(), Counter())
         form = self.found.forms.get(node.name)
-        calls = Fraction(traffic.given, max(self.found.rows, 1))
+        calls = Fraction(traffic.given, self.rows)
         if counts["requests"]:
             sampled = counts["sampled_steps"] // max(traffic.given, 1)
             return self._described(node), f"{sampled:,} steps a call, {_amount(calls, 'call')} a row"
@@ -78,13 +86,13 @@ class Plan:
         if counts["publishes"]:
             return (
                 f"{' -> '.join(t for t, _ in refs(node.op).values())}",
-                f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.found.rows), 'time')} a row",
+                f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.rows), 'time')} a row",
             )
         if counts["evaluations"]:
             each = Fraction(counts["evaluated_episodes"], counts["evaluations"])
-            return f"plays {_amount(each, 'episode')} greedily", f"{_amount(Fraction(counts['evaluations'], self.found.rows), 'time')} a row"
+            return f"plays {_amount(each, 'episode')} greedily", f"{_amount(Fraction(counts['evaluations'], self.rows), 'time')} a row"
         if isinstance(form, Tally):
-            steps, updates = (Fraction(self.total(k), self.found.rows) for k in ("sampled_steps", "updates"))
+            steps, updates = (Fraction(self.total(k), self.rows) for k in ("sampled_steps", "updates"))
             every = Fraction(traffic.taken, max(traffic.given, 1))
             left = "every item" if every == 1 else f"every {every} items"
             return left, f"1 row = {_amount(steps, 'step')}, {_amount(updates, 'update')}"
@@ -120,7 +128,7 @@ def _training(counts: Counter[str], plan: Plan) -> tuple[str, str]:
     uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
     return (
         f"{_amount(epochs, 'epoch')} x {_amount(per_update / epochs, 'minibatch')}",
-        f"{most}{_amount(Fraction(steps, plan.found.rows), 'gradient step')} a row, each sample used {uses:g} time{'s' * (uses != 1)}",
+        f"{most}{_amount(Fraction(steps, plan.rows), 'gradient step')} a row, each sample used {uses:g} time{'s' * (uses != 1)}",
     )
 
 

@@ -153,7 +153,10 @@ class Context(Protocol):
         """The handle behind a `Ref` field."""
 
     def run(self, fn: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
-        """Run a pure function of arrays, compiled once per function and static settings."""
+        """Run a pure function of arrays, compiled once per function and static settings.
+
+        What it reads beside its arguments is read once, when it is compiled.
+        """
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function of items as it is, uncompiled."""

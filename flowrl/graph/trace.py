@@ -18,13 +18,15 @@ from flowrl.errors import FlowrlError, raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Workers
-from flowrl.graph.site import HereSite, HereWorkers, Place
+from flowrl.graph.site import HereSite, HereWorkers, Place, check_pure
 from flowrl.items import Batch, Trained
 
 PATIENCE = 2.0
 """Seconds after which the trace stops looking for a period and the plan gives means."""
 
 
+UNFILLED = 2_000
+"""Passes without a Row from which on patience counts: an operator that took so many items and gave none is taken for a mistake."""
 OLD = 32
 """The age in updates from which on the trace tells versions no longer apart."""
 VERSION = str((jax.tree_util.DictKey("version"),))
@@ -52,6 +54,7 @@ class AbstractSite(HereSite):
         leaves, tree = jax.tree.flatten(args)
         slot = (fn, *static.items(), tree, *map(abstract, leaves))
         if slot not in self.shapes:
+            check_pure(fn)
             self.shapes[slot] = jax.eval_shape(partial(fn, **static), *args)
         return self.shapes[slot]
 
@@ -69,7 +72,7 @@ class AbstractSite(HereSite):
             except Exception:  # noqa: BLE001 - the same
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
             known = {id(x) for x in jax.tree.leaves(args)}
-            if any(isinstance(x, bool | int | float | np.generic) for x in jax.tree.leaves(result)):
+            if any(isinstance(x, bool | int | float | np.generic) and id(x) not in known for x in jax.tree.leaves(result)):
                 raise Opaque("what it returns depends on values") from untraceable
             return jax.tree.map(lambda x: x if id(x) in known else _shape_of(x), result)
 
@@ -109,10 +112,10 @@ def _traced(fn: Callable[..., Any], *args: Any) -> Any:
 
 def _told(error: Exception) -> str:
     """An error of a user's own code, and the way out where it met a shape."""
-    hint = (
-        "; while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)" if "ShapeDtypeStruct" in str(error) else ""
-    )
-    return f"{raised(error)}{hint}"
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "a function for ctx.run computes with jax.numpy, not numpy (np.clip becomes jnp.clip): it is compiled, and so sees no values"
+    hint = "; while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)"
+    return f"{raised(error)}{hint if 'ShapeDtypeStruct' in str(error) else ''}"
 
 
 def _zeros(leaf: Any) -> Any:
@@ -149,6 +152,10 @@ class Trace:
 
     rows: int = 0
     """Rows in the steady period."""
+    reported: int = 0
+    """Updates that those Rows tell of."""
+    passes: int = 0
+    """Passes in all."""
     warmup_rows: int = 0
     """Rows before it."""
     exact: bool = True
@@ -196,27 +203,30 @@ class _Tracer:
 
     def passes(self, loop: Loop) -> None:
         """Run passes until one ends in a static state that an earlier one ended in, or patience does."""
-        found, rows, deadline = self.found, 0, math.inf
-        seen = {self.signature(loop): (0, self.snapshot())}
+        found, rows, reported, deadline = self.found, 0, 0, math.inf
+        seen = {self.signature(loop): (0, 0, self.snapshot())}
         for number in itertools.count(1):
-            closed = len(loop.run_pass())
+            tallies = loop.run_pass()
+            closed = len(tallies)
             rows += closed
+            reported += sum(len(tally.updates) for tally in tallies)
+            found.passes = number
             if found.problems or found.opaque:
                 return
             deadline = time.perf_counter() + PATIENCE if number == 1 else deadline  # the first pass traces every function
-            late = time.perf_counter() > deadline
+            late = time.perf_counter() > deadline and (rows > 0 or number >= UNFILLED)
             if not closed and not late and number % 64:
                 continue
             now = self.signature(loop)
             if now in seen:
-                found.warmup_rows, start = seen[now]
-                found.rows = rows - found.warmup_rows
+                found.warmup_rows, before, start = seen[now]
+                found.rows, found.reported = rows - found.warmup_rows, reported - before
                 found.steady = _difference(start, self.snapshot())
                 return
             if late:
-                found.exact, found.rows, found.steady = False, rows, self.snapshot()
+                found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
                 return
-            seen[now] = (rows, self.snapshot())
+            seen[now] = (rows, reported, self.snapshot())
 
     def signature(self, loop: Loop) -> Any:
         """What is static about the states of all operators and resources. Passes from equal ones do the same.
@@ -228,7 +238,8 @@ class _Tracer:
         versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
         newest = max((v.max() for v in versions.values()), default=0)
         ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
-        return tree, tuple(abstract(x) for _, x in paths), ages
+        facts = tuple(x.item() if i not in versions and isinstance(x, np.integer | np.bool_) else abstract(x) for i, (_, x) in enumerate(paths))
+        return tree, facts, ages
 
     def watch(self, node: str, _: float, item: Any) -> None:
         """Note an item that a node yielded."""
@@ -238,6 +249,12 @@ class _Tracer:
         if isinstance(item, Batch | Trained):
             self.given_steps[node] += item.steps
         self.found.forms.setdefault(node, item)
+        if isinstance(item, Batch):
+            for name, x in item.data.items():
+                if tuple(x.shape[:2]) != item.shape:
+                    self.found.problems.append(
+                        (node, f"yields {name} {list(x.shape)} in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]")
+                    )
         if isinstance(item, Trained):
             lag = item.lag[1]
             self.found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))

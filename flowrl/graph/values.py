@@ -168,9 +168,11 @@ def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 11
     def sub(v: Any, deeper: int = 0) -> str:
         return to_text(v, defaults=defaults, strict=strict, width=width, indent=indent + deeper)
 
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is float and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value) in (type(None), bool, int, float, str):
         return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
     if isinstance(value, tuple):
         return f"({', '.join(map(sub, value))}{',' * (len(value) == 1)})"
@@ -207,7 +209,7 @@ def _name_of(value: Any, strict: bool) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module == "__main__":  # a script: its file's name leads back to it, once it is imported
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
-    if module and name and "<" not in name:
+    if module and name and "<" not in name and (not strict or _leads_back(value)):
         return name if module.startswith("flowrl.") and name in _public("__all__") else f'load("{module}:{name}")'
     if strict:
         what = f"{name} in {module}" if name else a(value)
@@ -216,6 +218,14 @@ def _name_of(value: Any, strict: bool) -> str:
             "name that leads back to them. Move it into a module of its own."
         )
     return f"<{name or type(value).__name__}>"
+
+
+def _leads_back(value: Any) -> bool:
+    """Whether the module and name that a function or class tells are its own: those of a bound method, say, are its class's."""
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return bool(found == value)
 
 
 # -- from text -----------------------------------------------------------------------------------------------------
@@ -280,7 +290,7 @@ class _Reader:
                 return _public("chain")(**self.keywords(node))
             case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(graph := self.value(target), _public("Graph")):
                 return graph.then(**self.keywords(node))
-            case ast.Call(func=ast.Name() | ast.Call(func=ast.Name(id="load")) as function) if isinstance(kind := self.value(function), type):
+            case ast.Call(func=ast.Name() | ast.Call(func=ast.Name(id="load")) as function) if _makes(kind := self.value(function)):
                 return kind(*map(self.value, node.args), **self.keywords(node))
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
 
@@ -302,6 +312,13 @@ def _own(name: str) -> type:
     if name not in names:
         raise GraphError(unknown("name", name, names))
     return _harmless(_public(name), name)
+
+
+def _makes(kind: Any) -> bool:
+    """Whether a text may call it: of flowrl's own only what does nothing but hold settings."""
+    own = isinstance(kind, type) and kind.__module__.startswith("flowrl.")
+    plain = own and (dataclasses.is_dataclass(kind) or issubclass(kind, Spec) or kind is _public("Graph"))
+    return isinstance(kind, type) and (plain or not own)
 
 
 ROOMS = ("flowrl.graph.", "flowrl.rl.", "flowrl.resources.", "flowrl.ops.")

@@ -49,7 +49,11 @@ class Progress:
             case Ended():
                 if not self.console.is_terminal and self.row is not None and not self.shown:
                     self.console.print(line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True)
-                self.live.stop()
+                self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self.live.stop()
 
     def _show(self, row: Row) -> None:
         first, self.row = self.row is None, row

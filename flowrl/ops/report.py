@@ -40,7 +40,7 @@ class Report(Operator):
 
     def init(self) -> dict[str, Any]:
         """The items, steps and updates since the last Row, and when that was."""
-        return {"items": 0, "steps": 0, "updates": [], "since": np.float64(0)}
+        return {"items": 0, "steps": 0, "updates": [], "since": None}
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Tally]:
         """Hold what an update did; at the last item of a Row, yield all of it."""
@@ -53,6 +53,8 @@ class Report(Operator):
             return
         if self.every_seconds:
             now = ctx.seconds()
+            if held["since"] is None:  # the clock starts with the first item
+                held["since"] = np.float64(now)
             if now - held["since"] < self.every_seconds:
                 return
             held["since"] = np.float64(now)

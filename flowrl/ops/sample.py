@@ -18,7 +18,7 @@ class ParallelSample(Stateless):
     It is one batch on purpose: fragments one by one would let a small `Concat` train between two of the same round.
 
     Raises:
-        EnvironmentFailed: an environment raised, gave NaN, or broke its declared space.
+        EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
     """
 
     runners: Ref[RunnersHandle] = "runners"

@@ -77,6 +77,11 @@ def make_env(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Ma
         SettingError: the id is unknown.
         EnvironmentFailed: making it failed.
     """
+    if isinstance(env, str) and ":" in env:
+        module, _, name = env.partition(":")
+        raise SettingError(
+            f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'"
+        )
     return _made(env, partial(gym.make, env, disable_env_checker=True) if isinstance(env, str) else env, wrappers, settings)
 
 
@@ -140,11 +145,17 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
 
 
 def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:
-    """The spaces of an environment, found by making one."""
+    """The spaces of an environment, found by making one.
+
+    Raises:
+        EnvironmentFailed: it can't be made, or does not tell its spaces.
+    """
     made = make_env(env, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
             return Spaces(made.single_observation_space, made.single_action_space)
         return Spaces(made.observation_space, made.action_space)
+    except AttributeError as error:
+        raise EnvironmentFailed(f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__") from None
     finally:
         made.close()

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Resource, Site, Use
@@ -44,7 +46,7 @@ class RunnersHandle(Handle):
         """One fragment of every runner, with the newest weights, as ONE batch ``[fragment, count x envs]``.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared space.
+            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
     @abstractmethod
@@ -169,6 +171,8 @@ class Runners(Resource):
         for name in ("count", "envs", "fragment"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if isinstance(self.env, gym.Env | VectorEnv):
+            raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
         if not isinstance(self.policy, Policy):
             raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from flowrl.errors import EnvironmentFailed, raised
-from flowrl.items import Batch
+from flowrl.items import Batch, read_only
 from flowrl.resources.environments import Guard, Make, env_name, make_env, make_vector
 from flowrl.rl.policies import Network, Weights, network
 
@@ -101,7 +101,7 @@ class Runner:
         """The next fragment, acting with `published` weights if there are any.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared space.
+            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
         """
         self.take(published)
         try:
@@ -214,7 +214,7 @@ class Runner:
         return checked
 
     def _finish(self, data: dict[str, Array], last: Array, envs: int, skipped: list[tuple[int, float, bool]]) -> Sample:
-        self._check_finite(data, skipped)
+        self._check_finite(data, last, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
         for name in ("reward", "terminated", "truncated"):
             data[name] *= data["valid"]
@@ -226,18 +226,19 @@ class Runner:
             "version": np.full(envs, self.version, np.int32),
             "producer": np.full(envs, self.index, np.int32),
         }
-        return Sample(Batch({**data, "action": action, "logp": logp, "value": value}, columns), episodes)
+        batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
+        return Sample(jax.tree.map(read_only, batch), episodes)
 
-    def _check_finite(self, data: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> None:
+    def _check_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> None:
         for b, reward, _ in skipped:
             if not np.isfinite(reward):
                 raise EnvironmentFailed(f"environment {b} of {env_name(self.spec.env)} gave a reward that is not finite; mend the environment")
-        for name in ("obs", "reward"):
-            values = data[name]
+        for name, values in (("obs", data["obs"]), ("reward", data["reward"]), ("obs", last[None])):
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 t, b = np.argwhere(~np.isfinite(values))[0][:2]
+                at = f"step {t}" if len(values) == self.spec.fragment else "the end"
                 raise EnvironmentFailed(
-                    f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at step {t} of the fragment; "
+                    f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at {at} of the fragment; "
                     "mend the environment (a division by zero? an unbounded state?)"
                 )
 
@@ -307,12 +308,16 @@ class RunnerTwin:
 
     def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
         """Returns of 0."""
+        self._take(published)
         return np.zeros(episodes)
+
+    def _take(self, published: tuple[Weights, Any] | None) -> None:
+        if published is not None:
+            self.version = int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
         """A fragment of shapes; its version and producer are known even here."""
-        if published is not None:
-            self.version = int(published[1])
+        self._take(published)
         spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
         rows, obs = (self.spec.fragment, self.spec.envs), spaces.obs.shape or ()
         width = (net.head.width,) if net.head.width else ()
@@ -344,7 +349,7 @@ def play(
     """The returns ``[episodes]`` of whole episodes played with the likeliest actions, one environment after another.
 
     Raises:
-        EnvironmentFailed: the environment raised, or broke its declared space.
+        EnvironmentFailed: the environment raised, or broke its declared shape or type.
     """
     made = make_env(env, wrappers, settings)
     if not isinstance(made, gym.Env):

@@ -54,12 +54,12 @@ class Categorical:
     def entropy(self) -> Array:
         """``[...]``."""
         logp = jax.nn.log_softmax(self.logits)
-        return -jnp.sum(jnp.where(jnp.isneginf(logp), 0.0, jnp.exp(logp) * logp), axis=-1)
+        return -jnp.sum(jnp.exp(logp) * jnp.where(jnp.isneginf(logp), 0.0, logp), axis=-1)
 
     def kl(self, other: Categorical) -> Array:
         """``[...]``."""
         logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
-        return jnp.sum(jnp.where(jnp.isneginf(logp), 0.0, jnp.exp(logp) * (logp - logq)), axis=-1)
+        return jnp.sum(jnp.exp(logp) * jnp.where(jnp.isneginf(logp), 0.0, logp - logq), axis=-1)
 
 
 @jax.tree_util.register_dataclass

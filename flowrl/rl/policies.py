@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flowrl.errors import FlowrlError, PolicyError
+from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.spaces import Spaces
@@ -94,7 +94,7 @@ class Network:
         module = self._merge(params, rest)
         result = module(obs)
         if not isinstance(result, tuple) or len(result) != 2:
-            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else "one array"
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else "one array" if isinstance(result, jax.Array) else a(result)
             raise PolicyError(f"{self.name} must return (action outputs, value), but it returned {got}")
         return result, module
 

@@ -127,11 +127,12 @@ class Head:
         mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
         return Gaussian(mean, log_std)
 
-    def to_env(self, action: Any, xp: Any = np) -> Any:
+    def to_env(self, action: Any) -> Any:
         """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.
 
         Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
         """
+        xp = action.__array_namespace__()
         if self.kind == "gaussian":
             low, high, finite, floor, roof = self._bounds
             share = (xp.clip(action, -1, 1) + 1) / 2

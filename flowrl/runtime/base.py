@@ -140,12 +140,13 @@ class Session:
         self.place = place
         self.stop = stop
         self.rows = RowMaker(graph.name, time.perf_counter())
+        self.interrupted = False
+        """Whether an interrupt came that was not raised yet."""
         try:
-            handles = place.open()
+            self.loop = Loop(graph.name, graph.nodes, place.open(), place.site, place.ledger, hook)
         except BaseException as error:
             noting(error, self.close)()
             raise
-        self.loop = Loop(graph.name, graph.nodes, handles, place.site, place.ledger, hook)
 
     def __iter__(self) -> Iterator[Row]:
         """Rows without end; each one after the pass that closed it has run to its end.
@@ -153,12 +154,18 @@ class Session:
         An interrupt (Ctrl-C) is raised between passes; a second one at once.
         """
         while True:
-            with interrupts_wait() as interrupted:
+            with interrupts_wait() as pressed:
                 tallies = self.loop.run_pass()
+            self.interrupted = pressed()
             for tally in tallies:
                 yield self.rows.row(tally)
-            if interrupted():
-                raise KeyboardInterrupt
+            self.raise_interrupt()
+
+    def raise_interrupt(self) -> None:
+        """Raise the interrupt that was held back, if there is one."""
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
 
     def handle(self, name: str) -> Any:
         """The handle of a resource; its state may be read between passes."""

@@ -206,12 +206,17 @@ FAULTY = [
     ),
     ("a concat that never fills", lambda: recipe().set("batch.min_steps", 10**9), "batch", r"took [\d,]+ items and yielded none.*let it fire sooner"),
     (
+        "updates that no row tells of",
+        lambda: recipe().remove("report").then(after="batch", report=R()),
+        "train",
+        "its updates do not each reach report once, so rows would not tell of them; put report behind it",
+    ),
+    (
         "a filter that drops all",
         lambda: recipe().insert(after="batch", keep=fl.Filter(lambda b: b.steps > 500)),
         "keep",
-        "yielded none, so no Row ever closes",
+        "yielded none, so no Row closes",
     ),
-    ("a report that waits too long", lambda: recipe().set("report.every", 10**9), "report", "no Row ever closes"),
     # -- edges
     (
         "two inputs and no join",

@@ -1,5 +1,6 @@
 """Graph: every verb gives a new graph, every mistake is told, and the text of a graph leads back to it."""
 
+import enum
 import math
 import pickle
 import sys
@@ -502,3 +503,31 @@ def test_any_sequence_of_verbs_keeps_a_graph_acyclic_and_readable(edits):
         assert reread(graph) == graph
         assert sorted(x for stage in graph.stages() for x in stage) == sorted(order)
         assert all(name in graph.draw() for name in order)
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones():
+    graph = fl.ppo("CartPole-v1").set("learner.optimizer", fl.Adam(lr=np.float64(1e-3), clip=np.float32(0.5)))
+    policy = fl.Policy(fl.MLP, log_std=np.float64(-0.5))
+    for made in (graph, graph.set("learner.policy", policy).set("runners.policy", policy)):
+        assert fl.Graph.from_text(made.text()).text() == made.text()
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Factory:
+    def make(self):
+        return None
+
+
+@pytest.mark.parametrize("value", [Level.LOW, Factory().make])
+def test_what_no_name_leads_back_to_is_not_written(value):
+    with pytest.raises(fl.SaveError, match="can't be written to a file"):
+        fl.ppo("CartPole-v1").set("runners.env_settings", {"level": value}).text()
+
+
+def test_a_text_makes_only_what_holds_settings():
+    text = 'load("flowrl.resources.runners:GymRunners")(Runners("CartPole-v1", Policy(MLP)), None)'
+    with pytest.raises(fl.GraphError, match="is more than plain data"):
+        fl.Graph.from_text(text)

@@ -346,3 +346,37 @@ def test_a_second_trace_finds_the_same():
     one, two = traced(recipe()), traced(recipe())
     assert (one.rows, one.steady, one.lags) == (two.rows, two.steady, two.lags)
     assert runners() == recipe().resources["runners"]
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_an_evaluation_makes_no_lag(every):
+    played = recipe().insert(after="sync", play=fl.Evaluate(every=every)).set("report.every", 2)
+    assert played.compile().lag == 0
+
+
+def test_rows_that_come_seldom_are_no_mistake():
+    plan = loose().set("report.every", 10**6).compile()
+    assert plan.found.rows == 0 and not plan.found.exact
+    assert f"no row within {plan.found.passes:,} passes, whose numbers these are" in str(plan)
+
+
+def test_a_map_that_tells_of_updates_and_passes_them_on_is_traced():
+    graph = recipe().insert(after="train", log=fl.Map(lambda t: (float(t.metrics.values[0]), t)[1]))
+    assert graph.compile().found.opaque == {}
+    with pytest.raises(fl.CheckError, match="on-policy, but it trains on data up to 32 updates old"):
+        graph.remove("sync").check()
+
+
+def test_behind_what_is_not_traced_the_lag_is_unknown():
+    plan = recipe().insert(after="batch", real=fl.Map(only_real)).compile()
+    assert math.isnan(plan.lag) and "1 stage, lag unknown" in str(plan) and "so rates, lag and syncs were not checked" in str(plan)
+
+
+def test_a_counter_of_numpy_is_part_of_the_period():
+    found = traced(loose().insert(after="sync", own=Counter(lambda n: np.int64((n + 1) % 4))))
+    assert found.rows == 4
+
+
+def test_a_field_of_another_shape_names_who_yields_it():
+    with pytest.raises(fl.CheckError, match=r"g\.short: yields reward \[8\] in a batch whose fields are \[16, 8, \.\.\.\]"):
+        recipe().insert(after="batch", short=fl.Map(lambda b: b.with_(reward=b["reward"][0]))).check()

@@ -188,3 +188,13 @@ def test_categorical_probabilities_sum_to_one(logits):
 def test_adding_one_number_to_all_logits_changes_nothing(logits, number):
     kl, _, _ = divergence(Categorical(logits), Categorical(logits + np.float32(number)))
     np.testing.assert_allclose(kl, 0, atol=1e-4)
+
+
+def test_ruled_out_actions_have_finite_gradients():
+    masked = jnp.array([0.1, 0.2, -jnp.inf])
+    gradients = [
+        jax.grad(lambda x: Categorical(x).entropy())(masked),
+        jax.grad(lambda x: Categorical(x).kl(Categorical(masked + 1.0)))(masked),
+        jax.grad(lambda x: Categorical(masked).kl(Categorical(x)))(masked),
+    ]
+    assert np.isfinite(gradients).all()

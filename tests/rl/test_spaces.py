@@ -147,7 +147,7 @@ def test_box_actions_keep_to_their_bounds(name, xp):
     space, actions, wanted = BOXES[name]
     if xp is jnp and space.dtype == np.float64:
         space = Box(-2, 2, (1,))
-    found = head(space).to_env(xp.asarray(actions, np.float32), xp)
+    found = head(space).to_env(xp.asarray(actions, np.float32))
     assert found.dtype == space.dtype and found.shape == (len(actions), *space.shape)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert all(space.contains(np.asarray(action)) for action in found)
