@@ -11,6 +11,8 @@ import flowrl as fl
 from flowrl.graphs import build, find
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+import recurrent_policy  # noqa: E402 - an example is no package
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Gate:
     goal: float
     steps: int
     seeds: int
+    runtime: str = "local"
 
 
 GATES = (
@@ -30,22 +33,33 @@ GATES = (
     Gate("ppo", "Acrobot-v1", -100, 500_000, 3),
     Gate("a2c", "CartPole-v1", 450, 500_000, 3),
     Gate("pg", "CartPole-v1", 450, 500_000, 3),
+    Gate("impala", "CartPole-v1", 450, 1_000_000, 3),
+    Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray"),
+    Gate("appo", "CartPole-v1", 450, 1_000_000, 3),
+    Gate("appo", "CartPole-v1", 450, 1_000_000, 3, "ray"),
+    Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3),
 )
 
 
 def reach(gate: Gate, seed: int) -> tuple[bool, str]:
     """Train until the gate is reached or the steps are used up: whether it was, and a line of the table."""
     start = time.perf_counter()
-    graph = build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
-    with fl.run(graph, seed=seed, steps=gate.steps, until=lambda row: row["episodes"] >= 100 and row["return_mean"] >= gate.goal) as run:
+    own = recurrent_policy.graph() if "LSTM" in gate.graph else None
+    graph = own or build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
+    name = f"{gate.graph} {gate.env} {gate.runtime} seed {seed}"
+
+    def reached(row: fl.Row) -> bool:
+        return row["episodes"] >= 100 and row["return_mean"] >= gate.goal
+
+    with fl.run(graph, runtime=gate.runtime, seed=seed, steps=gate.steps, until=reached) as run:
         for row in run:
-            print(f"\r  {gate.graph} {gate.env} seed {seed}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
+            print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
     seconds, greedy = time.perf_counter() - start, run.policy.evaluate(20, seed=10_000)
     good = run.reason == "until"
     verdict = f"{row['env_steps']:,}" if good else f"**not reached** ({row['return_mean']:.1f})"
     print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s", flush=True)
     return good, (
-        f"| {gate.graph} | {gate.env} | {gate.goal:g} within {gate.steps:,} | {seed} | {verdict} | "
+        f"| {gate.graph} | {gate.env} | {gate.runtime} | {gate.goal:g} within {gate.steps:,} | {seed} | {verdict} | "
         f"{greedy.mean():.1f} +- {greedy.std():.1f} | {seconds:.0f} |"
     )
 
@@ -56,10 +70,10 @@ def main() -> int:
 
 Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), trained until the mean
 return of the last 100 training episodes (at least 100 of them) reaches the gate. "Greedy" is the mean and deviation of 20 episodes
-played with the likeliest actions right afterwards.
+played with the likeliest actions right afterwards. The recurrent one is [examples/recurrent_policy.py](../examples/recurrent_policy.py).
 
-| graph | environment | gate | seed | reached after steps | greedy | seconds |
-|---|---|---|---:|---:|---:|---:|
+| graph | environment | runtime | gate | seed | reached after steps | greedy | seconds |
+|---|---|---|---|---:|---:|---:|---:|
 """
     (ROOT / "docs").mkdir(exist_ok=True)
     (ROOT / "docs/learning.md").write_text(head + "\n".join(line for _, line in results) + "\n", encoding="utf-8")

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowrl.algos.a2c import A2CSettings as A2CSettings
     from flowrl.algos.a2c import a2c as a2c
+    from flowrl.algos.appo import APPOSettings as APPOSettings
+    from flowrl.algos.appo import appo as appo
+    from flowrl.algos.impala import IMPALASettings as IMPALASettings
+    from flowrl.algos.impala import impala as impala
     from flowrl.algos.pg import PGSettings as PGSettings
     from flowrl.algos.pg import pg as pg
     from flowrl.algos.ppo import PPOSettings as PPOSettings
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from flowrl.graph.graph import Chain as Chain
     from flowrl.graph.graph import Graph as Graph
     from flowrl.graph.graph import chain as chain
+    from flowrl.graph.protocols import Bounds as Bounds
     from flowrl.graph.protocols import Context as Context
     from flowrl.graph.protocols import Handle as Handle
     from flowrl.graph.protocols import Operator as Operator
@@ -48,20 +53,25 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Filter as Filter
     from flowrl.ops.flow import FlatMap as FlatMap
     from flowrl.ops.flow import Map as Map
+    from flowrl.ops.queue import Queue as Queue
     from flowrl.ops.report import Evaluate as Evaluate
     from flowrl.ops.report import Report as Report
     from flowrl.ops.sample import ParallelSample as ParallelSample
     from flowrl.ops.train import TrainOneStep as TrainOneStep
+    from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
     from flowrl.resources.runners import Runners as Runners
     from flowrl.resources.runners import RunnersHandle as RunnersHandle
+    from flowrl.rl.losses import APPOLoss as APPOLoss
     from flowrl.rl.losses import Loss as Loss
     from flowrl.rl.losses import PGLoss as PGLoss
     from flowrl.rl.losses import PPOLoss as PPOLoss
+    from flowrl.rl.losses import VTraceLoss as VTraceLoss
     from flowrl.rl.networks import CNN as CNN
     from flowrl.rl.networks import MLP as MLP
+    from flowrl.rl.networks import RNN as RNN
     from flowrl.rl.networks import action_outputs as action_outputs
     from flowrl.rl.optimizers import SGD as SGD
     from flowrl.rl.optimizers import Adam as Adam
@@ -82,23 +92,26 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "algos.a2c": "A2CSettings a2c",
+    "algos.appo": "APPOSettings appo",
+    "algos.impala": "IMPALASettings impala",
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.tuned": "tuned",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
-    "graph.protocols": "Context Handle Operator Ref Resource Site Stateless",
+    "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "items": "Batch Row Trained",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Map",
+    "ops.queue": "Queue",
     "ops.report": "Evaluate Report",
     "ops.sample": "ParallelSample",
-    "ops.train": "TrainOneStep",
+    "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "resources.learner": "Learner LearnerHandle",
     "resources.runners": "Runners RunnersHandle",
-    "rl.losses": "Loss PGLoss PPOLoss",
-    "rl.networks": "CNN MLP action_outputs",
+    "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
+    "rl.networks": "CNN MLP RNN action_outputs",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy RunningNorm",
     "running": "Run run",

@@ -54,6 +54,18 @@ class Batch:
         """A batch that has these data fields too."""
         return replace(self, data={**self.data, **fields})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """NumPy arrays are pickled as one: each one alone would cost more to send than a small batch holds."""
+        arrays = [*self.data.values(), *self.columns.values()]
+        if not all(isinstance(x, np.ndarray) for x in arrays):
+            return (Batch, (self.data, self.columns))
+        starts = np.cumsum([0, *(-(-x.nbytes // ALIGNED) * ALIGNED for x in arrays)]).tolist()
+        buffer = np.empty(starts[-1], np.uint8)
+        for start, x in zip(starts, arrays, strict=False):
+            buffer[start : start + x.nbytes] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        layout = tuple((name, x.dtype.str, x.shape) for name, x in (*self.data.items(), *self.columns.items()))
+        return (_unpack, (layout, len(self.data), buffer))
+
     @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
         """Batches of the same length in time, side by side: ``[T, B1], [T, B2]`` become ``[T, B1 + B2]``."""
@@ -64,6 +76,20 @@ class Batch:
             {k: concatenate([b.data[k] for b in batches], axis=1) for k in first.data},
             {k: concatenate([b.columns[k] for b in batches], axis=0) for k in first.columns},
         )
+
+
+ALIGNED = 64
+"""Where arrays begin, in bytes: XLA reads those in place."""
+
+
+def _unpack(layout: Sequence[tuple[str, str, tuple[int, ...]]], fields: int, buffer: np.ndarray[Any, Any]) -> Batch:
+    arrays, start = {}, 0
+    for i, (name, dtype, shape) in enumerate(layout):
+        count = math.prod(shape)
+        x = np.frombuffer(buffer, dtype, count, start).reshape(shape)
+        arrays[i < fields, name] = read_only(x)
+        start += -(-x.nbytes // ALIGNED) * ALIGNED
+    return Batch({n: x for (own, n), x in arrays.items() if own}, {n: x for (own, n), x in arrays.items() if not own})
 
 
 def nbytes(x: Array) -> int:
@@ -82,7 +108,11 @@ def concatenate(xs: Sequence[Array], axis: int) -> Array:
     if all(isinstance(x, np.ndarray) for x in xs):
         return read_only(np.concatenate(xs, axis))
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
-        return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
+        rests = {(*x.shape[:axis], *x.shape[axis + 1 :], str(x.dtype)) for x in xs}
+        if len(rests) > 1:  # jax tells what does not fit
+            return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
+        shape = xs[0].shape
+        return jax.ShapeDtypeStruct((*shape[:axis], sum(x.shape[axis] for x in xs), *shape[axis + 1 :]), xs[0].dtype)
     return jnp.concatenate(xs, axis)
 
 

@@ -168,9 +168,11 @@ class Run:
             raise GraphError(f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one")
         name, learner = learners[0]
         runners = self.graph.resources[str(learner.runners)]
-        handle: LearnerHandle = self._session.handle(name)
         source = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
-        return TrainedPolicy(learner.policy, handle.core.spaces, jax.device_get(handle.weights()[0]), *source)
+        handle: LearnerHandle
+        with self._session.handle(name) as handle:
+            weights = jax.device_get(handle.weights()[0])
+        return TrainedPolicy(learner.policy, handle.core.spaces, weights, *source)
 
     def counts(self) -> Counter[str]:
         """What was done so far, by the counters of `Plan.per_row`."""
@@ -210,7 +212,7 @@ class Run:
         self.reason = reason
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (self._finish, self._session.close, self._keep_policy):
+            for ending in (self._finish, self._session.close, self._keep_policy, self._session.rest):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()

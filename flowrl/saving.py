@@ -21,8 +21,8 @@ from flowrl.errors import ContractError, SaveError
 from flowrl.graph import values
 from flowrl.items import Row
 from flowrl.resources.environments import Make
-from flowrl.resources.sampling import play
-from flowrl.rl.policies import Network, Policy, Weights, network
+from flowrl.resources.evaluation import play
+from flowrl.rl.policies import Memory, Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
 MANIFEST = "manifest.json"
@@ -44,16 +44,17 @@ class TrainedPolicy:
         """The policy, made for its spaces."""
         return network(self.policy, self.spaces)
 
-    def act(self, obs: Any, *, greedy: bool = True, seed: int = 0) -> Any:
+    def act(self, obs: Any, carry: Any = None, *, greedy: bool = True, seed: int = 0) -> Any:
         """What to do: actions as the environment takes them.
 
         Args:
             obs: one observation ``[...]``, or several ``[N, ...]``.
+            carry: of a recurrent policy: what the last call returned, None at an episode's start.
             greedy: the likeliest action; else one drawn from the distribution.
             seed: of that draw.
 
         Returns:
-            One action, or ``[N, ...]`` of them.
+            One action, or ``[N, ...]`` of them; from a recurrent policy that and the carry for the next call.
 
         Raises:
             ContractError: the observation has another shape than the space.
@@ -63,9 +64,12 @@ class TrainedPolicy:
         single = given.shape == shape
         if not single and given.shape[1:] != shape:
             raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
-        packed = self.network.jitted_act(self.weights, given[None] if single else given, jax.random.key(seed), np.uint32(0), greedy=greedy)
-        action = self.network.head.to_env(self.network.unpack(np.asarray(packed))[0])
-        return action[0] if single else action
+        net, given = self.network, given[None] if single else given
+        memory = net.memory(self.weights, len(given)) if carry is None else Memory(carry, np.zeros(len(given), bool))
+        packed, carry = net.jitted_act(self.weights, given, jax.random.key(seed), np.uint32(0), memory, greedy=greedy)
+        action = net.head.to_env(net.unpack(np.asarray(packed))[0])
+        action = action[0] if single else action
+        return (action, carry) if net.recurrent else action
 
     def evaluate(self, episodes: int = 20, *, seed: int = 0) -> np.ndarray[Any, Any]:
         """The returns ``[episodes]`` of whole episodes played greedily in its environment.

@@ -48,7 +48,10 @@ class JaxRunnersHandle(RunnersHandle):
     def publish(self, weights: Any, version: Any) -> None:
         self.state = {**self.state, "weights": weights, "version": version}
 
-    def collect(self) -> Batch:
+    def next(self, in_flight: int = 2) -> Batch:
+        raise NotImplementedError
+
+    def collect(self, min_fraction: float = 1.0) -> Batch:
         work, data = self.site.run(self.spec.roll, self.state["work"], self.state["weights"])
         self.state = {**self.state, "work": work}
         version = (
@@ -98,7 +101,7 @@ class JaxRunners(Resource):
 
         def step(w: Any, _: Any) -> Any:
             key, act, again = jax.random.split(w["key"], 3)
-            action, logp, value = net.unpack(net.act(weights, w["obs"], act, 0))
+            action, logp, value = net.unpack(net.act(weights, w["obs"], act, 0)[0])
             new, obs, reward, term, trunc = jax.vmap(env.step)(w["env"], action)
             fresh, fresh_obs = jax.vmap(env.reset)(jax.random.split(again, self.envs))
             pick = lambda a, b: jnp.where(w["done"].reshape(-1, *[1] * (b.ndim - 1)), a, b)

@@ -20,11 +20,13 @@ def test_example(name, monkeypatch, capsys):
     del sys.modules[name]
 
 
-def test_there_are_the_five_that_the_readme_names():
+def test_there_are_those_that_the_readme_names():
     assert {p.stem for p in EXAMPLES.glob("*.py")} >= {
         "ppo_cartpole",
         "vanilla_policy_gradient",
         "custom_operator",
         "custom_policy",
         "edit_a_stock_graph",
+        "synchronous_impala",
+        "recurrent_policy",
     }

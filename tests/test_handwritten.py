@@ -9,7 +9,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.graph.site import HereSite, Place
-from flowrl.ops.batch import advantages, standardized
+from flowrl.ops.batch import advantages
+from flowrl.rl.losses import standardized
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -59,7 +60,7 @@ def test_one_update_from_one_batch_gives_the_same_parameters(hand):
     expected, _, loss_by_hand = hand.update(params, hand.TX.init(params), shuffle, rows, batch.columns["bootstrap_obs"])
 
     d = batch.data
-    end = learner.values(batch.columns["bootstrap_obs"])
+    end = learner.values(batch)
     adv, target = advantages(d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=hand.GAMMA, lam=hand.LAM)
     trained = learner.update(batch.with_(advantage=standardized(adv, d["valid"]), target=target), epochs=hand.EPOCHS, minibatch=hand.MINIBATCH)
     got = by_hand(learner.weights()[0].params)
@@ -76,3 +77,24 @@ def test_one_update_from_one_batch_gives_the_same_parameters(hand):
 
 def by_hand_start(hand, learner):
     return by_hand(jax.jit(learner.core.init)(learner.site.key("init"))["weights"].params)
+
+
+def test_five_asynchronous_updates_give_the_same_parameters(hand):
+    pipeline = importlib.import_module("handwritten_impala")
+    settings = fl.IMPALASettings(runners=1, envs=16, fragment=pipeline.STEPS, batch=pipeline.BATCH, policy=fl.Policy(fl.MLP, hidden=(64, 64)))
+    place = Place("same", fl.impala("CartPole-v1", settings).resources, 3, HereSite)
+    handles = place.open()
+    runners, learner = handles["runners"], handles["learner"]
+    params = by_hand(learner.weights()[0].params)
+    opt = pipeline.TX.init(params)
+    for _ in range(5):  # the weights are not sent back, so that the ratios are not 1
+        batch = runners.next(1)
+        rows = {k: batch[k] for k in ("obs", "reward", "terminated", "truncated", "valid", "action", "logp")}
+        params, opt, loss, _ = pipeline.update(params, opt, rows, batch.columns["bootstrap_obs"])
+        trained = learner.update(batch)
+    metrics = dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
+    place.close()
+    assert abs(metrics["rho_mean"] - 1) > 1e-5
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(by_hand(learner.weights()[0].params)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)

@@ -34,7 +34,8 @@ def rows_of(runtime, graph, count, seed=0):
         for row in session:
             rows.append(row)
             if len(rows) == count:
-                return rows, jax.device_get(session.handle("learner").state["core"]["weights"].params)
+                with session.handle("learner") as learner:
+                    return rows, jax.device_get(learner.state["core"]["weights"].params)
     finally:
         session.close()
 

@@ -154,7 +154,7 @@ class Queue(Stub):
     max_lag: int | None = None
     on_stale: str = "drop"
 
-    queue: ClassVar[bool] = True
+    queue: ClassVar[fl.Bounds] = fl.Bounds(16)
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,14 @@ def compile_graph(graph: Graph) -> Plan:
         CheckError: all the problems found, each with its node and the way out.
     """
     problems = list(broken(graph))
-    stages = graph.stages()
     found = Trace()
-    traced = not problems and len(stages) == 1
+    traced = not problems
     problems += ends(graph)
     if traced:
         found = trace(graph)
         problems += found.problems
         problems += _never(graph, found)
         problems += _untold(graph, found)
-    elif len(stages) > 1 and not problems:
-        problems.append((stages[1][0], f"cuts the graph into {len(stages)} stages, and the runtimes run graphs of one stage; remove it"))
     problems += review(graph, found, traced and bool(found.rows) and not found.problems)
     if problems:
         lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
 from flowrl.graph.graph import Node
@@ -18,12 +20,17 @@ Hook = Callable[[str, float, Any], None]
 _END: Any = object()
 
 
+class At(threading.local):
+    """Where a thread is: the node at work; empty while resources open."""
+
+    node = ""
+
+
 class Ledger:
     """What each node did, in whole numbers: what the plan predicts, the run counts and the audit compares."""
 
     def __init__(self) -> None:
-        self.node = ""
-        """The node at work; empty while resources open."""
+        self.at = At()
         self.counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         """By node and resource: calls, bytes and the like, as the verbs report them."""
         self.put: Counter[tuple[str, str]] = Counter()
@@ -31,10 +38,13 @@ class Ledger:
         """By edge: items handed over, and items whose step was gone through to its end."""
         self.put_steps: Counter[tuple[str, str]] = Counter()
         self.got_steps: Counter[tuple[str, str]] = Counter()
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        """By edge into a queue: items that had to go, or were too old."""
+        self.dropped_steps: Counter[tuple[str, str]] = Counter()
 
     def count(self, resource: str, numbers: Mapping[str, int]) -> None:
         """Add to the counters of the node at work, for a resource."""
-        counts = self.counts[self.node, resource]
+        counts = self.counts[self.at.node, resource]
         for name, number in numbers.items():
             counts[name] += number
 
@@ -45,11 +55,16 @@ class NodeContext:
     def __init__(self, name: str, handles: Mapping[str, Handle], site: Site) -> None:
         self.name = name
         self.source: str | None = None
+        self.dropped = False
         self.run = site.run
         self.call = site.call
         self.test = site.test
         self.seconds = site.seconds
         self._handles = handles
+
+    def drop(self) -> None:
+        """The item that was taken from a queue goes no further: it counts as dropped."""
+        self.dropped = True
 
     def __getitem__(self, ref: Any) -> Any:
         if ref not in self._handles:
@@ -58,9 +73,9 @@ class NodeContext:
 
 
 class Unit:
-    """A node at work: its state, its context, and the units behind it."""
+    """A node at work: its state, its context, the units behind it, and the channels that it puts into."""
 
-    __slots__ = ("behind", "ctx", "name", "state", "step")
+    __slots__ = ("behind", "ctx", "name", "outlets", "state", "step")
 
     def __init__(self, node: Node, ctx: NodeContext) -> None:
         self.name = node.name
@@ -68,6 +83,30 @@ class Unit:
         self.state = node.op.init()
         self.ctx = ctx
         self.behind: list[tuple[tuple[str, str], Unit]] = []
+        self.outlets: list[tuple[tuple[str, str], Store]] = []
+
+
+class Store(Protocol):
+    """What stands between two stages."""
+
+    after: tuple[str, ...]
+
+    @property
+    def room(self) -> bool:
+        """Whether the stage before may go on."""
+
+    def __len__(self) -> int: ...
+
+    def put(self, source: str, item: Any) -> tuple[str, Any] | None:
+        """Put an item; what had to go for it is returned."""
+
+    def take(self) -> tuple[str, Any] | None:
+        """The next item, with the node that it came from; None where there is none."""
+
+
+def steps_of(item: Any) -> int:
+    """The steps in an item; 0 where it has none."""
+    return item.steps if isinstance(item, Batch | Trained) else 0
 
 
 class Loop:
@@ -82,17 +121,36 @@ class Loop:
         ledger: Ledger,
         hook: Hook | None = None,
         failed: Callable[[str, Exception], None] | None = None,
+        stores: Mapping[str, Store] = MappingProxyType({}),
     ) -> None:
-        """`failed`: told of a node's error in place of raising it; the node then yields nothing."""
+        """Make the nodes ready.
+
+        Args:
+            graph: its name.
+            nodes: those of this stage.
+            handles: of the resources, by name.
+            site: what runs functions.
+            ledger: where everything is counted.
+            hook: told of every advance.
+            failed: told of a node's error in place of raising it; the node then yields nothing.
+            stores: by queue of the whole graph, what stands there.
+        """
         self.graph = graph
+        self.first = nodes[0].name
+        """The node by which the stage is called."""
         self.ledger = ledger
         self.hook = hook
         self._enter = self._push if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
-        self.roots = [self.units[n.name] for n in nodes if not n.after]
+        self.roots = [(self.units[n.name], stores.get(n.name)) for n in nodes if not n.after or n.name in stores]
         for node in nodes:
-            for before in node.after:
+            for before in node.after if node.name not in stores else ():
                 self.units[before].behind.append(((before, node.name), self.units[node.name]))
+        for name, store in stores.items():
+            for before in store.after:
+                if before in self.units:
+                    self.units[before].outlets.append(((before, name), store))
+        self.outlets = [store for unit in self.units.values() for _, store in unit.outlets]
 
     @property
     def states(self) -> dict[str, Any]:
@@ -104,23 +162,40 @@ class Loop:
         for name, unit in self.units.items():
             unit.state = states[name]
 
+    def ready(self) -> bool:
+        """Whether a pass would do anything, and what comes of it finds room."""
+        return all(store.room for store in self.outlets) and any(store is None or len(store) for _, store in self.roots)
+
     def run_pass(self) -> list[Tally]:
-        """One turn of every root, gone through to its end. What the clock closed meanwhile is returned.
+        """One turn of every root, gone through to its end; one at a queue takes an item, if there is one.
+
+        What the clock closed meanwhile is returned.
 
         Raises:
             FlowrlError: with its node's address; any other error carries the address as a note.
         """
         rows: list[Tally] = []
         try:
-            for root in self.roots:
-                self._enter(root, None, None, rows)
+            for root, store in self.roots:
+                if store is None:
+                    self._enter(root, None, None, rows)
+                elif (taken := store.take()) is not None:
+                    self._take(root, *taken, rows)
         except FlowrlError as error:
-            error.at(f"{self.graph}.{self.ledger.node}")
+            error.at(f"{self.graph}.{self.ledger.at.node}")
             raise
         except Exception as error:
-            error.add_note(f"in {self.graph}.{self.ledger.node}")
+            error.add_note(f"in {self.graph}.{self.ledger.at.node}")
             raise
         return rows
+
+    def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
+        self._enter(unit, item, source, rows)
+        ledger, edge = self.ledger, (source, unit.name)
+        items, steps = (ledger.dropped, ledger.dropped_steps) if unit.ctx.dropped else (ledger.got, ledger.got_steps)
+        unit.ctx.dropped = False
+        items[edge] += 1
+        steps[edge] += steps_of(item)
 
     def _try_push(self, failed: Callable[[str, Exception], None]) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
         def enter(unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
@@ -134,7 +209,7 @@ class Loop:
     def _push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
         ledger, name, hook = self.ledger, unit.name, self.hook
         unit.ctx.source = source
-        ledger.node = name
+        ledger.at.node = name
         stream = unit.step(unit.state, item, unit.ctx)
         if not isinstance(stream, Iterator):
             got = "None" if stream is None else a(stream)
@@ -145,14 +220,20 @@ class Loop:
                 hook(name, time.perf_counter() - started, out)
             if isinstance(out, Tally):
                 rows.append(out)
-            steps = out.steps if isinstance(out, Batch | Trained) else 0
+            steps = steps_of(out)
             for edge, behind in unit.behind:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
                 self._enter(behind, out, name, rows)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
-            ledger.node = name
+            for edge, store in unit.outlets:
+                ledger.put[edge] += 1
+                ledger.put_steps[edge] += steps
+                if (gone := store.put(name, out)) is not None:
+                    ledger.dropped[gone[0], edge[1]] += 1
+                    ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
+            ledger.at.node = name
             if hook:
                 started = time.perf_counter()
         if hook:

@@ -9,9 +9,18 @@ because only the site differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shared(verb: F) -> F:
+    """Mark a verb that any stage may call. All others belong to the one stage that owns the resource."""
+    vars(verb)["shared"] = True
+    return verb
+
 
 H = TypeVar("H", bound="Handle")
 H_co = TypeVar("H_co", bound="Handle", covariant=True)
@@ -57,6 +66,12 @@ class Workers(Protocol):
     def submit(self, index: int, method: str, *args: Any) -> Future:
         """Call a method of one worker."""
 
+    def restart(self, index: int, incarnation: int) -> None:
+        """End a worker and make it anew, by ``make(index, incarnation)``."""
+
+    def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
+        """Which of these is done, or the first to be; None where none is within so many seconds."""
+
     def close(self) -> None:
         """End them all."""
 
@@ -79,8 +94,8 @@ class Site(Protocol):
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Whether a predicate of items holds; the abstract trace tells only where static facts decide it."""
 
-    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
-        """Make `count` workers by `make(index)`; the abstract trace takes `twin(index)`, whose methods give shapes."""
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
+        """Make `count` workers by ``make(index, 0)``; the abstract trace takes ``twin(index, 0)``, whose methods give shapes."""
 
     def resource(self, name: Any) -> Any:
         """The handle of another resource, opened on demand."""
@@ -167,6 +182,21 @@ class Context(Protocol):
     def seconds(self) -> float:
         """The clock, in seconds."""
 
+    def drop(self) -> None:
+        """In a queue's step: the item goes no further, and counts as dropped."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a queue may hold."""
+
+    capacity: int
+    """Items."""
+    full: str = "block"
+    """What happens to an item that finds no room: ``block``, ``drop_oldest`` or ``drop_newest``."""
+    order: str = "fifo"
+    """``fifo`` or ``lifo``."""
+
 
 class Operator(ABC):
     """Frozen settings with a `step`: zero or more items out for each one in.
@@ -182,10 +212,13 @@ class Operator(ABC):
     """The `Ref` fields whose resource it changes. Such an operator is an effect: a branch may end at it."""
     clock: ClassVar[bool] = False
     """Closes a Row. A graph has exactly one."""
-    queue: ClassVar[bool] = False
-    """Cuts the graph: what comes before and what comes after are stages that run side by side."""
     joins: ClassVar[bool] = False
     """Takes items from several nodes; `ctx.source` tells which."""
+
+    @property
+    def queue(self) -> Bounds | None:
+        """Of one that cuts the graph, so that what comes before and what comes after are stages that run side by side: what it may hold."""
+        return None
 
     @abstractmethod
     def init(self) -> Any:

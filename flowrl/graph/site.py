@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
@@ -28,11 +28,24 @@ class Done:
         return self.value
 
 
+class Failed:
+    """A future whose call raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def result(self) -> Any:
+        """Raise it."""
+        raise self.error
+
+
 class HereWorkers:
     """Workers as plain objects in this process; a call runs at once."""
 
-    def __init__(self, workers: list[Any]) -> None:
-        self.objects = workers
+    def __init__(self, count: int, make: Callable[[int, int], Any], pick: Callable[[int], int] | None = None) -> None:
+        self.make = make
+        self.pick = pick
+        self.objects = [make(i, 0) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -41,9 +54,22 @@ class HereWorkers:
         """The value itself."""
         return value
 
-    def submit(self, index: int, method: str, *args: Any) -> Done:
+    def submit(self, index: int, method: str, *args: Any) -> Done | Failed:
         """Call the method now."""
-        return Done(getattr(self.objects[index], method)(*args))
+        try:
+            return Done(getattr(self.objects[index], method)(*args))
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for, as everywhere
+            return Failed(error)
+
+    def restart(self, index: int, incarnation: int) -> None:
+        """Close the worker, as far as it can be, and make it anew."""
+        with suppress(Exception):
+            self.objects[index].close()
+        self.objects[index] = self.make(index, incarnation)
+
+    def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
+        """All are done: the first one, or one drawn by lot."""
+        return None if not futures else self.pick(len(futures)) if self.pick else 0
 
     def close(self) -> None:
         """Close every worker."""
@@ -123,10 +149,11 @@ def check_pure(fn: Callable[..., Any]) -> None:
 class HereSite:
     """Runs functions by `jax.jit` and keeps workers in this process."""
 
-    def __init__(self, place: Place, name: str, seed: int) -> None:
+    def __init__(self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None) -> None:
         self.place = place
         self.name = name
         self.seed = seed
+        self.pick = pick
 
     def named(self, name: str) -> HereSite:
         """The same site for another resource."""
@@ -153,9 +180,9 @@ class HereSite:
         """Call it."""
         return bool(fn(*args))
 
-    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Make the workers here."""
-        return HereWorkers([make(i) for i in range(count)])
+        return HereWorkers(count, make, self.pick)
 
     def seconds(self) -> float:
         """`time.perf_counter`."""

@@ -16,16 +16,17 @@ import numpy as np
 
 from flowrl.errors import FlowrlError, raised
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Loop
-from flowrl.graph.protocols import Workers
+from flowrl.graph.loop import steps_of
+from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, HereWorkers, Place, check_pure
+from flowrl.graph.stages import Schedule, loops_of
 from flowrl.items import Batch, Trained
 
 PATIENCE = 2.0
 """Seconds after which the trace stops looking for a period and the plan gives means."""
 
 
-UNFILLED = 2_000
+UNFILLED = 1_000
 """Passes without a Row from which on patience counts: an operator that took so many items and gave none is taken for a mistake."""
 OLD = 32
 """The age in updates from which on the trace tells versions no longer apart."""
@@ -87,9 +88,23 @@ class AbstractSite(HereSite):
         except Exception as untraceable:
             raise Opaque("it decides by values") from untraceable
 
-    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Twins in the place of workers."""
-        return HereWorkers([twin(i) for i in range(count)])
+        return HereWorkers(count, twin)
+
+
+class Watched:
+    """A handle whose verbs are noted when they are reached for."""
+
+    def __init__(self, handle: Handle, called: Callable[[str, bool], None]) -> None:
+        self.handle = handle
+        self.called = called
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.handle, name)
+        if callable(found):
+            self.called(name, any(hasattr(vars(kind).get(name), "shared") for kind in type(self.handle).__mro__))
+        return found
 
 
 def _traced(fn: Callable[..., Any], *args: Any) -> Any:
@@ -187,13 +202,18 @@ class _Tracer:
         self.given_steps: Counter[str] = Counter()
         self.place = Place(graph.name, graph.resources, 0, AbstractSite)
         self.site = cast("AbstractSite", self.place.site)
+        self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
+        self.owners: dict[str, tuple[str, str]] = {}
+        """By resource: its stage, and the node by which it is its."""
+        self.trespassed: set[str] = set()
 
     def run(self) -> Trace:
         """Open the resources and run passes."""
         try:
             handles = self.place.open()
-            loop = Loop(self.graph.name, self.graph.nodes, handles, self.place.site, self.place.ledger, self.watch, self.failed)
-            self.passes(loop)
+            watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
+            make = partial(loops_of, self.graph, watched, self.place.site, self.place.ledger, hook=self.watch, failed=self.failed)
+            self.passes(Schedule(self.graph, make))
             self.found.timed = bool(self.site.looks[0])
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
             self.found.problems.append((self.place.opening, error.message))
@@ -201,12 +221,12 @@ class _Tracer:
             self.place.close()
         return self.found
 
-    def passes(self, loop: Loop) -> None:
-        """Run passes until one ends in a static state that an earlier one ended in, or patience does."""
+    def passes(self, schedule: Schedule) -> None:
+        """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does."""
         found, rows, reported, deadline = self.found, 0, 0, math.inf
-        seen = {self.signature(loop): (0, 0, self.snapshot())}
+        seen = {self.signature(schedule): (0, 0, self.snapshot())}
         for number in itertools.count(1):
-            tallies = loop.run_pass()
+            tallies = schedule.round()
             closed = len(tallies)
             rows += closed
             reported += sum(len(tally.updates) for tally in tallies)
@@ -217,7 +237,7 @@ class _Tracer:
             late = time.perf_counter() > deadline and (rows > 0 or number >= UNFILLED)
             if not closed and not late and number % 64:
                 continue
-            now = self.signature(loop)
+            now = self.signature(schedule)
             if now in seen:
                 found.warmup_rows, before, start = seen[now]
                 found.rows, found.reported = rows - found.warmup_rows, reported - before
@@ -228,13 +248,15 @@ class _Tracer:
                 return
             seen[now] = (rows, reported, self.snapshot())
 
-    def signature(self, loop: Loop) -> Any:
-        """What is static about the states of all operators and resources. Passes from equal ones do the same.
+    def signature(self, schedule: Schedule) -> Any:
+        """What is static about the states of all operators, resources and queues. Rounds from equal ones do the same.
 
         Versions count by their age, for on it depend the lags; beyond `OLD` all ages are one, or those of weights that nobody
         renews would never recur.
         """
-        paths, tree = jax.tree_util.tree_flatten_with_path((loop.states, {name: handle.state for name, handle in self.place.handles.items()}))
+        held = {name: list(channel.items) for name, channel in schedule.channels.items()}
+        handles = {name: handle.state for name, handle in self.place.handles.items()}
+        paths, tree = jax.tree_util.tree_flatten_with_path(([loop.states for loop in schedule.loops], handles, held))
         versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
         newest = max((v.max() for v in versions.values()), default=0)
         ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
@@ -246,8 +268,7 @@ class _Tracer:
         if item is None:
             return
         self.given[node] += 1
-        if isinstance(item, Batch | Trained):
-            self.given_steps[node] += item.steps
+        self.given_steps[node] += steps_of(item)
         self.found.forms.setdefault(node, item)
         if isinstance(item, Batch):
             for name, x in item.data.items():
@@ -258,6 +279,18 @@ class _Tracer:
         if isinstance(item, Trained):
             lag = item.lag[1]
             self.found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))
+
+    def called(self, resource: str, verb: str, is_shared: bool) -> None:
+        """Note a verb that a node calls, and so to which stage a resource belongs: all verbs but the shared ones are for one."""
+        node = self.place.ledger.at.node
+        mine = self.stage[node]
+        if is_shared:
+            return
+        owner, first = self.owners.setdefault(resource, (mine, node))
+        if owner != mine and resource not in self.trespassed:
+            self.trespassed.add(resource)
+            text = f"calls {resource}.{verb}, but {resource} belongs to the stage of {first}, which may be at work with it at the same time"
+            self.found.problems.append((node, f"{text}; move {node} to where {first} is, or {first} to the same side of the queue"))
 
     def failed(self, node: str, error: Exception) -> None:
         """Note a node's error."""

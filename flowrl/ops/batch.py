@@ -13,7 +13,7 @@ from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Batch
 from flowrl.resources.learner import LearnerHandle
-from flowrl.rl.losses import mean
+from flowrl.rl.losses import standardized
 from flowrl.rl.returns import gae
 
 Array = Any
@@ -94,12 +94,8 @@ class Advantages(Stateless):
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """One batch in, the same with two more fields out."""
-        d = need(batch, "reward", "value", "terminated", "truncated", "valid").data
-        if "bootstrap_obs" not in batch.columns:
-            raise ContractError(
-                "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
-            )
-        end = ctx[self.learner].values(batch.columns["bootstrap_obs"])
+        d = need(batch, "obs", "reward", "value", "terminated", "truncated", "valid").data
+        end = ctx[self.learner].values(batch)
         advantage, target = ctx.run(
             advantages, d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=self.gamma, lam=self.lam
         )
@@ -132,9 +128,3 @@ class Standardize(Stateless):
         """One batch in, the same with the field changed out."""
         d = need(batch, self.field, "valid").data
         yield batch.with_(**{self.field: ctx.run(standardized, d[self.field], d["valid"])})
-
-
-def standardized(x: Array, valid: Array) -> Array:
-    """`x` with mean 0 and variance 1 over the valid rows, and 0 at the others."""
-    centred = x - mean(x, valid)
-    return jnp.where(valid, centred / jnp.sqrt(mean(centred**2, valid) + 1e-8), 0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from flowrl.errors import SettingError
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch
 from flowrl.resources.runners import RunnersHandle
@@ -13,18 +14,38 @@ from flowrl.resources.runners import RunnersHandle
 
 @dataclass(frozen=True)
 class ParallelSample(Stateless):
-    """Ask every runner for a fragment once, wait for all, yield ONE joined batch ``[fragment, runners x envs]``.
+    """Get fragments from the runners.
 
-    It is one batch on purpose: fragments one by one would let a small `Concat` train between two of the same round.
+    In rounds (``mode="sync"``): ask every runner for a fragment once, wait for all, yield ONE joined batch ``[fragment, runners x envs]``.
+    It is one batch on purpose: fragments one by one would let a small `Concat` train between two of the same round. With
+    ``mode="async"`` every runner is kept busy, and fragments ``[fragment, envs]`` are yielded as they come.
+
+    Args:
+        mode: ``sync`` or ``async``.
+        min_fraction: of the runners whose fragments end a round; those of the others are in a later one, with their true version.
+        in_flight: requests to each runner at once, if they come as they come.
+        runners: who is asked.
 
     Raises:
         EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
     """
 
+    mode: Literal["sync", "async"] = "sync"
+    min_fraction: float = 1.0
+    in_flight: int = 2
     runners: Ref[RunnersHandle] = "runners"
 
     source: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.mode not in ("sync", "async"):
+            raise SettingError(f"mode must be sync or async, got {self.mode!r}")
+        if not 0 < self.min_fraction <= 1:
+            raise SettingError(f"min_fraction must be above 0 and at most 1, got {self.min_fraction}")
+        if self.in_flight < 1:
+            raise SettingError(f"in_flight must be at least 1, got {self.in_flight}")
+
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
-        """One round."""
-        yield ctx[self.runners].collect()
+        """One round, or the next fragment."""
+        runners = ctx[self.runners]
+        yield runners.next(self.in_flight) if self.mode == "async" else runners.collect(self.min_fraction)

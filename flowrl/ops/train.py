@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flowrl.errors import SettingError
-from flowrl.graph.protocols import Context, Ref, Stateless
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Trained
 from flowrl.ops.batch import need
 from flowrl.resources.learner import LearnerHandle
@@ -41,3 +41,40 @@ class TrainOneStep(Stateless):
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """One batch in, what the update did out."""
         yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch)
+
+
+@dataclass(frozen=True)
+class UpdateTarget(Operator):
+    """Move the learner's target network towards its newest parameters, with every so many items. Passes its item on.
+
+    Args:
+        every: items between two moves.
+        tau: by which share (Polyak averaging); 1 copies the parameters.
+        learner: whose.
+
+    Raises:
+        ContractError: the learner's loss uses no target network.
+    """
+
+    every: int = 1
+    tau: float = 1.0
+    learner: Ref[LearnerHandle] = "learner"
+
+    writes: ClassVar[tuple[str, ...]] = ("learner",)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"every must be at least 1, got {self.every}")
+        if not 0 < self.tau <= 1:
+            raise SettingError(f"tau must be above 0 and at most 1, got {self.tau}")
+
+    def init(self) -> dict[str, int]:
+        """The items since the last move."""
+        return {"items": 0}
+
+    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
+        """Move it when it is due, then pass the item on."""
+        held["items"] = (held["items"] + 1) % self.every
+        if held["items"] == 0:
+            ctx[self.learner].update_target(self.tau)
+        yield item

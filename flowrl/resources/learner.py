@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from flowrl.items import COLUMNS, Batch, Metrics, Trained
 from flowrl.resources.runners import Runners, RunnersHandle
 from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
-from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
+from flowrl.rl.policies import Memory, Network, Policy, RunningNorm, Weights, network
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -55,25 +55,87 @@ class Core:
     def init(self, key: Array) -> State:
         """The first state."""
         weights = self.network.init(jax.random.fold_in(key, 0))
-        return {"weights": weights, "opt": self.tx.init(weights.params), "loss": self.loss.init(), "key": jax.random.fold_in(key, 1)}
+        return {
+            "weights": weights,
+            "opt": self.tx.init(weights.params),
+            "loss": self.loss.init(),
+            "key": jax.random.fold_in(key, 1),
+            **self._target(weights),
+        }
 
-    def values(self, state: State, obs: Array) -> Array:
-        """The values ``[...]`` of ``obs [..., *shape]``."""
-        lead = obs.shape[: obs.ndim - len(self.spaces.obs.shape or ())]
-        value = self.network.apply(state["weights"], obs.reshape(-1, *obs.shape[len(lead) :]))[1]
-        return value.reshape(lead)
+    def _target(self, weights: Weights) -> State:
+        return {"target": jax.tree.map(jnp.copy, weights.params)} if self.loss.target_network else {}
+
+    def update_target(self, state: State, *, tau: float) -> State:
+        """The state with its target network moved towards the newest parameters by the share `tau`."""
+        return {**state, "target": jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state["target"], state["weights"].params)}
+
+    def values(self, state: State, data: dict[str, Array], columns: dict[str, Array]) -> Array:
+        """The values ``[B]`` of what comes behind the last rows of a batch."""
+        if not self.network.recurrent:
+            return self.network.apply(state["weights"], columns["bootstrap_obs"])[1]
+        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
+        return self.network.unroll(state["weights"], obs, self._memory(data, columns))[1][-1]
+
+    def _memory(self, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Memory:
+        """What a recurrent policy goes on from in a batch ``[T, B]``, and where episodes begin in its T rows and the one behind."""
+        if not self.network.recurrent:
+            return Memory()
+        valid = data["valid"]
+        return Memory(self.network.carry_of(columns), jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid]))
 
     def weights(self, state: State) -> Weights:
         """A copy of the weights: an update may reuse the buffers of the state's own."""
         copy: Weights = jax.tree.map(jnp.copy, state["weights"])
         return copy
 
-    def update(self, state: State, data: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
+    @property
+    def sequences(self) -> bool:
+        """Whether minibatches are made of whole columns ``[T, B, ...]``, not of single steps."""
+        return self.loss.sequences or self.network.recurrent
+
+    def update(self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``."""
-        rows = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()})
-        n = rows["valid"].shape[0]
+        length = data["valid"].shape[0] if self.sequences else 1
+        n, size = data["valid"].size // length, minibatch // length
+        if self.sequences:
+            rows = valid_only(data)
+        else:
+            rows, columns = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
         key, shuffle = jax.random.split(state["key"])
         first = (state["weights"], state["opt"], jnp.bool_(False))
+        step = self._gradient_step(state)
+
+        def some(index: Array) -> dict[str, Array]:
+            return {k: v[:, index] if self.sequences else v[index] for k, v in rows.items()} | {k: v[index] for k, v in columns.items()}
+
+        def epoch(carry: Any, key: Array) -> Any:
+            order = jax.random.permutation(key, n).reshape(-1, size)
+            return jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
+
+        if size == n:
+            carry, metrics = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs, unroll=epochs == 1)
+        else:
+            carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
+        weights, opt, _ = carry
+        applied = metrics.pop("gradient_steps")
+        share = applied / jnp.maximum(jnp.sum(applied), 1)
+        means = {k: jnp.sum(jnp.where(applied > 0, v, 0.0) * share) for k, v in metrics.items()}
+        if self._normalizes:
+            seen = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
+            weights = Weights(weights.params, self.network.observe(weights, seen, rows["valid"].reshape(-1)))
+        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
+        good = jnp.isfinite(means["loss"])
+        for leaf in jax.tree.leaves(new):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                good = good & jnp.all(jnp.isfinite(leaf))
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
+        numbers = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
+        return {**state, **kept, "key": key}, Metrics.pack(numbers)
+
+    def _gradient_step(self, state: State) -> Callable[[Any, dict[str, Array]], Any]:
+        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same and metrics."""
+        extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
 
         def step(carry: Any, batch: dict[str, Array]) -> Any:
             weights, opt, stopped = carry
@@ -83,10 +145,10 @@ class Core:
 
                 def policy(params: dict[str, Array], obs: Array) -> Any:
                     nonlocal rest
-                    dist, value, rest = self.network.apply(Weights(params, rest), obs)
+                    dist, value, rest = self._forward(Weights(params, rest), obs, batch)
                     return dist, value
 
-                loss, metrics = self.loss(policy, params, {**batch, **state["loss"]})
+                loss, metrics = self.loss(policy, params, {**batch, **extra})
                 return loss, (metrics, rest)
 
             (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(weights.params)
@@ -107,33 +169,25 @@ class Core:
                 applied = 1 - stopped.astype(jnp.float32)
             return (*new, stopped), {"loss": loss, **metrics, "gradient_steps": applied}
 
-        def epoch(carry: Any, key: Array) -> Any:
-            order = jax.random.permutation(key, n).reshape(-1, minibatch)
-            return jax.lax.scan(lambda c, i: step(c, {k: v[i] for k, v in rows.items()}), carry, order)
+        return step
 
-        if minibatch == n:
-            carry, metrics = jax.lax.scan(lambda c, _: step(c, rows), first, None, length=epochs)
-        else:
-            carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
-        weights, opt, _ = carry
-        applied = metrics.pop("gradient_steps")
-        share = applied / jnp.maximum(jnp.sum(applied), 1)
-        means = {k: jnp.sum(jnp.where(applied > 0, v, 0.0) * share) for k, v in metrics.items()}
-        if self._normalizes:
-            weights = Weights(weights.params, self.network.observe(weights, rows["obs"], rows["valid"]))
-        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        good = jnp.isfinite(means["loss"])
-        for leaf in jax.tree.leaves(new):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
-                good = good & jnp.all(jnp.isfinite(leaf))
-        old = {k: state[k] for k in new}
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-        numbers = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
-        return {**kept, "key": key}, Metrics.pack(numbers)
+    def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array]) -> Any:
+        """Distribution, value and rest for the observations of a minibatch, or for its rows and the one behind."""
+        if not self.sequences:
+            return self.network.apply(weights, obs)
+        memory = self._memory(batch, batch)
+        if self.network.recurrent:
+            memory = memory._replace(reset=memory.reset[: obs.shape[0]])
+        return self.network.unroll(weights, obs, memory)
 
     @cached_property
     def _normalizes(self) -> bool:
         return self.network.has(RunningNorm)
+
+
+def sequence_columns(batch: Batch) -> dict[str, Array]:
+    """The columns that belong to the maths of a sequence: what comes behind it, and the carry before it."""
+    return {k: v for k, v in batch.columns.items() if k == "bootstrap_obs" or k.startswith("carry")}
 
 
 def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
@@ -175,23 +229,59 @@ class LearnerHandle(Handle):
             )
         steps = batch.steps
         size = steps if minibatch is None else minibatch
-        if steps % size:
-            near = sorted((d for d in range(1, steps + 1) if steps % d == 0), key=lambda d: abs(d - size))[:2]
-            raise ContractError(f"minibatch={size} does not divide the batch of {steps:,} steps; take {' or '.join(map(str, sorted(near)))}")
+        whole = batch.shape[0] if self.core.sequences else 1
+        if steps % size or size % whole:
+            near = sorted((d for d in range(whole, steps + 1, whole) if steps % d == 0), key=lambda d: abs(d - size))[:2]
+            cut = f" of {batch.shape[1]} columns with {whole} each, which stay whole" if self.core.sequences else ""
+            raise ContractError(f"minibatch={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}")
         version = self.state["version"]
         if "version" not in batch.columns:
             raise ContractError("needs the column version, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
         lag = self.site.call(lag_of, version, batch.columns["version"])
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
-        core, metrics = self.site.run(self.core.update, self.state["core"], data, donate=(0,), epochs=epochs, minibatch=size)
+        columns = sequence_columns(batch) if self.core.sequences else {}
+        core, metrics = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
         return Trained(steps, metrics, lag)
 
-    def values(self, obs: Array) -> Array:
-        """The values of observations by the newest weights."""
-        return self.site.run(self.core.values, self.state["core"], obs)
+    def values(self, batch: Batch) -> Array:
+        """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.
+
+        Raises:
+            ContractError: the batch has lost the column bootstrap_obs.
+        """
+        if "bootstrap_obs" not in batch.columns:
+            raise ContractError(
+                "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+            )
+        data = {k: batch.data[k] for k in ("obs", "valid")} if self.core.network.recurrent else {}
+        return self.site.run(self.core.values, self.state["core"], data, sequence_columns(batch))
+
+    def update_target(self, tau: float = 1.0) -> None:
+        """Move the target network towards the newest parameters.
+
+        Args:
+            tau: by which share; 1 copies them.
+
+        Raises:
+            ContractError: the loss uses none.
+        """
+        if not self.core.loss.target_network:
+            raise ContractError(f"{type(self.core.loss).__name__} uses no target network; remove this operator")
+        self.state = {**self.state, "core": self.site.run(self.core.update_target, self.state["core"], tau=tau)}
+
+    def lag(self, batch: Batch) -> int:
+        """How many updates old the oldest column of a batch is.
+
+        Raises:
+            ContractError: the column `version` was lost or computed anew.
+        """
+        versions = batch.columns.get("version")
+        if not isinstance(versions, np.ndarray):
+            raise ContractError("the age of the batch can't be known: it has lost the column version; change batches by batch.with_(...)")
+        return int(np.max(self.state["version"] - versions))
 
     def weights(self) -> tuple[Weights, Any]:
         """A copy of the weights, and their version."""

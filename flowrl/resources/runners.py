@@ -8,18 +8,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from threading import Event, Lock
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from flowrl.errors import SettingError
-from flowrl.graph.protocols import Handle, Resource, Site, Use
+from flowrl.errors import EnvironmentFailed, FlowrlError, RuntimeFailed, SettingError
+from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, shared
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
 from flowrl.resources.environments import Make, env_name, spaces_of
-from flowrl.resources.sampling import Episodes, Runner, RunnerTwin
+from flowrl.resources.requests import AsyncRequests, Late
+from flowrl.resources.sampling import Episodes, Runner, RunnerTwin, Sample
 from flowrl.rl.policies import Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
@@ -32,6 +34,7 @@ class RunnersHandle(Handle):
 
     spaces: Spaces
 
+    @shared
     @abstractmethod
     def publish(self, weights: Weights, version: Any) -> None:
         """Hand new weights to all runners; every sample asked for from then on uses them.
@@ -42,17 +45,34 @@ class RunnersHandle(Handle):
         """
 
     @abstractmethod
-    def collect(self) -> Batch:
-        """One fragment of every runner, with the newest weights, as ONE batch ``[fragment, count x envs]``.
+    def collect(self, min_fraction: float = 1.0) -> Batch:
+        """Ask every idle runner for a fragment with the newest weights; as soon as enough came, join them to ONE batch.
+
+        Args:
+            min_fraction: of the runners, whose fragments make a batch ``[fragment, ceil(min_fraction x count) x envs]``. The others'
+                go on, and are in a later batch, with their true version.
 
         Raises:
             EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
     @abstractmethod
+    def next(self, in_flight: int = 2) -> Batch:
+        """The next fragment that is ready ``[fragment, envs]``; every runner is kept busy with requests that carry the newest weights.
+
+        Args:
+            in_flight: requests to each runner at once.
+
+        Raises:
+            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
+        """
+
+    @shared
+    @abstractmethod
     def episodes(self) -> dict[str, Any]:
         """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
 
+    @shared
     @abstractmethod
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights; what came of it is also told with the next `episodes`.
@@ -73,51 +93,132 @@ class GymRunners(RunnersHandle):
         self.spec = spec
         self.site = site
         self.spaces = spec.spaces()
-        self.state = {"version": np.int32(0)}
         self.pool = site.workers(
             spec.count,
             partial(Runner, spec, site.name, site.seed),
             partial(RunnerTwin, spec, site.name, site.seed),
         )
+        self.requests = AsyncRequests(self._ask, self.pool.wait, spec.count)
         self._newest: Any = None
-        self._given: list[Any] = [None] * spec.count
+        """The newest weights as the workers take them, and their version."""
+        self._lent: list[Any] = [None] * spec.count
+        """By runner: the newest that it was sent."""
+        self._asked: list[deque[Any]] = [deque() for _ in range(spec.count)]
+        """By runner: the versions with which the requests were made that have not come back."""
+        self._lock, self._asking = Lock(), Lock()  # of what gathers; and for calls to go out in the order of the weights they carry
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._since = {"env_steps": 0, "episodes": 0}
         self._evaluated: dict[str, float] = {}
+        self._failures = [0] * spec.count
+        """By runner: restarts in a row."""
+        self._restarted: dict[str, int] = {}
+        """Restarts, and steps that were asked for and never came, if there were any."""
+        self._closing = Event()
 
     def close(self) -> None:
         """Close all runners and their environments."""
+        self._closing.set()
         self.pool.close()
 
     def publish(self, weights: Weights, version: Any) -> None:
         """Put the weights once; each runner's next request carries them."""
-        self._newest = self.pool.put((weights, version))
-        self.state = {"version": version}
+        self._newest = (self.pool.put((weights, version)), version)
         self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()))
 
-    def collect(self) -> Batch:
-        """Ask every runner, wait for all, join."""
+    @property
+    def state(self) -> Any:
+        """The version of the weights, and those with which requests were made that have not come back."""
+        asked = [[{"version": v} for v in versions] for versions in self._asked]
+        return {"version": self._newest[1] if self._newest else np.int32(0), "asked": asked}
+
+    def collect(self, min_fraction: float = 1.0) -> Batch:
+        """Ask the idle ones, wait for enough, join in the order of the runners."""
         self._ready()
-        calls = [self.pool.submit(i, "sample", self._lacking(i)) for i in range(len(self.pool))]
-        samples = [call.result() for call in calls]
-        for sample in samples:
-            self._note(sample.episodes)
+        self.requests.in_flight = 1
+        self.requests.fill()
+        came = [self._take() for _ in range(math.ceil(min_fraction * self.spec.count - 1e-9))]
+        return self._joined([sample for _, sample in sorted(came, key=lambda x: x[0])])
+
+    def next(self, in_flight: int = 2) -> Batch:
+        """Ask again whoever has less than so many requests, and wait for the first result."""
+        self._ready()
+        self.requests.in_flight = in_flight
+        self.requests.fill()
+        return self._joined([self._take()[1]])
+
+    def _ask(self, index: int) -> Future:
+        with self._asking:
+            published, version = self._lacking(index)
+            self._asked[index].append(version)
+            return self.pool.submit(index, "sample", published)
+
+    def _take(self) -> tuple[int, Sample]:
+        """The next result, and whose it is. A runner that is lost is started anew and asked again."""
+        while True:
+            worker, lost = -1, 0
+            try:
+                request = self.requests.next(self.spec.timeout)
+                worker, lost = request.worker, 1
+                self._asked[worker].popleft()
+                sample: Sample = request.result()
+            except Late as late:
+                worker = late.worker
+                self._restart(worker, lost, RuntimeFailed(f"{self.site.name}, runner {worker} gave nothing for {self.spec.timeout:g} s"))
+            except RuntimeFailed as error:
+                self._restart(worker, lost, error)
+            except EnvironmentFailed as error:
+                if self.spec.on_error == "stop":
+                    raise
+                self._restart(worker, lost, error)
+            else:
+                self._failures[worker] = 0
+                self._note(sample.episodes)
+                return worker, sample
+
+    def _restart(self, worker: int, lost: int, error: FlowrlError) -> None:
+        """Start a runner anew, unless it fails again and again: each time in a row is waited for twice as long.
+
+        Raises:
+            FlowrlError: `error`, after as many restarts as it has.
+        """
+        failures = self._failures[worker]
+        if failures >= self.spec.restarts or self._closing.is_set():
+            if failures:
+                error.message += f"; it was started anew {failures} time{'s' * (failures > 1)} in a row, and failed again"
+            raise error
+        self._failures[worker] += 1
+        if failures:
+            self._closing.wait(0.1 * 2**failures)
+        lost += len(self.requests.replace(worker))
+        self.pool.restart(worker, self.requests.incarnations[worker])
+        self._asked[worker].clear()
+        self._lent[worker] = None
+        steps = lost * self.spec.fragment * self.spec.envs
+        self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
+        with self._lock:
+            self._restarted = {"restarts": self._restarted.get("restarts", 0) + 1, "lost_steps": self._restarted.get("lost_steps", 0) + steps}
+        for _ in range(lost):
+            self.requests.ask(worker)
+
+    def _joined(self, samples: list[Sample]) -> Batch:
         batch = Batch.join([sample.batch for sample in samples])
         self.site.count(requests=len(samples), sampled_steps=batch.steps)
         return batch
 
     def episodes(self) -> dict[str, Any]:
         """Drain what gathered with the samples."""
-        since, self._since = self._since, {"env_steps": 0, "episodes": 0}
-        returns, lengths = zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
-        told, self._evaluated = self._evaluated, {}
+        with self._lock:
+            since, self._since = self._since, {"env_steps": 0, "episodes": 0}
+            returns, lengths = zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
+        told, self._evaluated = {**self._evaluated, **self._restarted}, {}
         return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths)), **told}
 
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Share the episodes among the runners."""
         self._ready()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
-        calls = [self.pool.submit(i, "evaluate", self._lacking(i), len(part), seed + int(part[0])) for i, part in enumerate(shares)]
+        with self._asking:
+            calls = [self.pool.submit(i, "evaluate", self._lacking(i)[0], len(part), seed + int(part[0])) for i, part in enumerate(shares)]
         returns = np.concatenate([call.result() for call in calls])
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns)) for k in ("mean", "std", "min", "max")}
@@ -127,17 +228,17 @@ class GymRunners(RunnersHandle):
         if self._newest is None:
             self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), 0)
 
-    def _lacking(self, index: int) -> Any:
-        """The newest weights if this runner does not have them yet, else None."""
-        if self._given[index] is self._newest:
-            return None
-        self._given[index] = self._newest
-        return self._newest
+    def _lacking(self, index: int) -> tuple[Any, Any]:
+        """The newest weights if this runner was not sent them yet, else None; and their version."""
+        newest = self._newest
+        lacks, self._lent[index] = self._lent[index] is not newest, newest
+        return newest[0] if lacks else None, newest[1]
 
     def _note(self, episodes: Episodes) -> None:
-        self._since["env_steps"] += episodes.env_steps + episodes.skipped
-        self._since["episodes"] += len(episodes.returns)
-        self._recent.extend(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True))
+        with self._lock:
+            self._since["env_steps"] += episodes.env_steps + episodes.skipped
+            self._since["episodes"] += len(episodes.returns)
+            self._recent.extend(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -152,6 +253,9 @@ class Runners(Resource):
         fragment: steps per environment and call.
         wrappers: put around each environment, the first one innermost.
         env_settings: keyword arguments for making an environment.
+        timeout: seconds that a fragment may take on Ray; a runner that takes longer is killed and started anew. None for any.
+        restarts: how often in a row a runner whose process ended or hung is started anew; 0 for never.
+        on_error: what happens when an environment raises or breaks its spaces: the run stops, or its runner is started anew.
         normalize_rewards: the discount of the returns whose running deviation rewards are divided by, each runner's
             by its own; None for no scaling.
     """
@@ -163,6 +267,9 @@ class Runners(Resource):
     fragment: int = 128
     wrappers: tuple[Callable[[Any], Any], ...] = ()
     env_settings: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float | None = None
+    restarts: int = 3
+    on_error: Literal["stop", "restart"] = "stop"
     normalize_rewards: float | None = None
 
     handle: ClassVar[type[Handle]] = GymRunners
@@ -171,6 +278,10 @@ class Runners(Resource):
         for name in ("count", "envs", "fragment"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.restarts < 0 or (self.timeout is not None and self.timeout <= 0):
+            raise SettingError(f"restarts must not be negative and timeout above 0 or None, got restarts={self.restarts}, timeout={self.timeout}")
+        if self.on_error not in ("stop", "restart"):
+            raise SettingError(f"on_error must be stop or restart, got {self.on_error!r}")
         if isinstance(self.env, gym.Env | VectorEnv):
             raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
         if not isinstance(self.policy, Policy):

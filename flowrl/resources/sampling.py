@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.items import Batch, read_only
-from flowrl.resources.environments import Guard, Make, env_name, make_env, make_vector
-from flowrl.rl.policies import Network, Weights, network
+from flowrl.resources.environments import env_name, make_vector
+from flowrl.resources.evaluation import play
+from flowrl.rl.policies import Memory, Network, Weights, network
 
 if TYPE_CHECKING:
     from flowrl.resources.runners import Runners
@@ -48,16 +48,21 @@ Act = Callable[..., Any]
 class Runner:
     """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
 
-    def __init__(self, spec: Runners, name: str, seed: int, index: int) -> None:
+    def __init__(self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0) -> None:
         self.spec = spec
         self.index = index
         self.label = f"{name}, runner {index}"
         self.network: Network = network(spec.policy, spec.spaces())
         self.act: Act = self.network.jitted_act
+        self.begin = jax.jit(self.network.begin)
         self.spaces = spec.spaces()
-        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index])
+        again = [incarnation] if incarnation else []  # one that is started anew goes other ways than those that led to its end
+        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, *again])
         self.seed = int(entropy.generate_state(1)[0] >> 1)
         self.key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index)
+        self.key = jax.random.fold_in(self.key, incarnation) if incarnation else self.key
+        self.shape = (spec.envs, *(self.spaces.obs.shape or ()))
+        self.obs_dtype = self.spaces.obs_dtype
         self.turn = 0
         self.weights: Weights | None = None
         self.version = 0
@@ -80,6 +85,7 @@ class Runner:
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
         self.obs = self._reset(seed=self.seed)
         self.done = np.zeros(self.spec.envs, bool)
+        self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
         self.sums = np.zeros((2, self.spec.envs))
         self._started = True
 
@@ -120,14 +126,20 @@ class Runner:
     # -- filling a fragment
 
     def _fill_next_step(self) -> Sample:
-        steps, envs = self.spec.fragment, self.spec.envs
-        data = self._empty(steps)
+        steps = self.spec.fragment
+        data, carry = self._empty(steps), self._carry()
+        obs, acts, reward, terminated, truncated, valid = (data[k] for k in ("obs", "packed", "reward", "terminated", "truncated", "valid"))
+        valid[0] = ~self.done
         for t in range(steps):
             packed = self._decide()
-            data["obs"][t], data["valid"][t], data["packed"][t] = self.obs, ~self.done, packed
-            self.obs, data["reward"][t], data["terminated"][t], data["truncated"][t] = self._step(packed)[:4]
-            self.done = data["terminated"][t] | data["truncated"][t]
-        return self._finish(data, self.obs.copy(), envs, [])
+            obs[t], acts[t] = self.obs, packed
+            self.obs, reward[t], terminated[t], truncated[t], _ = self._step(packed)
+            if self.network.recurrent:
+                self.memory = Memory(self.memory.carry, self.done)
+                self.done = terminated[t] | truncated[t]
+        np.logical_not(terminated[:-1] | truncated[:-1], out=valid[1:])
+        self.done = terminated[-1] | truncated[-1]
+        return self._finish(data, self.obs.copy(), carry, [])
 
     def _fill_same_step(self) -> Sample:
         """The other two ways of resetting, brought to NEXT_STEP: each column gets a row of its own for a final observation.
@@ -135,7 +147,7 @@ class Runner:
         A column with more endings is full sooner; the steps that it then takes while others fill up are skipped.
         """
         steps, envs = self.spec.fragment, self.spec.envs
-        data = self._empty(steps)
+        data, carry = self._empty(steps), self._carry()
         data["valid"][:] = False
         row, last = np.zeros(envs, int), np.empty_like(self.obs)
         skipped: list[tuple[int, float, bool]] = []
@@ -154,15 +166,17 @@ class Runner:
             row[open_] += 1
             last[open_] = final[open_]
             self.obs = obs
+            over = terminated | truncated
             ended = open_[(terminated | truncated)[open_] & (row[open_] < steps)]
             if len(ended):
                 at = (row[ended], ended)
                 data["obs"][at] = final[ended]
-                data["packed"][at] = self._decide_on(final)[ended]
+                data["packed"][at] = self._decide_on(final)[0][ended]
                 data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
                 row[ended] += 1
                 last[ended] = obs[ended]
-        return self._finish(data, last, envs, skipped)
+            self.memory = Memory(self.memory.carry, over) if self.network.recurrent else self.memory
+        return self._finish(data, last, carry, skipped)
 
     def _empty(self, steps: int) -> dict[str, Array]:
         envs, spaces = self.spec.envs, self.spaces
@@ -175,13 +189,24 @@ class Runner:
             "valid": np.empty((steps, envs), bool),
         }
 
+    def _carry(self) -> dict[str, Array]:
+        """The carry before the fragment's first row, as columns."""
+        if not self.network.recurrent:
+            return {}
+        return {k: np.asarray(x) for k, x in self.begin(self.weights, self.memory).items()}
+
     def _decide(self) -> Array:
-        packed = self._decide_on(self.obs)
+        """Act on the newest observations. Where the next ones begin an episode is the caller's to note in `memory`."""
+        packed, carry = self._decide_on(self.obs)
         self.turn += 1
+        if self.network.recurrent:
+            self.memory = Memory(carry, np.zeros(self.spec.envs, bool))
         return packed
 
-    def _decide_on(self, obs: Array) -> Array:
-        return np.asarray(self.act(self.weights, obs, self.key, np.uint32(self.turn)))
+    def _decide_on(self, obs: Array) -> tuple[Array, Any]:
+        memory = (self.memory,) if self.network.recurrent else ()
+        packed, carry = self.act(self.weights, obs, self.key, np.uint32(self.turn), *memory)
+        return np.asarray(packed), carry
 
     def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Step all environments: observations to act on, rewards, flags, and the observations that the steps led to."""
@@ -189,14 +214,13 @@ class Runner:
         try:
             obs, reward, terminated, truncated, info = self.vector.step(action)
             final = obs = self._checked(obs, "step")
-            ended = terminated | truncated
-            if self.mode is AutoresetMode.SAME_STEP and ended.any():
-                final = obs.copy()
-                for i in np.flatnonzero(ended):
-                    final[i] = info["final_obs"][i]
-            elif self.mode is AutoresetMode.DISABLED and ended.any():
+            if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
                 final = obs.copy()  # a vector may give the same array again
-                obs = self._reset(options={"reset_mask": ended})
+                if self.mode is AutoresetMode.SAME_STEP:
+                    for i in np.flatnonzero(ended):
+                        final[i] = info["final_obs"][i]
+                else:
+                    obs = self._reset(options={"reset_mask": ended})
         except EnvironmentFailed:
             raise
         except Exception as error:
@@ -204,16 +228,15 @@ class Runner:
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
-        spaces = self.spaces
-        if obs.shape != (self.spec.envs, *(spaces.obs.shape or ())):
+        if obs.shape != self.shape:
             raise EnvironmentFailed(
                 f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from {verb}, but its space declares "
-                f"{[self.spec.envs, *(spaces.obs.shape or ())]}; mend the environment or its space"
+                f"{list(self.shape)}; mend the environment or its space"
             )
-        checked: Array = obs.astype(spaces.obs_dtype, copy=False)
+        checked: Array = obs.astype(self.obs_dtype, copy=False)
         return checked
 
-    def _finish(self, data: dict[str, Array], last: Array, envs: int, skipped: list[tuple[int, float, bool]]) -> Sample:
+    def _finish(self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Sample:
         self._check_finite(data, last, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
         for name in ("reward", "terminated", "truncated"):
@@ -223,8 +246,9 @@ class Runner:
             data["reward"] = self.scale(data, skipped)
         columns = {
             "bootstrap_obs": last,
-            "version": np.full(envs, self.version, np.int32),
-            "producer": np.full(envs, self.index, np.int32),
+            "version": np.full(self.spec.envs, self.version, np.int32),
+            "producer": np.full(self.spec.envs, self.index, np.int32),
+            **carry,
         }
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(jax.tree.map(read_only, batch), episodes)
@@ -298,7 +322,7 @@ class RewardScale:
 class RunnerTwin:
     """A runner in the abstract trace: the same methods, giving shapes."""
 
-    def __init__(self, spec: Runners, name: str, seed: int, index: int) -> None:
+    def __init__(self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0) -> None:
         self.spec = spec
         self.index = index
         self.version = 0
@@ -339,33 +363,16 @@ class RunnerTwin:
             "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs, *obs),
             "version": np.full(self.spec.envs, self.version, np.int32),
             "producer": np.full(self.spec.envs, self.index, np.int32),
+            **self._carry,
         }
         return Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
 
+    @cached_property
+    def _carry(self) -> dict[str, Array]:
+        net = network(self.spec.policy, self.spec.spaces())
 
-def play(
-    env: Make, net: Network, weights: Any, episodes: int, seed: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
-) -> Array:
-    """The returns ``[episodes]`` of whole episodes played with the likeliest actions, one environment after another.
+        def begin() -> dict[str, Array]:
+            weights = net.init(jax.random.key(0))
+            return net.begin(weights, net.memory(weights, self.spec.envs))
 
-    Raises:
-        EnvironmentFailed: the environment raised, or broke its declared shape or type.
-    """
-    made = make_env(env, wrappers, settings)
-    if not isinstance(made, gym.Env):
-        made.close()
-        raise EnvironmentFailed(f"{env_name(env)} makes a vector of environments; evaluation needs single ones")
-    one = Guard(made, 0, env_name(env))
-    weights, key = jax.device_put(weights), jax.random.key(0)
-    returns = np.zeros(episodes)
-    try:
-        for episode in range(episodes):
-            obs, over = one.reset(seed=seed + episode)[0], False
-            while not over:
-                packed = np.asarray(net.jitted_act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], key, np.uint32(0), greedy=True))
-                obs, reward, terminated, truncated, _ = one.step(net.head.to_env(net.unpack(packed)[0])[0])
-                returns[episode] += float(reward)
-                over = terminated or truncated
-    finally:
-        one.close()
-    return returns
+        return jax.eval_shape(begin)

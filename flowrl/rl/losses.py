@@ -1,7 +1,7 @@
 """Losses. One is a function ``(policy, params, batch) -> (loss, metrics)``; these are such functions with settings.
 
-``policy(params, obs)`` gives the distribution over actions and the value; `batch` maps field names to arrays ``[N, ...]``.
-Every mean weighs rows by ``valid``.
+``policy(params, obs)`` gives the distribution over actions and the value; `batch` maps field names to arrays ``[N, ...]``, or for a
+loss of whole sequences and for recurrent policies ``[T, B, ...]``. Every mean weighs rows by ``valid``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from flowrl.errors import ContractError, SettingError
 from flowrl.rl.distributions import Distribution
+from flowrl.rl.returns import vtrace
 
 Array = Any
 Bound = Callable[[Any, Array], tuple[Distribution, Array]]
@@ -22,17 +25,24 @@ Metrics = dict[str, Array]
 
 
 def mean(x: Array, weight: Array) -> Array:
-    """The mean of ``x [N]`` weighed by ``weight [N]``; 0 where all weights are 0."""
+    """The mean of `x` weighed by `weight`, of one shape; 0 where all weights are 0."""
     w = weight.astype(jnp.float32)
     total = jnp.sum(w)
     return jnp.sum(jnp.where(w > 0, x, 0.0) * w) / jnp.where(total > 0, total, 1.0)
 
 
+def standardized(x: Array, valid: Array) -> Array:
+    """`x` with mean 0 and variance 1 over the valid rows, and 0 at the others."""
+    centred = x - mean(x, valid)
+    return jnp.where(valid, centred / jnp.sqrt(mean(centred**2, valid) + 1e-8), 0.0)
+
+
 def valid_only(rows: Mapping[str, Array]) -> dict[str, Array]:
-    """Rows ``[N, ...]`` with 0 for every float at the invalid ones: what these hold, be it NaN, reaches no loss and no gradient."""
+    """Rows ``[N, ...]`` or ``[T, B, ...]`` with 0 for every float at the invalid ones: what these hold, be it NaN, reaches no loss."""
 
     def clean(x: Array) -> Array:
-        valid = rows["valid"].reshape(-1, *(1,) * (x.ndim - 1))
+        valid = rows["valid"]
+        valid = valid.reshape(*valid.shape, *(1,) * (x.ndim - valid.ndim))
         return jnp.where(valid, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return {k: clean(v) for k, v in rows.items()}
@@ -45,6 +55,10 @@ class Loss(ABC):
     """The fields that a batch must have."""
     on_policy: ClassVar[bool]
     """Right only on data of the newest weights."""
+    sequences: ClassVar[bool] = False
+    """Takes whole columns ``[T, B, ...]`` and the column fields, ``bootstrap_obs`` among them, in place of single steps."""
+    target_network: ClassVar[bool] = False
+    """Takes ``target_params``: a copy of the parameters that `UpdateTarget` renews."""
 
     @property
     def stops_early(self) -> bool:
@@ -163,6 +177,126 @@ class PGLoss(Loss):
         entropy = mean(dist.entropy(), valid)
         loss = policy_loss + self.value * value_loss - self.entropy * entropy
         return loss, {"loss/policy": policy_loss, "loss/value": value_loss, "entropy": entropy}
+
+
+@dataclass(frozen=True)
+class VTraceLoss(Loss):
+    """The policy gradient corrected for the age of its data by V-trace (IMPALA, Espeholt et al. 2018, section 4).
+
+    Args:
+        gamma: discount.
+        lam: the weight of longer traces.
+        rho_clip: the largest weight of a step's own error.
+        c_clip: the largest weight of what comes behind a step.
+        value: weight of the value loss.
+        entropy: weight of the entropy bonus.
+    """
+
+    gamma: float = 0.99
+    lam: float = 1.0
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+    value: float = 0.5
+    entropy: float = 0.0
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
+    on_policy: ClassVar[bool] = False
+    sequences: ClassVar[bool] = True
+
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The loss and its metrics."""
+        valid = batch["valid"]
+        dist, value, end = _with_end(policy, params, batch)
+        log_ratio = jnp.where(valid, dist.log_prob(batch["action"]) - batch["logp"], 0.0)
+        target, advantage = _vtrace(self, jax.lax.stop_gradient(log_ratio), value, end, batch)
+        policy_loss = -mean(dist.log_prob(batch["action"]) * advantage, valid)
+        value_loss = 0.5 * mean((value - target) ** 2, valid)
+        entropy = mean(dist.entropy(), valid)
+        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        return loss, {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "entropy": entropy,
+            "rho_mean": mean(jnp.exp(log_ratio), valid),
+        }
+
+
+@dataclass(frozen=True)
+class APPOLoss(Loss):
+    """Asynchronous PPO: the clipped surrogate on V-trace advantages (IMPACT, Luo et al. 2020; equation 3 with its target network).
+
+    The target network is the policy that probability ratios are clipped around and that V-trace evaluates. It stands still between
+    two `UpdateTarget`s, so many updates on data of any age stay near one policy.
+
+    Args:
+        clip: how far the probability ratio may move from 1.
+        gamma: discount.
+        lam: the weight of longer traces.
+        rho_clip: the largest weight of a step's own error.
+        c_clip: the largest weight of what comes behind a step.
+        value: weight of the value loss.
+        entropy: weight of the entropy bonus.
+        kl: weight of the KL divergence from the target network.
+    """
+
+    clip: float = 0.2
+    gamma: float = 0.99
+    lam: float = 1.0
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+    value: float = 0.5
+    entropy: float = 0.0
+    kl: float = 0.0
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
+    on_policy: ClassVar[bool] = False
+    sequences: ClassVar[bool] = True
+    target_network: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.clip <= 0:
+            raise SettingError(f"clip must be above 0, got {self.clip}")
+
+    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+        """The loss and its metrics."""
+        valid, action = batch["valid"], batch["action"]
+        dist, value, _ = _with_end(policy, params, batch)
+        anchor, old_value, old_end = jax.lax.stop_gradient(_with_end(policy, batch["target_params"], batch))
+        old_logp = anchor.log_prob(action)
+        target, advantage = _vtrace(self, jnp.where(valid, old_logp - batch["logp"], 0.0), old_value, old_end, batch)
+        advantage = standardized(advantage, valid)
+        log_ratio = jnp.where(valid, dist.log_prob(action) - old_logp, 0.0)
+        ratio = jnp.exp(log_ratio)
+        surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
+        policy_loss = -mean(surrogate, valid)
+        value_loss = 0.5 * mean((value - target) ** 2, valid)
+        entropy, kl = mean(dist.entropy(), valid), mean(anchor.kl(dist), valid)
+        loss = policy_loss + self.value * value_loss - self.entropy * entropy + self.kl * kl
+        return loss, {
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "entropy": entropy,
+            "kl": kl,
+            "clip_fraction": mean((jnp.abs(ratio - 1) > self.clip).astype(jnp.float32), valid),
+        }
+
+
+def _with_end(policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Distribution, Array, Array]:
+    """The distribution and value of each row ``[T, B]``, and the value ``[B]`` of what comes behind the last."""
+    dist, value = policy(params, jnp.concatenate([batch["obs"], batch["bootstrap_obs"][None]]))
+    return jax.tree.map(lambda x: x[:-1], dist), value[:-1], value[-1]
+
+
+def _vtrace(loss: VTraceLoss | APPOLoss, log_ratio: Array, value: Array, end: Array, batch: Mapping[str, Array]) -> tuple[Array, Array]:
+    """`vtrace` of every column ``[T, B]``; no gradient flows through it."""
+    one = jax.vmap(
+        partial(vtrace, gamma=loss.gamma, lam=loss.lam, rho_clip=loss.rho_clip, c_clip=loss.c_clip),
+        in_axes=(1, 1, 1, 0, 1, 1, 1),
+        out_axes=1,
+    )
+    rows = (log_ratio, batch["reward"], value, end, batch["terminated"], batch["truncated"], batch["valid"])
+    found: tuple[Array, Array] = jax.lax.stop_gradient(one(*rows))
+    return found
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,74 @@ class MLP(nnx.Module):
         return self.heads(actor, actor if self.critic is None else self.critic(x))
 
 
+CELLS: dict[str, Callable[..., Any]] = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}
+
+
+class Recall(nnx.Module):
+    """Fully connected layers, then a cell that remembers."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], cell: str, size: int, activation: str, *, rngs: nnx.Rngs) -> None:
+        if cell not in CELLS:
+            raise PolicyError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
+        self.trunk = Trunk(inputs, hidden, activation, rngs=rngs)
+        self.size = size
+        self.cell = CELLS[cell](hidden[-1] if hidden else inputs, size, rngs=rngs)
+
+    def initial_carry(self, n: int) -> Any:
+        """Zeros ``[n, size]``: two of them for an LSTM."""
+        zeros = jnp.zeros((n, self.size))
+        return (zeros, zeros) if isinstance(self.cell, nnx.OptimizedLSTMCell) else zeros
+
+    def __call__(self, x: Array, carry: Any) -> tuple[Array, Any]:
+        """``[N, inputs]`` to ``[N, size]``, and the carry behind."""
+        carry, x = self.cell(carry, self.trunk(x))
+        return x, carry
+
+
+class RNN(nnx.Module):
+    """A recurrent actor-critic for what one observation does not tell: fully connected layers, then an LSTM or GRU.
+
+    Args:
+        hidden: the widths of the layers before the cell.
+        cell: lstm or gru.
+        size: the width of the cell.
+        activation: tanh, relu, silu or gelu.
+        shared: one trunk and cell for actor and critic; else each has its own.
+        normalize: shift and scale observations by running moments (`RunningNorm`).
+        log_std: the initial log-deviation of Gaussian actions.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        hidden: Sequence[int] = (64,),
+        cell: str = "lstm",
+        size: int = 64,
+        activation: str = "tanh",
+        shared: bool = False,
+        normalize: bool = False,
+        log_std: float = 0.0,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.encoder = Encoder(obs_space, normalize=normalize)
+        self.actor = Recall(self.encoder.size, hidden, cell, size, activation, rngs=rngs)
+        self.critic = None if shared else Recall(self.encoder.size, hidden, cell, size, activation, rngs=rngs)
+        self.heads = Heads(size, size, action_space, log_std, rngs=rngs)
+
+    def initial_carry(self, n: int) -> Any:
+        """Zeros: the actor's, and the critic's if it has its own."""
+        return (self.actor.initial_carry(n), () if self.critic is None else self.critic.initial_carry(n))
+
+    def __call__(self, obs: Array, carry: Any) -> tuple[Array, Array, Any]:
+        """``obs [N, ...]`` to action outputs ``[N, outputs]``, values ``[N]`` and the carry behind."""
+        x = self.encoder(obs)
+        actor, acted = self.actor(x, carry[0])
+        critic, judged = (actor, ()) if self.critic is None else self.critic(x, carry[1])
+        return *self.heads(actor, critic), (acted, judged)
+
+
 class CNN(nnx.Module):
     """The convolutional trunk of Mnih et al. (2015) for images, shared by actor and critic.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ class Policy(Spec):
     The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and called as
     ``module(obs)`` with ``obs [N, ...]``; it returns ``(outputs [N, n], value [N])`` where n is
     `fl.action_outputs(action_space)`: logits for Discrete, mean and log-deviation for Box. It needs no base class of ours.
+
+    A recurrent module has a method ``initial_carry(n)``, a tree of arrays ``[n, ...]``, and is called as ``module(obs, carry)``; it
+    returns ``(outputs, value, carry)``. The carry is kept per environment and starts anew with each episode; a module need not see to that.
     """
 
 
@@ -35,6 +38,26 @@ class Weights(NamedTuple):
     """What is trained."""
     rest: dict[str, Array]
     """What is not, and still travels along: normalisers, batch statistics, random states."""
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """What tells a recurrent module from others."""
+
+    def initial_carry(self, n: int) -> Any:
+        """What n environments start an episode with: a tree of arrays ``[n, ...]``."""
+
+
+class Memory(NamedTuple):
+    """What a recurrent policy goes on from: empty for one that is not."""
+
+    carry: Any = ()
+    """A tree of arrays ``[B, ...]``."""
+    reset: Array = ()
+    """``bool[B]``: an episode begins, so the carry is not to be used."""
+
+
+NOTHING = Memory()
 
 
 class Network:
@@ -57,6 +80,7 @@ class Network:
             raise PolicyError(
                 f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}"
             ) from error
+        self.recurrent = isinstance(abstract, Recurrent)
         self.graphdef: Any
         self.graphdef, params, rest = _split(abstract)
         self._params = _names(params)
@@ -69,8 +93,15 @@ class Network:
     def _check(self) -> None:
         n = 3
         obs = jax.ShapeDtypeStruct((n, *(self.spaces.obs.shape or ())), self.spaces.obs_dtype)
+
+        def once() -> Any:
+            weights = self.init(jax.random.key(0))
+            before = self.memory(weights, n)
+            (outputs, value), _, after = self._call(*weights, jnp.zeros(obs.shape, obs.dtype), before)
+            return outputs, value, before.carry, after
+
         try:
-            (outputs, value), _ = jax.eval_shape(lambda: self._call(*self.init(jax.random.key(0)), jnp.zeros(obs.shape, obs.dtype)))
+            outputs, value, before, after = jax.eval_shape(once)
             got = f"outputs {tuple(outputs.shape)} and value {tuple(value.shape)}"
         except FlowrlError:
             raise
@@ -78,6 +109,8 @@ class Network:
             raise PolicyError(
                 f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}"
             ) from error
+        if _form(before) != _form(after):
+            raise PolicyError(f"{self.name} must return a carry of the form that it gets, {_form(before)}, but it returned {_form(after)}")
         wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
         if got != wanted:
             raise PolicyError(
@@ -90,13 +123,42 @@ class Network:
         _, params, rest = _split(self._build(key))
         return Weights(dict(zip(self._params[0], jax.tree.leaves(params), strict=True)), dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)))
 
-    def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array) -> tuple[tuple[Array, Array], Any]:
+    def memory(self, weights: Weights, n: int) -> Memory:
+        """What n environments begin with; empty for a policy that is not recurrent."""
+        if not self.recurrent:
+            return Memory()
+        return Memory(self._merge(*weights).initial_carry(n), jnp.ones(n, bool))
+
+    def begin(self, weights: Weights, memory: Memory) -> dict[str, Array]:
+        """The carry that the next step goes on from, with a fresh one where an episode begins, as columns of a batch by name."""
+        if not self.recurrent:
+            return {}
+        carry = jax.tree.map(partial(_where, memory.reset), self.memory(weights, memory.reset.shape[0]).carry, memory.carry)
+        return dict(zip(self._carry[0], jax.tree.leaves(carry), strict=True))
+
+    def carry_of(self, columns: Mapping[str, Array]) -> Any:
+        """The carry in the columns that `begin` made."""
+        names, tree = self._carry
+        return jax.tree.unflatten(tree, [columns[name] for name in names])
+
+    @cached_property
+    def _carry(self) -> tuple[list[str], Any]:
+        """The names of a carry's columns, and the tree that takes them back."""
+        carry = jax.eval_shape(lambda: self.memory(self.init(jax.random.key(0)), 1).carry)
+        paths, tree = jax.tree_util.tree_flatten_with_path(carry)
+        return [f"carry{jax.tree_util.keystr(path)}" for path, _ in paths], tree
+
+    def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array, memory: Memory) -> tuple[tuple[Array, Array], Any, Any]:
         module = self._merge(params, rest)
-        result = module(obs)
-        if not isinstance(result, tuple) or len(result) != 2:
+        if self.recurrent:
+            carry = jax.tree.map(partial(_where, memory.reset), module.initial_carry(obs.shape[0]), memory.carry)
+            result, wanted = module(obs, carry), "(action outputs, value, carry)"
+        else:
+            result, wanted = module(obs), "(action outputs, value)"
+        if not isinstance(result, tuple) or len(result) != 2 + self.recurrent:
             got = f"a tuple of {len(result)}" if isinstance(result, tuple) else "one array" if isinstance(result, jax.Array) else a(result)
-            raise PolicyError(f"{self.name} must return (action outputs, value), but it returned {got}")
-        return result, module
+            raise PolicyError(f"{self.name} must return {wanted}, but it returned {got}")
+        return result[:2], module, result[2] if self.recurrent else ()
 
     def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:
         parts = ((self._params, params), (self._rest, rest))
@@ -105,10 +167,25 @@ class Network:
     def _rest_of(self, module: Any) -> dict[str, Array]:
         return dict(zip(self._rest[0], jax.tree.leaves(_split(module)[2]), strict=True))
 
-    def apply(self, weights: Weights, obs: Array) -> tuple[Distribution, Array, dict[str, Array]]:
+    def apply(self, weights: Weights, obs: Array, memory: Memory = NOTHING) -> tuple[Distribution, Array, dict[str, Array]]:
         """The distribution over actions, the value ``[N]``, and the untrained rest after the call, for ``obs [N, ...]``."""
-        (outputs, value), module = self._call(*weights, obs)
+        (outputs, value), module, _ = self._call(*weights, obs, memory)
         return self.head.distribution(outputs), value, self._rest_of(module)
+
+    def unroll(self, weights: Weights, obs: Array, memory: Memory) -> tuple[Distribution, Array, dict[str, Array]]:
+        """The same for whole columns ``obs [T, B, ...]``; `memory`: the carry ``[B, ...]`` before the first row, and ``bool[T, B]``."""
+        if not self.recurrent:
+            dist, value, rest = self.apply(weights, obs.reshape(-1, *obs.shape[2:]))
+            dist, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (dist, value))
+            return dist, value, rest
+
+        def row(before: Any, at: Any) -> Any:
+            rest, carry = before
+            (outputs, value), module, carry = self._call(weights.params, rest, at[0], Memory(carry, at[1]))
+            return (self._rest_of(module), carry), (outputs, value)
+
+        (rest, _), (outputs, value) = jax.lax.scan(row, (weights.rest, memory.carry), (obs, memory.reset))
+        return self.head.distribution(outputs), value, rest
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
         """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
@@ -123,18 +200,28 @@ class Network:
         module = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
         return any(isinstance(part, kind) for _, part in nnx.iter_graph(module))
 
-    def act(self, weights: Weights, obs: Array, key: Array, turn: Array, *, greedy: bool = False) -> Array:
-        """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value.
+    def act(
+        self,
+        weights: Weights,
+        obs: Array,
+        key: Array,
+        turn: Array,
+        memory: Memory = NOTHING,
+        *,
+        greedy: bool = False,
+    ) -> tuple[Array, Any]:
+        """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value; and the carry behind it.
 
         One small array each way per environment step is what keeps a step at one dispatch. `turn` is folded into `key`.
         """
-        dist, value, _ = self.apply(weights, obs)
+        (outputs, value), _, carry = self._call(*weights, obs, memory)
+        dist = self.head.distribution(outputs)
         action = dist.mode() if greedy else dist.sample(jax.random.fold_in(key, turn))
         columns = action if self.head.width else action[:, None]
-        return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1)
+        return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1), carry
 
     @cached_property
-    def jitted_act(self) -> Callable[..., Array]:
+    def jitted_act(self) -> Callable[..., tuple[Array, Any]]:
         """`act`, compiled."""
         return jax.jit(self.act, static_argnames="greedy")
 
@@ -159,6 +246,15 @@ def _names(state: Any) -> tuple[list[str], Any]:
     """A path such as ``actor/layers/0/kernel`` for every leaf, and the tree that takes the leaves back."""
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
     return ["/".join(str(p.key) for p in path if isinstance(p, jax.tree_util.DictKey)) for path, _ in paths], tree
+
+
+def _where(flags: Array, a: Array, b: Array) -> Array:
+    """``a [B, ...]`` where ``flags [B]``, else b."""
+    return jnp.where(flags.reshape(-1, *(1,) * (b.ndim - 1)), a, b)
+
+
+def _form(carry: Any) -> str:
+    return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(carry)) or "nothing"
 
 
 def _settings(policy: Policy) -> str:

@@ -39,3 +39,52 @@ def gae(reward_t: Array, value_t: Array, value_end: Array, terminated_t: Array, 
 
     _, advantage_t = jax.lax.scan(back, jnp.zeros_like(value_end), (delta_t, keep_t), reverse=True)
     return advantage_t
+
+
+def vtrace(
+    log_ratio_t: Array,
+    reward_t: Array,
+    value_t: Array,
+    value_end: Array,
+    terminated_t: Array,
+    truncated_t: Array,
+    valid_t: Array,
+    gamma: float,
+    lam: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Array, Array]:
+    """V-trace targets and advantages (Espeholt et al. 2018, equation 1 and section 4.2) of a stream in NEXT_STEP form.
+
+    Args:
+        log_ratio_t: ``[T]``, log-probability of the action by the policy in training, less that by the one that acted.
+        reward_t: ``[T]``.
+        value_t: ``[T]``, the value of each row's observation.
+        value_end: scalar, the value of the observation behind the last row.
+        terminated_t: ``[T]`` bool, the step ended its episode.
+        truncated_t: ``[T]`` bool, the step cut its episode short.
+        valid_t: ``[T]`` bool; a row behind an episode's end is none, and its target is its value.
+        gamma: discount.
+        lam: the weight of longer traces.
+        rho_clip: the largest weight of a step's own error: towards which policy's values the targets lean.
+        c_clip: the largest weight of what comes behind a step: how fast they lean.
+
+    Returns:
+        ``[T]`` targets of the values, and ``[T]`` advantages of the actions, weighed by the clipped ratio.
+    """
+    ratio_t = jnp.where(valid_t, jnp.exp(jnp.where(valid_t, log_ratio_t, 0.0)), 0.0)
+    rho_t = jnp.minimum(ratio_t, rho_clip)
+    value_tp1 = jnp.append(value_t[1:], value_end)
+    on_t = gamma * (1.0 - terminated_t)
+    delta_t = rho_t * (reward_t + on_t * value_tp1 - value_t)
+    keep_t = gamma * lam * jnp.minimum(ratio_t, c_clip) * (1.0 - (terminated_t | truncated_t))
+
+    def back(error: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, keep = row
+        error = delta + keep * error
+        return error, error
+
+    _, error_t = jax.lax.scan(back, jnp.zeros_like(value_end), (delta_t, keep_t), reverse=True)
+    target_t = value_t + error_t
+    target_tp1 = jnp.append(target_t[1:], value_end)
+    return target_t, rho_t * (reward_t + on_t * target_tp1 - value_t)

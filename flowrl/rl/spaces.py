@@ -132,14 +132,14 @@ class Head:
 
         Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
         """
-        xp = action.__array_namespace__()
         if self.kind == "gaussian":
+            xp = action.__array_namespace__()
             low, high, finite, floor, roof = self._bounds
             share = (xp.clip(action, -1, 1) + 1) / 2
             action = xp.where(finite, (1 - share) * floor + share * roof, action)
             action = xp.clip(action, low, high)
         elif any(self.start):
-            action = action + xp.asarray(self.start if self.width else self.start[0], dtype=self.dtype)
+            action = action + np.asarray(self.start if self.width else self.start[0], self.dtype)
         return action.reshape((*action.shape[:1], *self.shape)).astype(self.dtype)
 
 

@@ -7,9 +7,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,8 +19,9 @@ import numpy as np
 
 from flowrl.errors import NotFinite
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Ledger, Loop
+from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
 from flowrl.graph.site import Place
+from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained
 
 
@@ -89,20 +91,31 @@ class RowMaker:
 
 
 @dataclass(frozen=True)
+class Amount:
+    """Items, and the steps in them."""
+
+    items: int = 0
+    steps: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.items + other.items, self.steps + other.steps)
+
+
+@dataclass(frozen=True)
 class Edge:
-    """One edge in the audit: items and steps that were put onto it, and those that its node took and finished with."""
+    """One edge in the audit: what was put onto it, what its node took and finished with, what was dropped, what a queue holds."""
 
     before: str
     after: str
-    put: int
-    got: int
-    put_steps: int
-    got_steps: int
+    put: Amount
+    got: Amount
+    dropped: Amount
+    held: Amount
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The conservation audit: what was put onto each edge was taken and gone through. What a node does inside is not compared."""
+    """The conservation audit: on each edge put = got + dropped + held. What a node does inside is not compared."""
 
     edges: tuple[Edge, ...]
     held_steps: dict[str, int]
@@ -110,40 +123,76 @@ class Audit:
 
     @property
     def closed(self) -> bool:
-        """Whether every edge gave what was put onto it."""
-        return all((e.put, e.put_steps) == (e.got, e.got_steps) for e in self.edges)
+        """Whether every edge accounts for what was put onto it."""
+        return all(e.put == e.got + e.dropped + e.held for e in self.edges)
 
     def __str__(self) -> str:
-        lines = [f"{'edge':<24} {'items put':>12} {'got':>12} {'steps put':>14} {'got':>14} {'held behind':>12}"]
+        heads = ("items put", "got", "dropped", "held", "steps put", "got", "dropped", "held")
+        lines = [f"{'edge':<24}" + "".join(f"{head:>12}" for head in heads)]
         for e in self.edges:
-            name = f"{e.before} -> {e.after}"
-            lines.append(f"{name:<24} {e.put:>12,} {e.got:>12,} {e.put_steps:>14,} {e.got_steps:>14,} {self.held_steps.get(e.after, 0):>12,}")
+            parts = (e.put, e.got, e.dropped, e.held)
+            numbers = (*(p.items for p in parts), *(p.steps for p in parts))
+            lines.append(f"{f'{e.before} -> {e.after}':<24}" + "".join(f"{n:>12,}" for n in numbers))
+        lines += [f"{node} holds {steps:,} steps for its next item" for node, steps in self.held_steps.items()]
         return "\n".join([*lines, "the audit closes" if self.closed else "THE AUDIT DOES NOT CLOSE"]) + "\n"
 
 
-def audit(ledger: Ledger, loop: Loop) -> Audit:
+def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel]) -> Audit:
     """The audit of all passes so far."""
-    held = {}
-    for name, state in loop.states.items():
-        items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Trained))
-        if steps := sum(x.steps for x in items if isinstance(x, Batch)):
-            held[name] = steps
-    edges = (Edge(*e, ledger.put[e], ledger.got[e], ledger.put_steps[e], ledger.got_steps[e]) for e in ledger.put)
-    return Audit(tuple(edges), held)
+    inside = {}
+    for loop in loops:
+        for name, state in loop.states.items():
+            items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Trained))
+            if steps := sum(x.steps for x in items if isinstance(x, Batch)):
+                inside[name] = steps
+
+    def amount(items: Counter[tuple[str, str]], steps: Counter[tuple[str, str]], edge: tuple[str, str]) -> Amount:
+        return Amount(items[edge], steps[edge])
+
+    edges = []
+    for before, after in list(ledger.put):
+        edge = (before, after)
+        waiting = [item for source, item in channels[after].items if source == before] if after in channels else []
+        edges.append(
+            Edge(
+                before,
+                after,
+                amount(ledger.put, ledger.put_steps, edge),
+                amount(ledger.got, ledger.got_steps, edge),
+                amount(ledger.dropped, ledger.dropped_steps, edge),
+                Amount(len(waiting), sum(map(steps_of, waiting))),
+            )
+        )
+    return Audit(tuple(edges), inside)
 
 
 class Session:
     """A graph at work in one runtime: opened resources, the stage loop, and the Rows so far."""
 
-    def __init__(self, graph: Graph, place: Place, hook: Hook | None = None, stop: Callable[[], None] | None = None) -> None:
-        """Open the resources of `place`. `stop`: ends what the runtime started, once they are closed."""
+    def __init__(
+        self,
+        graph: Graph,
+        place: Place,
+        turns: Callable[[Graph, Make], Turns],
+        hook: Hook | None = None,
+        stop: Callable[[], None] | None = None,
+    ) -> None:
+        """Open the resources of `place`.
+
+        Args:
+            graph: what is to run.
+            place: where.
+            turns: makes what gives the stages their turns.
+            hook: told of every advance of a node.
+            stop: ends what the runtime started, once the resources are closed.
+        """
         self.place = place
         self.stop = stop
         self.rows = RowMaker(graph.name, time.perf_counter())
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         try:
-            self.loop = Loop(graph.name, graph.nodes, place.open(), place.site, place.ledger, hook)
+            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site, place.ledger, hook=hook))
         except BaseException as error:
             noting(error, self.close)()
             raise
@@ -154,8 +203,9 @@ class Session:
         An interrupt (Ctrl-C) is raised between passes; a second one at once.
         """
         while True:
+            self.turns.wait()
             with interrupts_wait() as pressed:
-                tallies = self.loop.run_pass()
+                tallies = self.turns.round()
             self.interrupted = pressed()
             for tally in tallies:
                 yield self.rows.row(tally)
@@ -167,17 +217,23 @@ class Session:
             self.interrupted = False
             raise KeyboardInterrupt
 
-    def handle(self, name: str) -> Any:
-        """The handle of a resource; its state may be read between passes."""
-        return self.place.handles[name]
+    @contextmanager
+    def handle(self, name: str) -> Iterator[Any]:
+        """The handle of a resource, whose state may be read meanwhile: no stage is within a pass."""
+        with self.turns.still():
+            yield self.place.handles[name]
 
     def counts(self) -> Counter[str]:
         """What the nodes did so far, summed over them: the counters that the plan predicts."""
-        return sum((c for (node, _), c in self.place.ledger.counts.items() if node), Counter())
+        return sum((c for (node, _), c in list(self.place.ledger.counts.items()) if node), Counter())
 
     def audit(self) -> Audit:
         """The conservation audit so far."""
-        return audit(self.place.ledger, self.loop)
+        return audit(self.place.ledger, self.turns.loops, self.turns.channels)
+
+    def rest(self) -> None:
+        """Let every stage end its pass, and no more."""
+        self.turns.close()
 
     def close(self) -> None:
         """Close the resources, then what the runtime started."""

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
+import numpy as np
+
+from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook
 from flowrl.graph.site import HereSite, Place
+from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
 
 
 @dataclass(frozen=True)
 class LocalRuntime:
-    """One plain loop in one thread of this process."""
+    """One plain loop in one thread of this process.
+
+    Args:
+        schedule: of the stages of a graph with queues: ``lockstep``, in which each takes a turn a round, if it can; or ``random``, drawn
+            from the run's seed, so that what may happen side by side can be tried out.
+    """
+
+    schedule: Literal["lockstep", "random"] = "lockstep"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("lockstep", "random"):
+            raise SettingError(f"schedule must be lockstep or random, got {self.schedule!r}")
 
     def open(self, graph: Graph, seed: int, hook: Hook | None = None) -> Session:
         """Open the graph's resources here."""
-        return Session(graph, Place(graph.name, graph.resources, seed, HereSite), hook)
+        rng = np.random.default_rng(seed)
+        pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
+        return Session(graph, Place(graph.name, graph.resources, seed, HereSite, pick=pick), partial(Schedule, pick=pick), hook)

@@ -22,6 +22,7 @@ from flowrl.graph.protocols import Workers
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.values import importing
 from flowrl.runtime.base import Session
+from flowrl.runtime.threads import Threads
 
 CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
@@ -30,10 +31,10 @@ CLOSING_SECONDS = 5.0
 class Host:
     """The actor: makes one worker and calls its methods."""
 
-    def __init__(self, make: bytes, index: int, path: Sequence[str]) -> None:
+    def __init__(self, make: bytes, index: int, incarnation: int, path: Sequence[str]) -> None:
         sys.path.extend(p for p in path if p not in sys.path)
         with importing("a Ray worker"):
-            self.worker = cloudpickle.loads(make)(index)
+            self.worker = cloudpickle.loads(make)(index, incarnation)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the worker."""
@@ -73,15 +74,15 @@ def _cause(error: Exception) -> str:
 class RayWorkers:
     """Workers as actors of one XLA thread each."""
 
-    def __init__(self, name: str, count: int, make: Callable[[int], Any]) -> None:
+    def __init__(self, name: str, count: int, make: Callable[[int, int], Any]) -> None:
         self.name = name
-        actor: Any = ray.remote(Host).options(
+        self.kind: Any = ray.remote(Host).options(
             num_cpus=0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
         )
-        blob = ray.put(cloudpickle.dumps(make))
-        self.actors: list[Any] = [actor.remote(blob, i, sys.path) for i in range(count)]
+        self.make = ray.put(cloudpickle.dumps(make))
+        self.actors: list[Any] = [self.kind.remote(self.make, i, 0, sys.path) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -93,6 +94,17 @@ class RayWorkers:
     def submit(self, index: int, method: str, *args: Any) -> Pending:
         """Call a method of one actor."""
         return Pending(self.actors[index].call.remote(method, *args), f"{self.name}, worker {index}")
+
+    def restart(self, index: int, incarnation: int) -> None:
+        """Kill an actor, be it dead or hanging, and start another."""
+        ray.kill(self.actors[index])
+        self.actors[index] = self.kind.remote(self.make, index, incarnation, sys.path)
+
+    def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
+        """Which of these came first."""
+        refs = [future.ref for future in futures]
+        done, _ = ray.wait(refs, timeout=timeout)
+        return refs.index(done[0]) if done else None
 
     def close(self) -> None:
         """Close what the actors hold, then end them."""
@@ -107,7 +119,7 @@ class RayWorkers:
 class RaySite(HereSite):
     """Functions in this process, workers as actors."""
 
-    def workers(self, count: int, make: Callable[[int], Any], twin: Callable[[int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Start the actors."""
         return RayWorkers(self.name, count, make)
 
@@ -125,6 +137,7 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
             )
         return _nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(2**20))  # fragments up to 1 MiB come with the reply, not through the store
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": False, **init}
     where = address or os.environ.get("RAY_ADDRESS") or "local"  # left to itself, Ray would join whatever ran here last, be it dead
@@ -170,4 +183,4 @@ class RayRuntime:
             RuntimeFailed: Ray can't start or can't be joined.
         """
         stop = start(self.address, self.init, graph.name)
-        return Session(graph, Place(graph.name, graph.resources, seed, RaySite), hook, stop)
+        return Session(graph, Place(graph.name, graph.resources, seed, RaySite), Threads, hook, stop)

@@ -56,7 +56,7 @@ class Merge(Pass):
 class Queue(Pass):
     """Cuts a graph."""
 
-    queue: ClassVar[bool] = True
+    queue: ClassVar[fl.Bounds] = fl.Bounds(4)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def with_policy(env, policy):
 def two_lengths():
     """A batch of 16 steps in time meets one of 8."""
     graph = fl.Graph("g", runners=runners(), others=runners(fragment=8), learner=learner())
-    graph = graph.then(one=fl.ParallelSample()).then(after=(), two=fl.ParallelSample("others"))
+    graph = graph.then(one=fl.ParallelSample()).then(after=(), two=fl.ParallelSample(runners="others"))
     tail = {"batch": fl.Concat(128), "adv": fl.Advantages(), "train": fl.TrainOneStep(), "sync": fl.SyncWeights()}
     return graph.then(after=("one", "two"), both=Merge(), **tail, sync_others=fl.SyncWeights(runners="others"), report=fl.Report())
 
@@ -169,14 +169,14 @@ FAULTY = [
     (
         "a queue before an on-policy loss",
         lambda: recipe().insert(after="norm", queue=Queue()),
-        "queue",
+        "queue train?",
         "PPOLoss is on-policy.* remove the queue, or take a loss",
     ),
     (
         "a queue",
         lambda: recipe(learner=learner(AnyAgeLoss())).insert(after="norm", queue=Queue()),
-        "queue",
-        "cuts the graph into 2 stages.*; remove it",
+        "train",
+        "calls learner.update, but learner belongs to the stage of adv, .*; move train to where adv is, or adv to the same side of the queue",
     ),
     ("a batch late by a round", lambda: recipe().insert(after="batch", late=Delay(1)), "train", STALE),
     ("a round trained in two halves", lambda: recipe().insert(after="batch", halves=fl.FlatMap(halves)), "train", STALE),

@@ -50,7 +50,7 @@ def test_workers_here_run_at_once_and_close():
         def close(self):
             Worker.closed += 1
 
-    workers = HereWorkers([Worker(), Worker()])
+    workers = HereWorkers(2, lambda index, incarnation: Worker())
     assert len(workers) == 2 and workers.put("x") == "x" and workers.submit(1, "add", 2, 3).result() == 5
     workers.close()
     assert Worker.closed == 2

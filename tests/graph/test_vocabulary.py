@@ -292,8 +292,3 @@ def test_a_queue_is_drawn_apart():
     assert '[("queue<br/>Queue")]' in impala().draw("mermaid")
     assert '<rect class="queue"' in impala().draw("svg")
     assert '(["report<br/>Report"])' in impala().draw("mermaid")
-
-
-def test_several_stages_are_told_to_be_too_much_for_the_runtimes_of_today():
-    with pytest.raises(fl.CheckError, match=r"impala\.queue: cuts the graph into 2 stages"):
-        impala().compile()

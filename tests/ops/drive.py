@@ -26,6 +26,9 @@ class Context:
     def seconds(self):
         return next(self.clock)
 
+    def drop(self):
+        pass
+
 
 def drive(op, *items, clock=(), **handles):
     """What the operator yields for each item, by a state of its own."""

@@ -65,7 +65,7 @@ def test_advantages_are_those_of_every_column_alone():
         np.testing.assert_allclose(got["advantage"][:, i], wanted, rtol=1e-5)
     np.testing.assert_allclose(got["target"], got["advantage"] + b["value"], rtol=1e-6)
     ((verb, obs),) = learner.calls
-    assert verb == "values" and obs is b.columns["bootstrap_obs"]
+    assert verb == "values" and obs is b
     assert set(got.data) == {*b.data, "advantage", "target"} and got.columns is b.columns
 
 

@@ -9,7 +9,7 @@ def test_parallel_sample_yields_one_batch_a_round():
     joined = batch(2, 6)
     runners = Calls(collect=joined)
     assert drive(fl.ParallelSample(), None, None, runners=runners) == [[joined], [joined]]
-    assert runners.calls == [("collect",), ("collect",)]
+    assert runners.calls == [("collect", 1.0), ("collect", 1.0)]
 
 
 def test_parallel_sample_asks_the_runners_that_it_names():

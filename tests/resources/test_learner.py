@@ -12,6 +12,7 @@ from flax import nnx
 import flowrl as fl
 from flowrl.graph.site import HereSite, Place
 from flowrl.items import Batch
+from flowrl.rl.policies import Memory
 
 T, B = 4, 3
 STEPS = T * B
@@ -235,16 +236,16 @@ def test_the_runners_act_with_the_first_weights():
     handles, _ = opened(PG, SGD, POLICY, 1)
     sample = handles["runners"].collect()
     handles["runners"].close()
-    np.testing.assert_allclose(sample["value"], handles["learner"].values(sample["obs"]), rtol=1e-5, atol=1e-6)
+    learner = handles["learner"]
+    value = learner.core.network.unroll(learner.weights()[0], sample["obs"], Memory())[1]
+    np.testing.assert_allclose(sample["value"], value, rtol=1e-5, atol=1e-6)
 
 
-def test_values_of_any_leading_axes():
-    learner = fresh(PG, SGD)
-    obs = batch()["obs"]
-    flat = learner.core.network.apply(learner.weights()[0], obs.reshape(-1, 4))[1]
-    assert learner.values(obs).shape == (T, B) and learner.values(obs[0]).shape == (B,)
-    np.testing.assert_allclose(learner.values(obs), flat.reshape(T, B), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(learner.values(obs[1]), flat.reshape(T, B)[1], rtol=1e-5, atol=1e-6)
+def test_values_are_those_of_what_comes_behind_the_last_rows():
+    learner, data = fresh(PG, SGD), batch()
+    data = fl.Batch(data.data, {**data.columns, "bootstrap_obs": data["obs"][0] + 1})
+    flat = learner.core.network.apply(learner.weights()[0], data.columns["bootstrap_obs"])[1]
+    np.testing.assert_allclose(learner.values(data), flat, rtol=1e-5, atol=1e-6)
 
 
 # -- what ends or refuses an update

@@ -267,7 +267,7 @@ def test_a_closed_worker_pool_closes_its_environments():
     spec = fl.Runners("Pendulum-v1", POLICY, envs=2, fragment=2)
     runner = Runner(spec, "runners", 0, 0)
     runner.sample((jax.jit(runner.network.init)(jax.random.key(0)), 0))
-    HereWorkers([runner]).close()
+    HereWorkers(1, lambda index, incarnation: runner).close()
     assert runner.vector.closed
 
 

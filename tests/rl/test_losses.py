@@ -11,6 +11,7 @@ from oracles import rlax
 import flowrl as fl
 from flowrl.rl.distributions import Categorical, Gaussian
 from flowrl.rl.losses import FunctionLoss, as_loss, mean
+from flowrl.rl.returns import vtrace
 
 N, ACTIONS = 12, 3
 
@@ -293,3 +294,76 @@ def test_as_loss_takes_ours_as_it_is_and_wraps_a_function():
     wrapped = as_loss(mine)
     assert wrapped == as_loss(mine) == FunctionLoss(mine) and wrapped.needs == ("obs",) and not wrapped.on_policy and not wrapped.stops_early
     assert wrapped(None, {"a": 2}, {"obs": 3}) == (6, {"seen": 3})
+
+
+# -- losses of sequences
+
+
+def sequence(seed=0, T=6, B=3):
+    """Columns [T, B] in which some episodes end, their old log-probabilities a little off."""
+    rng = np.random.default_rng(seed)
+    valid = np.ones((T, B), bool)
+    terminated, truncated = np.zeros((2, T, B), bool)
+    terminated[2, 0], truncated[1, 1] = True, True
+    valid[3, 0] = valid[2, 1] = False
+    return {
+        "obs": rng.normal(size=(T, B, 3)).astype(np.float32),
+        "action": rng.integers(0, 2, (T, B)),
+        "logp": (np.log(0.5) + rng.normal(0, 0.3, (T, B))).astype(np.float32),
+        "reward": np.where(valid, rng.normal(size=(T, B)), 0).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "valid": valid,
+        "bootstrap_obs": rng.normal(size=(B, 3)).astype(np.float32),
+    }
+
+
+def linear(params, obs):
+    out = obs @ params
+    return Categorical(out[..., :2]), out[..., 2]
+
+
+def columns_alone(loss, params, batch, target):
+    """The V-trace targets, advantages and terms of each column by itself, in loops."""
+    found = []
+    for b in range(batch["valid"].shape[1]):
+        obs = np.concatenate([batch["obs"][:, b], batch["bootstrap_obs"][None, b]])
+        dist, value = linear(target, obs)
+        log_ratio = np.asarray(Categorical(dist.logits[:-1]).log_prob(batch["action"][:, b])) - batch["logp"][:, b]
+        stream = (batch[k][:, b] for k in ("terminated", "truncated", "valid"))
+        goal, advantage = vtrace(log_ratio, batch["reward"][:, b], value[:-1], value[-1], *stream, loss.gamma, loss.lam)
+        found += [(t, b, float(goal[t]), float(advantage[t])) for t in range(len(log_ratio)) if batch["valid"][t, b]]
+    return found
+
+
+def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
+    batch, params = sequence(), np.random.default_rng(1).normal(0, 0.5, (3, 3)).astype(np.float32)
+    loss = fl.VTraceLoss(gamma=0.9, lam=0.8, value=0.3, entropy=0.02)
+    total = 0.0
+    rows = columns_alone(loss, params, batch, params)
+    for t, b, goal, advantage in rows:
+        dist, value = linear(params, batch["obs"][t, b])
+        total += -float(dist.log_prob(batch["action"][t, b])) * advantage + 0.3 * 0.5 * (float(value) - goal) ** 2 - 0.02 * float(dist.entropy())
+    np.testing.assert_allclose(loss(linear, params, batch)[0], total / len(rows), rtol=1e-4)
+
+
+def test_the_appo_loss_equals_a_loop_over_valid_rows():
+    rng = np.random.default_rng(2)
+    batch, params, old = sequence(3), *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2))
+    loss = fl.APPOLoss(clip=0.2, gamma=0.9, value=0.3, entropy=0.02, kl=0.1)
+    rows = columns_alone(loss, params, batch, old)
+    advantages = np.array([a for *_, a in rows])
+    scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8)
+    total = 0.0
+    for (t, b, goal, _), advantage in zip(rows, scaled, strict=True):
+        (dist, value), (anchor, _) = linear(params, batch["obs"][t, b]), linear(old, batch["obs"][t, b])
+        ratio = np.exp(float(dist.log_prob(batch["action"][t, b])) - float(anchor.log_prob(batch["action"][t, b])))
+        total -= min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+        total += 0.3 * 0.5 * (float(value) - goal) ** 2 - 0.02 * float(dist.entropy()) + 0.1 * float(anchor.kl(dist))
+    np.testing.assert_allclose(loss(linear, params, {**batch, "target_params": old})[0], total / len(rows), rtol=1e-4)
+
+
+def test_no_gradient_flows_through_targets_or_the_target_network():
+    batch, params = sequence(), np.ones((3, 3), np.float32)
+    gradient = jax.grad(lambda old: fl.APPOLoss()(linear, params, {**batch, "target_params": old})[0])(params)
+    assert not gradient.any()

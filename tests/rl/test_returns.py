@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import rlax
 
-from flowrl.ops.batch import advantages, standardized
-from flowrl.rl.returns import gae
+from flowrl.ops.batch import advantages
+from flowrl.rl.losses import standardized
+from flowrl.rl.returns import gae, vtrace
 
 fast = jax.jit(gae)
 
@@ -179,3 +180,75 @@ def test_standardized_does_not_look_at_invalid_rows(filler):
 @pytest.mark.parametrize("valid", [np.zeros((2, 3), bool), np.ones((2, 3), bool)], ids=["none valid", "all alike"])
 def test_standardized_of_nothing_to_scale_is_zero(valid):
     np.testing.assert_array_equal(standardized(jnp.full((2, 3), 7.0), valid), 0)
+
+
+# -- V-trace
+
+
+def slow_vtrace(log_ratio, reward, value, end, terminated, truncated, valid, gamma, lam, rho_clip, c_clip):
+    """Equation 1 of Espeholt et al. (2018) by its sums, for each episode alone."""
+    T, values = len(reward), [*value, end]
+    ratio = np.where(valid, np.exp(np.where(valid, log_ratio, 0.0)), 0.0)
+    target = np.array(value, float)
+    for s in np.flatnonzero(valid):
+        trace = 1.0
+        for t in range(s, T):
+            behind = 0.0 if terminated[t] else values[t + 1]
+            target[s] += trace * min(rho_clip, ratio[t]) * (reward[t] + gamma * behind - values[t])
+            if terminated[t] or truncated[t]:
+                break
+            trace *= gamma * lam * min(c_clip, ratio[t])
+    targets = [*target, end]
+    behind = [0.0 if terminated[t] else targets[t + 1] for t in range(T)]
+    return target, np.minimum(rho_clip, ratio) * (reward + gamma * np.array(behind) - value)
+
+
+def ratios(seed, T):
+    return np.random.default_rng(seed + 99).normal(0, 0.7, T).astype(np.float32)
+
+
+fast_vtrace = jax.jit(vtrace)
+
+
+@pytest.mark.parametrize("settings", [(0.99, 1.0, 1.0, 1.0), (0.9, 0.9, 2.0, 0.8), (1.0, 0.0, 1.0, 1.0), (0.5, 1.0, 0.7, 1.5)])
+@pytest.mark.parametrize("seed", range(4))
+def test_vtrace_equals_the_definition(seed, settings):
+    args = (ratios(seed, 24), *stream(seed, 24))
+    assert not args[-1].all()
+    for fast_one, slow_one, plain in zip(fast_vtrace(*args, *settings), slow_vtrace(*args, *settings), vtrace(*args, *settings), strict=True):
+        np.testing.assert_allclose(fast_one, slow_one, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(fast_one, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_vtrace_equals_rlax_where_no_episode_is_cut_short(seed):
+    T, gamma = 16, 0.97
+    log_ratio = ratios(seed, T)
+    reward, value, end, terminated, truncated, valid = stream(seed, T, kinds=("terminated",))
+    discount = gamma * (1.0 - terminated) * valid
+    rho = np.where(valid, np.exp(log_ratio), 0.0).astype(np.float32)
+    value_tp1 = np.append(value[1:], end)
+    expected = rlax.vtrace_td_error_and_advantage(value, value_tp1, reward, discount.astype(np.float32), rho)
+    target, advantage = vtrace(log_ratio, reward, value, end, terminated, truncated, valid, gamma)
+    np.testing.assert_allclose(target - value, expected.errors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantage, expected.pg_advantage, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_of_two_episodes_joined_is_that_of_each_alone():
+    one, two = stream(5, 9, ends=0.0), stream(6, 8, ends=0.0)
+    for kind in (3, 4):  # terminated, then truncated; the row behind holds the final observation and its value
+        first = [*(x.copy() if np.ndim(x) else x for x in one)]
+        first[kind][-2], first[5][-1], first[0][-1] = True, False, 0.0
+        joined = [np.concatenate([a, b]) if np.ndim(a) else b for a, b in zip(first, two, strict=True)]
+        log_ratio = ratios(1, 17)
+        alone = vtrace(log_ratio[:9], *first, 0.9), vtrace(log_ratio[9:], *two, 0.9)
+        for both, a, b in zip(vtrace(log_ratio, *joined, 0.9), *alone, strict=True):
+            np.testing.assert_allclose(both[:8], a[:8], rtol=1e-5)
+            np.testing.assert_allclose(both[9:], b, rtol=1e-5)
+
+
+def test_vtrace_on_policy_is_the_discounted_return():
+    *args, valid = stream(3, 12)
+    target, advantage = vtrace(np.zeros(12, np.float32), *args, valid, 0.9)
+    np.testing.assert_allclose((target - args[1])[valid], fast(*args, 0.9, 1.0)[valid], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantage[valid], fast(*args, 0.9, 1.0)[valid], rtol=1e-4, atol=1e-5)

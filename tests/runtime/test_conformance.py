@@ -97,9 +97,9 @@ def test_the_audit_closes(runtime):
     assert audit.closed, str(audit)
     assert {(e.before, e.after) for e in audit.edges} == {(a, n.name) for n in PPO.nodes for a in n.after}
     first = next(e for e in audit.edges if e.before == "sample")
-    assert first.put_steps == run.counts()["sampled_steps"]
+    assert first.put.steps == run.counts()["sampled_steps"]
     batch = next(e for e in audit.edges if e.before == "batch")
-    assert first.put_steps == batch.put_steps + audit.held_steps.get("batch", 0)
+    assert first.put.steps == batch.put.steps + audit.held_steps.get("batch", 0)
 
 
 @every_runtime
@@ -126,7 +126,7 @@ def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_r
     policy = graph.resources["runners"].policy
     graph = graph.replace(runners=fl.Runners(Faulty, policy, count=2, envs=1, fragment=8, env_settings={"at": 16, "how": how}))
     run = fl.run(graph, runtime=runtime, out=tmp_path / "run")
-    with pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner 0: " + FAULTS[how]), run:
+    with pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: " + FAULTS[how]), run:
         list(run)
     assert run.reason == "failed"
     assert len(run.rows) == len((tmp_path / "run/rows.jsonl").read_text().splitlines()) == 2

@@ -100,11 +100,95 @@ def test_settings_that_ray_refuses_are_one_clear_error():
 def test_an_actor_that_dies_is_named():
     graph = fl.ppo("CartPole-v1", SMALL)
     graph = graph.replace(
-        runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 12, "how": "exit"})
+        runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 12, "how": "exit"}, restarts=0)
     )
     with pytest.raises(fl.RuntimeFailed, match=r"ppo\.sample: runners, worker [01]'s process ended"), fl.run(graph, runtime="ray") as run:
         list(run)
     assert len(run.rows) == 1
+
+
+def impala(env="CartPole-v1", **runners):
+    """A small IMPALA with a Row every few updates."""
+    settings = fl.IMPALASettings(runners=2, envs=2, fragment=20, batch=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(8,)))
+    graph = fl.impala(env, settings)
+    for name, value in runners.items():
+        graph = graph.set(f"runners.{name}", value)
+    return graph
+
+
+@pytest.mark.usefixtures("ray_up")
+def test_a_runner_that_is_killed_is_started_anew_and_its_lost_steps_are_counted():
+    with fl.run(impala(), runtime="ray") as run:
+        for _ in range(3):
+            next(run)
+        first = runner_pids()
+        assert len(first) == 2
+        os.kill(first[0], signal.SIGKILL)
+        killed = time.monotonic()
+        while (row := next(run)).get("restarts", 0) < 1:
+            assert time.monotonic() - killed < 60
+        went_on = time.monotonic() - killed
+        for _ in range(3):
+            row = next(run)
+    assert went_on < 20
+    assert row["lost_steps"] % 40 == 0 and 40 <= row["lost_steps"] <= 80, "at most the two requests in flight"
+    assert run.audit().closed
+    counts = run.counts()
+    assert counts["restarts"] == 1 and counts["lost_steps"] == row["lost_steps"]
+
+
+def runner_pids():
+    """The processes of actors at work, the oldest first."""
+    found = [p for p in psutil.process_iter(["cmdline", "create_time"]) if "ray::Host" in " ".join(p.info["cmdline"] or [])]
+    return [p.pid for p in sorted(found, key=lambda p: p.info["create_time"])]
+
+
+@pytest.mark.usefixtures("ray_up")
+def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
+    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=5.0), runtime="ray") as run:
+        while (row := next(run)).get("restarts", 0) < 1:
+            pass
+        next(run)
+    assert run.audit().closed and row["lost_steps"] > 0
+
+
+class HangsOnce(Clockwork):
+    """Hangs in its 30th step, unless the file `mark` tells that another did so before."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark, self.life = Path(mark), 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life == 30 and not self.mark.exists():
+            self.mark.touch()
+            time.sleep(600)
+        return super().step(action)
+
+
+@pytest.mark.usefixtures("ray_up")
+def test_a_runner_that_always_dies_is_given_up_after_some_tries():
+    graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=2)
+    with (
+        pytest.raises(
+            fl.RuntimeFailed, match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 2 times in a row, and failed again"
+        ),
+        fl.run(graph, runtime="ray") as run,
+    ):
+        list(run)
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray")])
+@pytest.mark.usefixtures("ray_up")
+def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_runner(runtime):
+    graph = impala(Faulty, env_settings={"at": 100, "how": "raise"})
+    with pytest.raises(fl.EnvironmentFailed, match="a joint broke"), fl.run(graph, runtime=runtime) as run:
+        list(run)
+    with fl.run(graph.set("runners.on_error", "restart"), runtime=runtime) as run:
+        while (row := next(run)).get("restarts", 0) < 3:
+            pass
+    assert row["env_steps"] > 200 and run.audit().closed
 
 
 @pytest.mark.usefixtures("ray_up")

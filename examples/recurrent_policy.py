@@ -1,0 +1,36 @@
+"""CartPole that shows no velocities: a policy has to remember. IMPALA with an LSTM.
+
+Run it: python examples/recurrent_policy.py
+"""
+
+import gymnasium as gym
+import numpy as np
+
+import flowrl as fl
+
+
+class HideVelocities(gym.ObservationWrapper):
+    """Only the cart's place and the pole's angle."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, observation):
+        return observation[[0, 2]]
+
+
+def graph() -> fl.Graph:
+    settings = fl.IMPALASettings(policy=fl.Policy(fl.RNN, cell="lstm"), lr=1e-3)
+    return fl.impala("CartPole-v1", settings).set("runners.wrappers", (HideVelocities,))
+
+
+def main(steps: int = 500_000) -> fl.Run:
+    with fl.run(graph(), steps=steps, until=lambda row: row["return_mean"] >= 350) as run:
+        for row in run:
+            print(f"{row['env_steps']:>8,} steps   return {row['return_mean']:6.1f}")
+    return run
+
+
+if __name__ == "__main__":
+    main()

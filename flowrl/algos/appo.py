@@ -1,0 +1,29 @@
+"""APPO: IMPALA edited. The clipped surrogate around a target network, on V-trace advantages (IMPACT, Luo et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.algos.impala import IMPALASettings, impala
+from flowrl.graph.graph import Graph
+from flowrl.ops.train import UpdateTarget
+from flowrl.resources.environments import Make
+from flowrl.rl.losses import APPOLoss
+
+
+@dataclass(frozen=True)
+class APPOSettings(IMPALASettings):
+    """The settings of `appo`: those of `impala`, and how it keeps near its target network."""
+
+    clip: float = 0.2
+    kl: float = 0.0
+    target_every: int = 2
+
+
+def appo(env: Make = "CartPole-v1", settings: APPOSettings | None = None) -> Graph:
+    """Two stages as in `impala`; the target network is renewed with every so many updates."""
+    s = settings or APPOSettings()
+    own = ("clip", "kl", "target_every")
+    plain = IMPALASettings(**{k: v for k, v in vars(s).items() if k not in own})
+    loss = APPOLoss(clip=s.clip, gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy, kl=s.kl)
+    return impala(env, plain).rename("appo").set("learner.loss", loss).insert(after="train", target=UpdateTarget(every=s.target_every))

@@ -1,0 +1,62 @@
+"""IMPALA (Espeholt et al. 2018): sampling never waits for learning; V-trace corrects for the age of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.batch import Concat
+from flowrl.ops.queue import Queue
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.runners import Runners
+from flowrl.rl.losses import VTraceLoss
+from flowrl.rl.networks import MLP
+from flowrl.rl.optimizers import Adam
+from flowrl.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class IMPALASettings:
+    """The settings of `impala`. `envs` and `fragment` are per runner, `batch` in steps, `queue` in batches."""
+
+    runners: int = 2
+    envs: int = 8
+    fragment: int = 50
+    batch: int = 500
+    in_flight: int = 2
+    queue: int = 16
+    max_lag: int | None = None
+    epochs: int = 1
+    minibatch: int | None = None
+    lr: float = 5e-4
+    gamma: float = 0.99
+    lam: float = 1.0
+    value: float = 0.5
+    entropy: float = 0.01
+    grad_clip: float = 40.0
+    report_every: int = 10
+    policy: Policy | None = None
+
+
+def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) -> Graph:
+    """Two stages: sampling, and behind a queue learning. Weights go back with every update."""
+    s = settings or IMPALASettings()
+    policy = s.policy or Policy(MLP)
+    loss = VTraceLoss(gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy)
+    return Graph(
+        "impala",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
+    ).then(
+        sample=ParallelSample(mode="async", in_flight=s.in_flight),
+        batch=Concat(s.batch),
+        queue=Queue(s.queue, max_lag=s.max_lag),
+        train=TrainOneStep(epochs=s.epochs, minibatch=s.minibatch),
+        sync=SyncWeights(),
+        report=Report(every=s.report_every),
+    )

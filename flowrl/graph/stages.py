@@ -1,0 +1,138 @@
+"""Stages: a graph cut at its queues, what stands at the cuts, and the order in which one thread gives each stage its turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from flowrl.errors import GraphError
+from flowrl.graph.graph import Graph
+from flowrl.graph.loop import Hook, Ledger, Loop
+from flowrl.graph.protocols import Handle, Site
+from flowrl.items import Tally
+
+
+class Channel:
+    """What a queue holds: items that one stage put and another takes. `after`: the nodes that put."""
+
+    def __init__(self, name: str, after: tuple[str, ...], capacity: int, full: str, order: str) -> None:
+        self.name = name
+        self.after = after
+        self.capacity = capacity
+        self.full = full
+        self.order = order
+        self.items: deque[tuple[str, Any]] = deque()
+        """The node that each item came from, and the item."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def room(self) -> bool:
+        """Whether the stage before may go on."""
+        return self.full != "block" or len(self.items) < self.capacity
+
+    def put(self, source: str, item: Any) -> tuple[str, Any] | None:
+        """Put an item; what had to go for it is returned, be it the item itself.
+
+        One that blocks takes more than its capacity here: in one thread a stage goes on only where there is `room`, and what one pass
+        yields beyond it waits at the door.
+        """
+        if len(self.items) < self.capacity or self.full == "block":
+            self.items.append((source, item))
+            return None
+        if self.full == "drop_newest":
+            return source, item
+        self.items.append((source, item))
+        return self.items.popleft()
+
+    def take(self) -> tuple[str, Any] | None:
+        """The next item; None where there is none."""
+        if not self.items:
+            return None
+        return self.items.pop() if self.order == "lifo" else self.items.popleft()
+
+
+def channels_of(graph: Graph, kind: Callable[..., Channel] = Channel) -> dict[str, Channel]:
+    """A channel for each queue of a graph, by the queue's name."""
+    found = {}
+    for node in graph.nodes:
+        if node.op.queue is not None:
+            found[node.name] = kind(node.name, node.after, node.op.queue.capacity, node.op.queue.full, node.op.queue.order)
+    return found
+
+
+def loops_of(
+    graph: Graph,
+    handles: Mapping[str, Handle],
+    site: Site,
+    ledger: Ledger,
+    channels: Mapping[str, Channel],
+    hook: Hook | None = None,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> list[Loop]:
+    """A loop for each stage, those first that others wait for."""
+    return [Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site, ledger, hook, failed, channels) for stage in graph.stages()]
+
+
+Make = Callable[[Mapping[str, Channel]], list[Loop]]
+"""Makes the loops of a graph between its channels."""
+
+
+class Turns(Protocol):
+    """What gives stages their turns."""
+
+    loops: list[Loop]
+    channels: dict[str, Channel]
+
+    def wait(self) -> None:
+        """Wait until a round can begin."""
+
+    def round(self) -> list[Tally]:
+        """The next turns, gone through to their ends. What the clock closed meanwhile is returned."""
+
+    def still(self) -> AbstractContextManager[None]:
+        """While no stage is within a pass."""
+
+    def close(self) -> None:
+        """Let every stage end its pass, and no more."""
+
+
+class Schedule:
+    """Gives stages their turns in one thread. In lock-step each takes a pass a round, if it can; with `pick`, one that can is picked."""
+
+    def __init__(self, graph: Graph, make: Make, pick: Callable[[int], int] | None = None) -> None:
+        self.channels = channels_of(graph)
+        self.loops = make(self.channels)
+        self.pick = pick
+
+    def wait(self) -> None:
+        """Nothing goes on meanwhile."""
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """While no stage is within a pass, as ever between rounds."""
+        yield
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def round(self) -> list[Tally]:
+        """The next turns, gone through to their ends. What the clock closed meanwhile is returned.
+
+        Raises:
+            GraphError: no stage can go on.
+        """
+        rows: list[Tally] = []
+        ready = [loop for loop in self.loops if loop.ready()]
+        if not ready:
+            waiting = ", ".join(loop.first for loop in self.loops)
+            raise GraphError(f"no stage can go on: those of {waiting} wait for one another", self.loops[0].graph)
+        if self.pick is not None:
+            return ready[self.pick(len(ready))].run_pass()
+        for loop in self.loops:
+            if loop.ready():
+                rows += loop.run_pass()
+        return rows

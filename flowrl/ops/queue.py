@@ -1,0 +1,60 @@
+"""The only asynchronous edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flowrl.errors import ContractError, SettingError
+from flowrl.graph.protocols import Bounds, Context, Ref, Stateless
+from flowrl.ops.batch import need
+from flowrl.resources.learner import LearnerHandle
+
+
+@dataclass(frozen=True)
+class Queue(Stateless):
+    """Cut the graph: what stands before and what stands behind are stages that go on side by side.
+
+    Args:
+        capacity: items that it holds.
+        full: what happens to an item that finds no room: it waits (``block``, so the stage before waits too), or the oldest or
+            newest item is dropped.
+        order: which item comes out first: the oldest (``fifo``) or the newest (``lifo``).
+        max_lag: updates that a batch may be old when it comes out; None for any.
+        on_stale: what happens to an older one: it is dropped, or ends the run with an error.
+        learner: whose version is compared with the batch's.
+
+    Raises:
+        ContractError: a batch is older than `max_lag`, and `on_stale` is ``error``.
+    """
+
+    capacity: int = 16
+    full: Literal["block", "drop_oldest", "drop_newest"] = "block"
+    order: Literal["fifo", "lifo"] = "fifo"
+    max_lag: int | None = None
+    on_stale: Literal["drop", "error"] = "drop"
+    learner: Ref[LearnerHandle] = "learner"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise SettingError(f"capacity must be at least 1, got {self.capacity}")
+        if self.max_lag is not None and self.max_lag < 0:
+            raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
+        for name, known in (("full", ("block", "drop_oldest", "drop_newest")), ("order", ("fifo", "lifo")), ("on_stale", ("drop", "error"))):
+            if getattr(self, name) not in known:
+                raise SettingError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    @property
+    def queue(self) -> Bounds:
+        """What it may hold."""
+        return Bounds(self.capacity, self.full, self.order)
+
+    def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Any]:
+        """One item that was taken out; it goes on unless it is too old."""
+        if self.max_lag is not None and (lag := ctx[self.learner].lag(need(batch))) > self.max_lag:
+            if self.on_stale == "error":
+                raise ContractError(f"a batch is {lag} updates old, more than max_lag={self.max_lag}; sample faster, or let it be dropped")
+            ctx.drop()
+        else:
+            yield batch

@@ -1,0 +1,113 @@
+"""`AsyncRequests`: bounded calls in flight to numbered workers, and their results as they come."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.graph.protocols import Future
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: to which worker, to which incarnation of it, the how manieth, and its result to come."""
+
+    worker: int
+    incarnation: int
+    number: int
+    future: Future
+
+    def result(self) -> Any:
+        """Wait, then return it or raise what the call raised."""
+        return self.future.result()
+
+
+class Late(TimeoutError):
+    """A worker let a call wait for too long."""
+
+    def __init__(self, worker: int, seconds: float) -> None:
+        super().__init__(f"worker {worker} gave nothing for {seconds:g} s")
+        self.worker = worker
+
+
+class AsyncRequests:
+    """Keeps up to `in_flight` calls going to each of `count` workers and gives their results as they come, those of one worker in order.
+
+    Nothing polls. A result is given once, and only while the incarnation of the worker that was asked is the one at work: what a dead one
+    still sends is nobody's.
+
+    Args:
+        submit: starts a call to a worker by its number.
+        wait: which of several futures is done, or the first to be, within so many seconds (None for any); None where none is.
+        count: workers.
+        in_flight: calls to each at once.
+
+    >>> from flowrl.graph.site import Done, HereWorkers
+    >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
+    >>> requests.fill()
+    >>> [requests.next().result() for _ in range(3)]
+    [0, 10, 20]
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[int], Future],
+        wait: Callable[[Sequence[Future], float | None], int | None],
+        count: int,
+        in_flight: int = 1,
+    ) -> None:
+        self.submit = submit
+        self.wait = wait
+        self.in_flight = in_flight
+        self.going: list[deque[Request]] = [deque() for _ in range(count)]
+        """By worker: the calls that have not come back, the oldest first."""
+        self.since = [0.0] * count
+        """By worker: when it could begin with its oldest call, by `time.monotonic`."""
+        self.incarnations = [0] * count
+        self.issued = 0
+
+    def __len__(self) -> int:
+        """The calls that have not come back."""
+        return sum(map(len, self.going))
+
+    def fill(self) -> None:
+        """Ask every worker again that has less than `in_flight` calls, first those with the fewest."""
+        for level in range(self.in_flight):
+            for worker, going in enumerate(self.going):
+                if len(going) <= level:
+                    self.ask(worker)
+
+    def ask(self, worker: int) -> None:
+        """Start one call."""
+        self.issued += 1
+        if not self.going[worker]:
+            self.since[worker] = time.monotonic()
+        self.going[worker].append(Request(worker, self.incarnations[worker], self.issued, self.submit(worker)))
+
+    def next(self, timeout: float | None = None) -> Request:
+        """Wait for the next result. Of several that are there, that of the worker whose call is the oldest comes first.
+
+        Args:
+            timeout: seconds that a worker may take for a call; None for any.
+
+        Raises:
+            Late: one took longer, and no other has a result.
+        """
+        oldest = sorted((going[0] for going in self.going if going), key=lambda request: request.number)
+        slowest = min(oldest, key=lambda request: self.since[request.worker]).worker
+        left = None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())
+        found = self.wait([request.future for request in oldest], left)
+        if found is None:
+            raise Late(slowest, timeout or 0.0)
+        worker = oldest[found].worker
+        self.since[worker] = time.monotonic()
+        return self.going[worker].popleft()
+
+    def replace(self, worker: int) -> list[Request]:
+        """A new incarnation of a worker is at work: the calls to the old one will never come back, and are returned."""
+        self.incarnations[worker] += 1
+        lost, self.going[worker] = list(self.going[worker]), deque()
+        return lost

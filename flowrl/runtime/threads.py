@@ -1,0 +1,110 @@
+"""Stages side by side, a thread each. They wait for one another only at the queues."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from flowrl.graph.graph import Graph
+from flowrl.graph.loop import Loop
+from flowrl.graph.stages import Channel, Make, channels_of
+from flowrl.items import Tally
+
+CLOSING_SECONDS = 5.0
+"""How long a stage may take to end its pass."""
+
+
+class SharedChannel(Channel):
+    """A channel between threads: who waits for something to change is told."""
+
+    def __init__(self, turn: threading.Condition, *args: Any) -> None:
+        super().__init__(*args)
+        self.turn = turn
+
+    def put(self, source: str, item: Any) -> tuple[str, Any] | None:
+        """Put an item; what had to go for it is returned."""
+        with self.turn:
+            gone = super().put(source, item)
+            self.turn.notify_all()
+        return gone
+
+    def take(self) -> tuple[str, Any] | None:
+        """The next item."""
+        with self.turn:
+            taken = super().take()
+            self.turn.notify_all()
+        return taken
+
+
+class Threads:
+    """Runs the stage of the clock in the caller's thread, and every other in one of its own."""
+
+    def __init__(self, graph: Graph, make: Make) -> None:
+        self.turn = threading.Condition()
+        self.channels = channels_of(graph, partial(SharedChannel, self.turn))
+        self.loops = make(self.channels)
+        clock = next(n.name for n in graph.nodes if n.op.clock)
+        self.main = next(loop for loop in self.loops if clock in loop.units)
+        self.ending = False
+        self.error: BaseException | None = None
+        others = [loop for loop in self.loops if loop is not self.main]
+        self.locks = [threading.Lock() for _ in others]
+        """By thread: held while a pass is under way."""
+        self.threads = [
+            threading.Thread(target=partial(self._work, loop, lock), name=f"flowrl {loop.graph}.{loop.first}", daemon=True)
+            for loop, lock in zip(others, self.locks, strict=True)
+        ]
+        self.started = False
+
+    def wait(self) -> None:
+        """Wait until the stage of the clock can go on.
+
+        Raises:
+            BaseException: what ended another stage.
+        """
+        if not self.started:
+            self.started = True
+            for thread in self.threads:
+                thread.start()
+        with self.turn:
+            self.turn.wait_for(lambda: self.error is not None or self.main.ready())
+        if self.error is not None:
+            raise self.error
+
+    def round(self) -> list[Tally]:
+        """A pass of the clock's stage. What it closed is returned."""
+        return self.main.run_pass()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """While no other stage is within a pass."""
+        with ExitStack() as held:
+            for lock in self.locks:
+                held.enter_context(lock)
+            yield
+
+    def close(self) -> None:
+        """Let every stage end its pass, and no more. One that does not in time is left to find its workers gone."""
+        with self.turn:
+            self.ending = True
+            self.turn.notify_all()
+        for thread in self.threads:
+            if thread.is_alive():
+                thread.join(CLOSING_SECONDS)
+
+    def _work(self, loop: Loop, lock: threading.Lock) -> None:
+        try:
+            while True:
+                with self.turn:
+                    self.turn.wait_for(lambda: self.ending or loop.ready())
+                if self.ending:
+                    return
+                with lock:
+                    loop.run_pass()
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
+            with self.turn:
+                self.error = error
+                self.turn.notify_all()

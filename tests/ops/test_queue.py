@@ -1,0 +1,40 @@
+"""The queue's own step: what is too old is dropped or an error; the rest goes on."""
+
+import numpy as np
+import pytest
+from drive import Calls, batch, drive
+
+import flowrl as fl
+
+
+def test_a_queue_passes_on_what_comes_out():
+    assert drive(fl.Queue(2), "one", "two") == [["one"], ["two"]]
+
+
+class Aged(Calls):
+    def __init__(self, version):
+        super().__init__()
+        self.version = version
+
+    def lag(self, item):
+        return int(np.max(self.version - item.columns["version"]))
+
+
+@pytest.mark.parametrize(("version", "goes_on"), [(2, True), (3, False)])
+def test_what_is_older_than_max_lag_is_dropped(version, goes_on):
+    b = batch()
+    assert drive(fl.Queue(2, max_lag=2), b, learner=Aged(version)) == [[b] if goes_on else []]
+
+
+def test_or_ends_the_run():
+    with pytest.raises(fl.ContractError, match="a batch is 3 updates old, more than max_lag=2"):
+        drive(fl.Queue(2, max_lag=2, on_stale="error"), batch(), learner=Aged(3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"capacity": 0}, "capacity"), ({"full": "burst"}, "full must be one of block"), ({"max_lag": -1}, "max_lag"), ({"order": "any"}, "order")],
+)
+def test_settings_are_checked(settings, says):
+    with pytest.raises(fl.SettingError, match=says):
+        fl.Queue(**settings)
