@@ -375,4 +375,5 @@ class RunnerTwin:
             weights = net.init(jax.random.key(0))
             return net.begin(weights, net.memory(weights, self.spec.envs))
 
-        return jax.eval_shape(begin)
+        found: dict[str, Array] = jax.eval_shape(begin)
+        return found
