@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Filter as Filter
     from flowrl.ops.flow import FlatMap as FlatMap
     from flowrl.ops.flow import Map as Map
+    from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
     from flowrl.ops.report import Evaluate as Evaluate
     from flowrl.ops.report import Report as Report
@@ -103,7 +104,7 @@ _HOMES = {
     "items": "Batch Row Trained",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Map",
-    "ops.queue": "Queue",
+    "ops.queue": "MixIn Queue",
     "ops.report": "Evaluate Report",
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep UpdateTarget",

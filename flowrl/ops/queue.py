@@ -1,4 +1,4 @@
-"""The only asynchronous edge."""
+"""The only asynchronous edge, and what may stand behind it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flowrl.errors import ContractError, SettingError
-from flowrl.graph.protocols import Bounds, Context, Ref, Stateless
+from flowrl.graph.protocols import Bounds, Context, Operator, Ref, Stateless
 from flowrl.ops.batch import need
 from flowrl.resources.learner import LearnerHandle
 
@@ -58,3 +58,34 @@ class Queue(Stateless):
             ctx.drop()
         else:
             yield batch
+
+
+@dataclass(frozen=True)
+class MixIn(Operator):
+    """Use recent batches again: each that comes is yielded, and behind it the oldest ones that have uses left (IMPACT, Luo et al. 2020).
+
+    Args:
+        batches: the most that are kept; the oldest goes first, be it with uses left.
+        uses: how often each is yielded in all.
+    """
+
+    batches: int = 4
+    uses: int = 2
+
+    def __post_init__(self) -> None:
+        if self.batches < 1 or self.uses < 1:
+            raise SettingError(f"batches and uses must be at least 1, got {self}")
+
+    def init(self) -> list[dict[str, Any]]:
+        """The batches kept, the oldest first, and how often each may be used again."""
+        return []
+
+    def step(self, held: list[dict[str, Any]], batch: Any, ctx: Context) -> Iterator[Any]:
+        """One in, up to `uses` out."""
+        again = held[: self.uses - 1]
+        for kept in again:
+            kept["left"] -= 1
+        held.append({"batch": need(batch), "left": self.uses - 1})
+        held[:] = [kept for kept in held if kept["left"]][-self.batches :]
+        yield batch
+        yield from [kept["batch"] for kept in again]

@@ -38,3 +38,18 @@ def test_or_ends_the_run():
 def test_settings_are_checked(settings, says):
     with pytest.raises(fl.SettingError, match=says):
         fl.Queue(**settings)
+
+
+def test_mix_in_gives_each_batch_as_often_as_it_says():
+    one, two, three, four = (batch(fill=float(i)) for i in range(4))
+    assert drive(fl.MixIn(batches=4, uses=2), one, two, three) == [[one], [two, one], [three, two]]
+    assert drive(fl.MixIn(batches=4, uses=3), one, two, three, four) == [[one], [two, one], [three, one, two], [four, two, three]]
+    assert drive(fl.MixIn(uses=1), one, two) == [[one], [two]]
+    assert drive(fl.MixIn(batches=1, uses=3), one, two, three) == [[one], [two, one], [three, two]], "the oldest goes, be it with uses left"
+
+
+def test_mix_in_is_part_of_the_plan():
+    graph = fl.impala().insert(after="queue", mix=fl.MixIn(batches=4, uses=2))
+    plan = graph.compile()
+    assert plan.per_row("trained_steps") == 2 * plan.per_row("sampled_steps")
+    assert plan.lag > fl.impala().compile().lag
