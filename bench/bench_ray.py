@@ -15,7 +15,7 @@ import flowrl as fl
 import handwritten_impala as hand
 
 ROOT = Path(__file__).parents[1]
-PAIRS, RUNNERS, WARM_UP, SECONDS = 5, 2, 4.0, 5.0
+PAIRS, RUNNERS, WARM_UP, SECONDS = 3, 2, 4.0, 5.0
 
 
 def flowrl_speed(seed: int, envs: int) -> float:
@@ -35,7 +35,7 @@ def flowrl_speed(seed: int, envs: int) -> float:
 
 def hand_speed(seed: int, envs: int) -> float:
     """The same of the pipeline by hand, with Ray's own defaults."""
-    ray.init(logging_level="error", log_to_driver=False, include_dashboard=False)
+    ray.init(address="local", logging_level="error", log_to_driver=False, include_dashboard=False)
     try:
         return hand.train(seed, RUNNERS, envs, SECONDS, WARM_UP)[0]
     finally:
@@ -62,7 +62,7 @@ Written by `make bench`: {machine}.
 
 IMPALA on CartPole-v1, {RUNNERS} runners, 64-64 networks, fragments of {hand.STEPS} steps, batches of at least {hand.BATCH}; the pipeline by hand is
 [bench/handwritten_impala.py](../../bench/handwritten_impala.py), with the same maths. {PAIRS} interleaved pairs of {SECONDS:.0f} s,
-{WARM_UP:.0f} s after the first.
+each {WARM_UP:.0f} s after its first row or fragment.
 
 | runners x environments | flowrl, steps/s | by hand, steps/s | ratio | lowest | highest |
 |---|---:|---:|---:|---:|---:|
