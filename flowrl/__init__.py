@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from flowrl.ops.weights import SyncWeights as SyncWeights
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
+    from flowrl.resources.requests import AsyncRequests as AsyncRequests
+    from flowrl.resources.requests import Late as Late
     from flowrl.resources.runners import Runners as Runners
     from flowrl.resources.runners import RunnersHandle as RunnersHandle
     from flowrl.rl.losses import APPOLoss as APPOLoss
@@ -110,6 +112,7 @@ _HOMES = {
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "resources.learner": "Learner LearnerHandle",
+    "resources.requests": "AsyncRequests Late",
     "resources.runners": "Runners RunnersHandle",
     "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
     "rl.networks": "CNN MLP RNN action_outputs",

@@ -13,15 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union, get_type_hints
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def shared(verb: F) -> F:
-    """Mark a verb that any stage may call. All others belong to the one stage that owns the resource."""
-    vars(verb)["shared"] = True
-    return verb
-
-
 H = TypeVar("H", bound="Handle")
 H_co = TypeVar("H_co", bound="Handle", covariant=True)
 
@@ -110,6 +101,8 @@ class Site(Protocol):
 class Handle(ABC):
     """A resource at work. It holds its state and calls its verbs."""
 
+    shared: ClassVar[tuple[str, ...]] = ()
+    """The verbs that any stage may call; all others are for the one stage that owns the resource."""
     state: Any
     """A pytree: all the arrays that its verbs read and write, and the ``version`` of its weights. Environments and processes stay outside."""
 

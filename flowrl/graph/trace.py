@@ -103,7 +103,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.handle, name)
         if callable(found):
-            self.called(name, any(hasattr(vars(kind).get(name), "shared") for kind in type(self.handle).__mro__))
+            self.called(name, name in self.handle.shared)
         return found
 
 
@@ -145,8 +145,8 @@ def abstract(leaf: Any) -> Any:
     """What is static about a leaf: an array's shape and type, and any other value itself; of what can't be hashed, its text."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))
-    if hasattr(leaf, "__dict__") and repr(leaf) == object.__repr__(leaf):  # equal to itself, whatever it holds by now
-        return (type(leaf), repr(vars(leaf)))
+    if repr(leaf) == object.__repr__(leaf):  # equal to itself, whatever it holds by now
+        return (type(leaf), repr(leaf.__getstate__()))
     return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))
 
 

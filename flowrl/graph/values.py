@@ -75,7 +75,7 @@ def _same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(_same, a, b))
-    return bool(np.array_equal(a, b)) if hasattr(a, "shape") else bool(a == b)
+    return bool(np.array_equal(a, b))
 
 
 def _make(kind: type[Spec], fn: Callable[..., Any], settings: dict[str, Any]) -> Spec:

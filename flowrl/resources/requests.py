@@ -69,10 +69,6 @@ class AsyncRequests:
         self.incarnations = [0] * count
         self.issued = 0
 
-    def __len__(self) -> int:
-        """The calls that have not come back."""
-        return sum(map(len, self.going))
-
     def fill(self) -> None:
         """Ask every worker again that has less than `in_flight` calls, first those with the fewest."""
         for level in range(self.in_flight):
@@ -95,7 +91,10 @@ class AsyncRequests:
 
         Raises:
             Late: one took longer, and no other has a result.
+            LookupError: nobody was asked.
         """
+        if not any(self.going):
+            raise LookupError("nobody was asked; call fill() or ask(worker) first")
         oldest = sorted((going[0] for going in self.going if going), key=lambda request: request.number)
         slowest = min(oldest, key=lambda request: self.since[request.worker]).worker
         left = None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())

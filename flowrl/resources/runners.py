@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from flowrl.errors import EnvironmentFailed, FlowrlError, RuntimeFailed, SettingError
-from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, shared
+from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
 from flowrl.resources.environments import Make, env_name, spaces_of
@@ -33,8 +33,8 @@ class RunnersHandle(Handle):
     """What operators ask of runners of any kind."""
 
     spaces: Spaces
+    shared: ClassVar[tuple[str, ...]] = ("publish", "episodes", "evaluate")
 
-    @shared
     @abstractmethod
     def publish(self, weights: Weights, version: Any) -> None:
         """Hand new weights to all runners; every sample asked for from then on uses them.
@@ -67,12 +67,10 @@ class RunnersHandle(Handle):
             EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
-    @shared
     @abstractmethod
     def episodes(self) -> dict[str, Any]:
         """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
 
-    @shared
     @abstractmethod
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights; what came of it is also told with the next `episodes`.

@@ -229,7 +229,8 @@ class Session:
 
     def audit(self) -> Audit:
         """The conservation audit so far."""
-        return audit(self.place.ledger, self.turns.loops, self.turns.channels)
+        with self.turns.still():
+            return audit(self.place.ledger, self.turns.loops, self.turns.channels)
 
     def rest(self) -> None:
         """Let every stage end its pass, and no more."""

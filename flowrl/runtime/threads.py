@@ -80,10 +80,11 @@ class Threads:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """While no other stage is within a pass."""
+        """While no other stage is within a pass, or at the end none but one whose workers hang."""
         with ExitStack() as held:
             for lock in self.locks:
-                held.enter_context(lock)
+                if lock.acquire(timeout=CLOSING_SECONDS if self.ending else -1):
+                    held.callback(lock.release)
             yield
 
     def close(self) -> None:

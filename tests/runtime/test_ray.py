@@ -8,6 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -150,6 +151,16 @@ def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
             pass
         next(run)
     assert run.audit().closed and row["lost_steps"] > 0
+
+
+@pytest.mark.usefixtures("ray_up")
+def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path):
+    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}), runtime="ray") as run:
+        while not (tmp_path / "mark").exists():
+            next(run)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30 and run.audit().closed
+    run.policy.act(np.zeros(run.policy.spaces.obs.shape, np.float32))
 
 
 class HangsOnce(Clockwork):
