@@ -61,12 +61,12 @@ if TYPE_CHECKING:
     from flowrl.ops.train import TrainOneStep as TrainOneStep
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
+    from flowrl.resources.asking import RunnersHandle as RunnersHandle
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
     from flowrl.resources.requests import AsyncRequests as AsyncRequests
     from flowrl.resources.requests import Late as Late
     from flowrl.resources.runners import Runners as Runners
-    from flowrl.resources.runners import RunnersHandle as RunnersHandle
     from flowrl.rl.losses import APPOLoss as APPOLoss
     from flowrl.rl.losses import Loss as Loss
     from flowrl.rl.losses import PGLoss as PGLoss
@@ -113,7 +113,8 @@ _HOMES = {
     "ops.weights": "SyncWeights",
     "resources.learner": "Learner LearnerHandle",
     "resources.requests": "AsyncRequests Late",
-    "resources.runners": "Runners RunnersHandle",
+    "resources.asking": "RunnersHandle",
+    "resources.runners": "Runners",
     "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
     "rl.networks": "CNN MLP RNN action_outputs",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",

@@ -139,9 +139,8 @@ def _list(_: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     graph, _ = _graph(args)
     graph.check()
-    print(
-        f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {len(graph.stages())} stage{'s' * (len(graph.stages()) > 1)}"
-    )
+    stages = len(graph.stages())
+    print(f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {stages} stage{'s' * (stages > 1)}")
     return 0
 
 

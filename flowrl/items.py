@@ -140,6 +140,8 @@ class Trained:
     metrics: Metrics
     lag: tuple[Array, Array]
     """Mean and maximum of (version before the update - version of the data)."""
+    producers: Array | None = None
+    """By column ``[B]``: the runner that gave it."""
 
 
 @jax.tree_util.register_dataclass

@@ -115,7 +115,7 @@ class Run:
         try:
             if out is not None:
                 check_free(out)
-            self._session = runtime.open(self.graph, seed, self._stream.hook())
+            self._session = runtime.open(plan, seed, self._stream.hook())
         except BaseException as error:
             self.reason = "failed"
             self._stream.emit(Ended(self.reason, error))

@@ -15,7 +15,7 @@ from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle, Resource, Site
 from flowrl.graph.site import HereSite, Place
 from flowrl.items import Batch
-from flowrl.resources.runners import RunnersHandle
+from flowrl.resources.asking import RunnersHandle
 from flowrl.rl.policies import Policy, network
 from flowrl.rl.spaces import Spaces
 
@@ -45,7 +45,7 @@ class JaxRunnersHandle(RunnersHandle):
     def close(self) -> None:
         pass
 
-    def publish(self, weights: Any, version: Any) -> None:
+    def publish(self, weights: Any, version: Any, to: Any = None, wait: bool = True) -> None:
         self.state = {**self.state, "weights": weights, "version": version}
 
     def next(self, in_flight: int = 2) -> Batch:

@@ -28,7 +28,7 @@ def recipe(runners):
 
 
 def rows_of(runtime, graph, count, seed=0):
-    session = runtime.open(graph, seed)
+    session = runtime.open(graph.compile(), seed)
     try:
         rows = []
         for row in session:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -60,6 +61,7 @@ class NodeContext:
         self.call = site.call
         self.test = site.test
         self.seconds = site.seconds
+        self.planned = site.planned
         self._handles = handles
 
     def drop(self) -> None:
@@ -75,10 +77,11 @@ class NodeContext:
 class Unit:
     """A node at work: its state, its context, the units behind it, and the channels that it puts into."""
 
-    __slots__ = ("behind", "ctx", "name", "outlets", "state", "step")
+    __slots__ = ("behind", "ctx", "name", "op", "outlets", "state", "step")
 
     def __init__(self, node: Node, ctx: NodeContext) -> None:
         self.name = node.name
+        self.op = node.op
         self.step = node.op.step
         self.state = node.op.init()
         self.ctx = ctx
@@ -151,6 +154,11 @@ class Loop:
                 if before in self.units:
                     self.units[before].outlets.append(((before, name), store))
         self.outlets = [store for unit in self.units.values() for _, store in unit.outlets]
+        with self._addressed():
+            for unit in self.units.values():
+                ledger.at.node = unit.name
+                unit.op.prepare(unit.ctx)
+        ledger.at.node = ""
 
     @property
     def states(self) -> dict[str, Any]:
@@ -164,7 +172,14 @@ class Loop:
 
     def ready(self) -> bool:
         """Whether a pass would do anything, and what comes of it finds room."""
-        return all(store.room for store in self.outlets) and any(store is None or len(store) for _, store in self.roots)
+        return all(store.room for store in self.outlets) and any(map(self._may, self.roots))
+
+    def _may(self, start: tuple[Unit, Store | None]) -> bool:
+        root, store = start
+        if store is not None:
+            return len(store) > 0
+        self.ledger.at.node = root.name
+        return root.op.ready(root.state, root.ctx)
 
     def run_pass(self) -> list[Tally]:
         """One turn of every root, gone through to its end; one at a queue takes an item, if there is one.
@@ -175,19 +190,27 @@ class Loop:
             FlowrlError: with its node's address; any other error carries the address as a note.
         """
         rows: list[Tally] = []
-        try:
-            for root, store in self.roots:
+        with self._addressed():
+            for start in self.roots:
+                root, store = start
                 if store is None:
-                    self._enter(root, None, None, rows)
+                    if len(self.roots) == 1 or self._may(start):
+                        self._enter(root, None, None, rows)
                 elif (taken := store.take()) is not None:
                     self._take(root, *taken, rows)
+        return rows
+
+    @contextmanager
+    def _addressed(self) -> Iterator[None]:
+        """Give errors the address of the node at work."""
+        try:
+            yield
         except FlowrlError as error:
             error.at(f"{self.graph}.{self.ledger.at.node}")
             raise
         except Exception as error:
             error.add_note(f"in {self.graph}.{self.ledger.at.node}")
             raise
-        return rows
 
     def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
         self._enter(unit, item, source, rows)

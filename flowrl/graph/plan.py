@@ -26,9 +26,40 @@ class Plan:
 
     @property
     def lag(self) -> float:
-        """The largest number of updates that trained data is old; NaN where it can't be known."""
+        """The largest number of updates that trained data is old where stages take turns; NaN where it can't be known."""
         lags = [x for lags in self.found.lags.values() for x in lags]
         return math.nan if self.found.opaque or any(map(math.isnan, lags)) else max(lags, default=0.0)
+
+    @property
+    def expected_lag(self) -> float:
+        """The mean number of updates that trained data is old where stages take turns."""
+        means = self.found.mean_lags
+        return math.nan if math.isnan(self.lag) else sum(means[len(means) // 2 :]) / max(len(means) - len(means) // 2, 1)
+
+    @property
+    def lag_bound(self) -> float:
+        """The most updates that trained data can be old, however slow a runner or a stage is; infinite where that can be any number.
+
+        Three things bound it. Where one stage samples in rounds, nothing varies. A queue's `max_lag` is one. And behind rounds a queue that
+        blocks is: of what is sampled while it has room, ``capacity - 1`` items are trained before, and one may be in training.
+        """
+        cuts = [(n.name, n.op.queue) for n in self.graph.nodes if n.op.queue]
+        loose = self.total("outstanding") + self.total("unawaited") > 0
+        if math.isnan(self.lag) or (not cuts and not loose):
+            return self.lag
+        if len(cuts) != 1:
+            return math.inf
+        name, bounds = cuts[0]
+        updates, steady = self.total("updates"), self.found.steady
+        if updates > steady[name].given:  # an item trains several times, so what is behind it waits for more
+            return math.inf
+        if bounds.max_lag is not None:
+            return bounds.max_lag
+        before = next(stage for stage in self.graph.stages() if name not in stage)
+        spreads = any(steady[n.name].given > steady[n.name].taken for n in self.graph.nodes if n.after and n.name in before)
+        if loose or spreads or (bounds.full, bounds.order) != ("block", "fifo"):
+            return math.inf
+        return bounds.capacity - 1 + math.ceil(updates / max(self.total("publishes"), 1))
 
     @property
     def rows(self) -> int:
@@ -54,8 +85,7 @@ class Plan:
 
     def _title(self) -> str:
         stages = len(self.graph.stages())
-        lag = "unknown" if math.isnan(self.lag) else f"{self.lag:g}"
-        parts = [f"{stages} stage{'s' * (stages != 1)}", f"lag {lag}"]
+        parts = [f"{stages} stage{'s' * (stages != 1)}", self._lag()]
         if self.found.opaque:
             parts += [f"not traced behind {node}, whose function works only on real data ({text})" for node, text in self.found.opaque.items()]
             parts.append("so rates, lag and syncs were not checked")
@@ -70,6 +100,13 @@ class Plan:
         if self.found.timed:
             parts.append("rows close by the clock: these are the numbers of the shortest")
         return f"{self.graph.name}: {', '.join(parts)}"
+
+    def _lag(self) -> str:
+        if math.isnan(self.lag):
+            return "lag unknown"
+        if self.lag_bound == self.lag:
+            return f"lag {self.lag:g}"
+        return f"lag bound {'none' if math.isinf(self.lag_bound) else self.lag_bound}, expected {self.expected_lag:.3g}"
 
     def _line(self, node: Node) -> tuple[str, str]:
         traffic = self.found.steady.get(node.name)

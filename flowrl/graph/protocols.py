@@ -60,6 +60,9 @@ class Workers(Protocol):
     def restart(self, index: int, incarnation: int) -> None:
         """End a worker and make it anew, by ``make(index, incarnation)``."""
 
+    def ready(self, value: Any) -> bool:
+        """Whether a value that is being computed could be `put` without waiting for it."""
+
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """Which of these is done, or the first to be; None where none is within so many seconds."""
 
@@ -93,6 +96,9 @@ class Site(Protocol):
 
     def seconds(self) -> float:
         """The clock. In the abstract trace every look at it is a long time after the last."""
+
+    def planned(self, resource: Any, counter: str) -> int:
+        """What the plan says that the nodes count of a resource in its steady period; 0 where there is no plan yet."""
 
     def count(self, **numbers: int) -> None:
         """Add to the counters of the node at work: what the plan predicts and the run then counts."""
@@ -175,6 +181,12 @@ class Context(Protocol):
     def seconds(self) -> float:
         """The clock, in seconds."""
 
+    def planned(self, ref: Ref[Any], counter: str) -> int:
+        """What the plan says that all nodes count of a resource in its steady period; 0 while the plan is being made.
+
+        ``Fraction(ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))`` is the updates to a fragment.
+        """
+
     def drop(self) -> None:
         """In a queue's step: the item goes no further, and counts as dropped."""
 
@@ -189,6 +201,8 @@ class Bounds:
     """What happens to an item that finds no room: ``block``, ``drop_oldest`` or ``drop_newest``."""
     order: str = "fifo"
     """``fifo`` or ``lifo``."""
+    max_lag: int | None = None
+    """The most updates that what comes out is old, if that is seen to."""
 
 
 class Operator(ABC):
@@ -212,6 +226,13 @@ class Operator(ABC):
     def queue(self) -> Bounds | None:
         """Of one that cuts the graph, so that what comes before and what comes after are stages that run side by side: what it may hold."""
         return None
+
+    def prepare(self, ctx: Context) -> None:  # noqa: B027 - most have nothing to do
+        """Called once, before the first pass: what is to be told to resources beforehand."""
+
+    def ready(self, state: Any, ctx: Context) -> bool:
+        """Of one at the start of a stage: whether it may fire. If not, its stage waits until another one changes something."""
+        return True
 
     @abstractmethod
     def init(self) -> Any:

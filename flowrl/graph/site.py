@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
@@ -67,6 +67,10 @@ class HereWorkers:
             self.objects[index].close()
         self.objects[index] = self.make(index, incarnation)
 
+    def ready(self, value: Any) -> bool:
+        """Always, so that what a seed leads to does not depend on the machine."""
+        return True
+
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """All are done: the first one, or one drawn by lot."""
         return None if not futures else self.pick(len(futures)) if self.pick else 0
@@ -81,9 +85,19 @@ class HereWorkers:
 class Place:
     """Where the resources of one run are opened, in the order in which they ask for one another."""
 
-    def __init__(self, graph: str, resources: Mapping[str, Resource], seed: int, kind: type[HereSite], **settings: Any) -> None:
+    def __init__(
+        self,
+        graph: str,
+        resources: Mapping[str, Resource],
+        seed: int,
+        kind: type[HereSite],
+        planned: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         self.graph = graph
         self.resources = resources
+        self.planned = planned
+        """By resource and counter: what the plan says that all nodes count in its steady period."""
         self.ledger = Ledger()
         self.handles: dict[str, Handle] = {}
         self.opening = ""
@@ -191,6 +205,10 @@ class HereSite:
     def resource(self, name: Any) -> Any:
         """The handle of another resource of this run."""
         return self.place.handle(name)
+
+    def planned(self, resource: Any, counter: str) -> int:
+        """What the plan says; 0 where there is none."""
+        return self.place.planned.get((resource, counter), 0)
 
     def count(self, **numbers: int) -> None:
         """Add to the counters of the node at work."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -44,6 +44,12 @@ class AbstractSite(HereSite):
         super().__init__(place, name, seed)
         self.shapes: dict[Any, Any] = {}
         self.looks = [0]
+        self.asked = [0]
+
+    def planned(self, resource: Any, counter: str) -> int:
+        """What the trace before this one found, if there was one."""
+        self.asked[0] += 1
+        return super().planned(resource, counter)
 
     def seconds(self) -> float:
         """Every look is a year after the last, so whatever waits for time is due."""
@@ -180,27 +186,44 @@ class Trace:
     """By node: the first item that it yields, with shapes for arrays."""
     lags: dict[str, list[float]] = field(default_factory=dict)
     """By node that trains: the largest lag of each update; NaN where it can't be known."""
+    mean_lags: list[float] = field(default_factory=list)
+    """The mean lag of each update."""
     timed: bool = False
     """Whether an operator looked at the clock."""
     opaque: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(node or resource, what is wrong)."""
 
+    @property
+    def totals(self) -> Counter[tuple[str, str]]:
+        """By resource and counter: what all nodes count in the steady period."""
+        total: Counter[tuple[str, str]] = Counter()
+        for traffic in self.steady.values():
+            for resource, counts in traffic.counts.items():
+                for counter, number in counts.items():
+                    total[resource, counter] += number
+        return total
+
 
 def trace(graph: Graph) -> Trace:
-    """Run the graph abstractly until the static state at a Row recurs."""
-    return _Tracer(graph).run()
+    """Run the graph abstractly until the static state at a Row recurs.
+
+    Where an operator asks for what the plan says, once more with what was found.
+    """
+    tracer = _Tracer(graph, {})
+    found = tracer.run()
+    return _Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
 
 
 class _Tracer:
     """One abstract run, and what is seen on the way."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
         self.graph = graph
         self.found = Trace()
         self.given: Counter[str] = Counter()
         self.given_steps: Counter[str] = Counter()
-        self.place = Place(graph.name, graph.resources, 0, AbstractSite)
+        self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned)
         self.site = cast("AbstractSite", self.place.site)
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -216,7 +239,7 @@ class _Tracer:
             self.passes(Schedule(self.graph, make))
             self.found.timed = bool(self.site.looks[0])
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
-            self.found.problems.append((self.place.opening, error.message))
+            self.found.problems.append((self.place.ledger.at.node or self.place.opening, error.message))
         finally:
             self.place.close()
         return self.found
@@ -277,8 +300,9 @@ class _Tracer:
                         (node, f"yields {name} {list(x.shape)} in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]")
                     )
         if isinstance(item, Trained):
-            lag = item.lag[1]
-            self.found.lags.setdefault(node, []).append(math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag))
+            mean, most = (math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in item.lag)
+            self.found.lags.setdefault(node, []).append(most)
+            self.found.mean_lags.append(mean)
 
     def called(self, resource: str, verb: str, is_shared: bool) -> None:
         """Note a verb that a node calls, and so to which stage a resource belongs: all verbs but the shared ones are for one."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Bounds, Context, Operator, Ref, Stateless
 from flowrl.ops.batch import need
+from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.learner import LearnerHandle
 
 
@@ -22,42 +24,60 @@ class Queue(Stateless):
             newest item is dropped.
         order: which item comes out first: the oldest (``fifo``) or the newest (``lifo``).
         max_lag: updates that a batch may be old when it comes out; None for any.
-        on_stale: what happens to an older one: it is dropped, or ends the run with an error.
+        on_stale: what happens to an older one: it is dropped (``drop``), or ends the run with an error (``error``); or there is none, for
+            no sample is asked for as long as it could become older (``pace``): sampling then waits for learning.
         learner: whose version is compared with the batch's.
+        runners: who is asked later where requests are paced.
 
     Raises:
-        ContractError: a batch is older than `max_lag`, and `on_stale` is ``error``.
+        ContractError: a batch is older than `max_lag`, and is not to be dropped.
     """
 
     capacity: int = 16
     full: Literal["block", "drop_oldest", "drop_newest"] = "block"
     order: Literal["fifo", "lifo"] = "fifo"
     max_lag: int | None = None
-    on_stale: Literal["drop", "error"] = "drop"
+    on_stale: Literal["drop", "pace", "error"] = "drop"
     learner: Ref[LearnerHandle] = "learner"
+    runners: Ref[RunnersHandle] = "runners"
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise SettingError(f"capacity must be at least 1, got {self.capacity}")
         if self.max_lag is not None and self.max_lag < 0:
             raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
-        for name, known in (("full", ("block", "drop_oldest", "drop_newest")), ("order", ("fifo", "lifo")), ("on_stale", ("drop", "error"))):
+        for name, known in (("full", ("block", "drop_oldest", "drop_newest")), ("order", ("fifo", "lifo")), ("on_stale", ("drop", "pace", "error"))):
             if getattr(self, name) not in known:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+        if self.on_stale == "pace" and (self.max_lag is None or (self.full, self.order) != ("block", "fifo")):
+            raise SettingError("on_stale='pace' needs max_lag, full='block' and order='fifo': what is dropped or overtaken has no bound to keep")
 
     @property
     def queue(self) -> Bounds:
         """What it may hold."""
-        return Bounds(self.capacity, self.full, self.order)
+        return Bounds(self.capacity, self.full, self.order, self.max_lag)
+
+    def prepare(self, ctx: Context) -> None:
+        """Tell the runners how many updates come of a fragment, if requests are paced."""
+        if self.on_stale == "pace" and (updates := self._rate(ctx)):
+            ctx[self.runners].pace(self.max_lag or 0, updates)
+
+    def _rate(self, ctx: Context) -> Fraction | None:
+        """The updates to a fragment; None while the plan is being made."""
+        fragments = ctx.planned(self.runners, "requests")
+        return Fraction(ctx.planned(self.learner, "updates"), fragments) if fragments else None
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Any]:
         """One item that was taken out; it goes on unless it is too old."""
         if self.max_lag is not None and (lag := ctx[self.learner].lag(need(batch))) > self.max_lag:
-            if self.on_stale == "error":
-                raise ContractError(f"a batch is {lag} updates old, more than max_lag={self.max_lag}; sample faster, or let it be dropped")
-            ctx.drop()
-        else:
-            yield batch
+            if self.on_stale == "drop":
+                ctx.drop()
+                return
+            if self.on_stale == "error" or self._rate(ctx):
+                way = "sample faster" if self.on_stale == "error" else "more updates come of a fragment than the plan says"
+                raise ContractError(f"a batch is {lag} updates old, more than max_lag={self.max_lag}; {way}, or let it be dropped (on_stale='drop')")
+        yield batch
 
 
 @dataclass(frozen=True)

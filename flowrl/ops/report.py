@@ -11,7 +11,7 @@ import numpy as np
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Tally, Trained
-from flowrl.resources.runners import RunnersHandle
+from flowrl.resources.asking import RunnersHandle
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from flowrl.errors import SettingError
+from flowrl.errors import SettingError, a
+from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch
-from flowrl.resources.runners import RunnersHandle
+from flowrl.resources.asking import RunnersHandle
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class ParallelSample(Stateless):
         mode: ``sync`` or ``async``.
         min_fraction: of the runners whose fragments end a round; those of the others are in a later one, with their true version.
         in_flight: requests to each runner at once, if they come as they come.
+        local: operators that every fragment goes through where it is sampled, before it is sent: `fl.chain(...)` of such without a state
+            that give one batch for each. In the place of a learner they find the weights that acted, so `Advantages` works there.
         runners: who is asked.
 
     Raises:
@@ -33,6 +36,7 @@ class ParallelSample(Stateless):
     mode: Literal["sync", "async"] = "sync"
     min_fraction: float = 1.0
     in_flight: int = 2
+    local: Chain | None = None
     runners: Ref[RunnersHandle] = "runners"
 
     source: ClassVar[bool] = True
@@ -44,6 +48,20 @@ class ParallelSample(Stateless):
             raise SettingError(f"min_fraction must be above 0 and at most 1, got {self.min_fraction}")
         if self.in_flight < 1:
             raise SettingError(f"in_flight must be at least 1, got {self.in_flight}")
+        if self.local is not None and not isinstance(self.local, Chain):
+            raise SettingError(f"local must be fl.chain(name=operator, ...), got {a(self.local)}")
+        for name, op in (self.local or {}).items():
+            if op.init() is not None or op.source or op.queue or op.clock or op.writes:
+                raise SettingError(f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler")
+
+    def prepare(self, ctx: Context) -> None:
+        """Tell the samplers what to do there."""
+        if self.local is not None:
+            ctx[self.runners].localize(self.local)
+
+    def ready(self, state: None, ctx: Context) -> bool:
+        """Whether samples may be asked for, where lag is paced."""
+        return ctx[self.runners].may(0.0 if self.mode == "async" else self.min_fraction)
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
         """One round, or the next fragment."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from flowrl.errors import SettingError
+import numpy as np
+
+from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Trained
+from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.learner import LearnerHandle
-from flowrl.resources.runners import RunnersHandle
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,17 @@ class SyncWeights(Operator):
     Args:
         every: items between two times.
         every_steps: steps (T x B) of those items.
+        to: ``all`` runners, or the ``producer`` (those runners only whose samples were trained since the last time).
+        wait: for the weights to be computed; no sample is then asked for with older ones. If not, the learner goes on at once, and samples
+            may still be asked for with the older ones.
         learner: whose weights.
         runners: who gets them.
     """
 
     every: int = 1
     every_steps: int = 0
+    to: Literal["all", "producer"] = "all"
+    wait: bool = True
     learner: Ref[LearnerHandle] = "learner"
     runners: Ref[RunnersHandle] = "runners"
 
@@ -36,17 +43,29 @@ class SyncWeights(Operator):
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0:
             raise SettingError(f"every must be at least 1 and every_steps not negative, got {self}")
+        if self.to not in ("all", "producer"):
+            raise SettingError(f"to must be all or producer, got {self.to!r}")
 
-    def init(self) -> dict[str, int]:
-        """The items and steps since the last time."""
-        return {"items": 0, "steps": 0}
+    def init(self) -> dict[str, Any]:
+        """The items and steps since the last time, and who gave them, if these are the ones to be told."""
+        return {"items": 0, "steps": 0, "producers": []}
 
-    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
+    def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
         """Publish if it is due, then pass the item on."""
         held["items"] += 1
         if self.every_steps and isinstance(item, Batch | Trained):
             held["steps"] += item.steps
+        if self.to == "producer":
+            held["producers"].append(_producers(item))
         if held["items"] >= self.every and held["steps"] >= self.every_steps:
-            held.update(items=0, steps=0)
-            ctx[self.runners].publish(*ctx[self.learner].weights())
+            to = np.unique(np.concatenate(held["producers"])) if held["producers"] else None
+            held.update(items=0, steps=0, producers=[])
+            ctx[self.runners].publish(*ctx[self.learner].weights(), to=to, wait=self.wait)
         yield item
+
+
+def _producers(item: Any) -> Any:
+    found = item.producers if isinstance(item, Trained) else item.columns.get("producer") if isinstance(item, Batch) else None
+    if found is None:
+        raise ContractError("the item does not tell which runner gave it, for it has lost the column producer; change batches by batch.with_(...)")
+    return found

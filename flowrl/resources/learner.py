@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -16,10 +16,12 @@ import optax
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import COLUMNS, Batch, Metrics, Trained
-from flowrl.resources.runners import Runners, RunnersHandle
+from flowrl.resources.asking import RunnersHandle
+from flowrl.resources.at_sampler import sequence_columns, values_of
+from flowrl.resources.runners import Runners
 from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
-from flowrl.rl.policies import Memory, Network, Policy, RunningNorm, Weights, network
+from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -69,20 +71,6 @@ class Core:
     def update_target(self, state: State, *, tau: float) -> State:
         """The state with its target network moved towards the newest parameters by the share `tau`."""
         return {**state, "target": jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state["target"], state["weights"].params)}
-
-    def values(self, state: State, data: dict[str, Array], columns: dict[str, Array]) -> Array:
-        """The values ``[B]`` of what comes behind the last rows of a batch."""
-        if not self.network.recurrent:
-            return self.network.apply(state["weights"], columns["bootstrap_obs"])[1]
-        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
-        return self.network.unroll(state["weights"], obs, self._memory(data, columns))[1][-1]
-
-    def _memory(self, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Memory:
-        """What a recurrent policy goes on from in a batch ``[T, B]``, and where episodes begin in its T rows and the one behind."""
-        if not self.network.recurrent:
-            return Memory()
-        valid = data["valid"]
-        return Memory(self.network.carry_of(columns), jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid]))
 
     def weights(self, state: State) -> Weights:
         """A copy of the weights: an update may reuse the buffers of the state's own."""
@@ -175,7 +163,7 @@ class Core:
         """Distribution, value and rest for the observations of a minibatch, or for its rows and the one behind."""
         if not self.sequences:
             return self.network.apply(weights, obs)
-        memory = self._memory(batch, batch)
+        memory = self.network.memory_of(batch, batch)
         if self.network.recurrent:
             memory = memory._replace(reset=memory.reset[: obs.shape[0]])
         return self.network.unroll(weights, obs, memory)
@@ -183,11 +171,6 @@ class Core:
     @cached_property
     def _normalizes(self) -> bool:
         return self.network.has(RunningNorm)
-
-
-def sequence_columns(batch: Batch) -> dict[str, Array]:
-    """The columns that belong to the maths of a sequence: what comes behind it, and the carry before it."""
-    return {k: v for k, v in batch.columns.items() if k == "bootstrap_obs" or k.startswith("carry")}
 
 
 def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
@@ -244,7 +227,7 @@ class LearnerHandle(Handle):
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
-        return Trained(steps, metrics, lag)
+        return Trained(steps, metrics, lag, batch.columns.get("producer"))
 
     def values(self, batch: Batch) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.
@@ -252,12 +235,7 @@ class LearnerHandle(Handle):
         Raises:
             ContractError: the batch has lost the column bootstrap_obs.
         """
-        if "bootstrap_obs" not in batch.columns:
-            raise ContractError(
-                "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
-            )
-        data = {k: batch.data[k] for k in ("obs", "valid")} if self.core.network.recurrent else {}
-        return self.site.run(self.core.values, self.state["core"], data, sequence_columns(batch))
+        return values_of(self.site, self.core.network, self.state["core"]["weights"], batch)
 
     def update_target(self, tau: float = 1.0) -> None:
         """Move the target network towards the newest parameters.

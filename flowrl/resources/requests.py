@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,18 +68,30 @@ class AsyncRequests:
         self.since = [0.0] * count
         """By worker: when it could begin with its oldest call, by `time.monotonic`."""
         self.incarnations = [0] * count
+        self.last = [0] * count
+        """By worker: the number of its last call."""
         self.issued = 0
 
-    def fill(self) -> None:
-        """Ask every worker again that has less than `in_flight` calls, first those with the fewest."""
+    def __len__(self) -> int:
+        """The calls that have not come back."""
+        return sum(map(len, self.going))
+
+    def fill(self, most: float = math.inf) -> None:
+        """Ask every worker again that has less than `in_flight` calls, first those with the fewest; `most` calls in all."""
         for level in range(self.in_flight):
-            for worker, going in enumerate(self.going):
-                if len(going) <= level:
+            for worker in self.order():
+                if len(self.going[worker]) <= level and most > 0:
                     self.ask(worker)
+                    most -= 1
+
+    def order(self) -> list[int]:
+        """The workers, first who was not asked for the longest time."""
+        return sorted(range(len(self.going)), key=self.last.__getitem__)
 
     def ask(self, worker: int) -> None:
         """Start one call."""
         self.issued += 1
+        self.last[worker] = self.issued
         if not self.going[worker]:
             self.since[worker] = time.monotonic()
         self.going[worker].append(Request(worker, self.incarnations[worker], self.issued, self.submit(worker)))

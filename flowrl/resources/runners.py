@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property, partial
 from threading import Event, Lock
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from flowrl.errors import EnvironmentFailed, FlowrlError, RuntimeFailed, SettingError
-from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
+from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
+from flowrl.graph.graph import Chain
+from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, Workers
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
+from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.environments import Make, env_name, spaces_of
 from flowrl.resources.requests import AsyncRequests, Late
 from flowrl.resources.sampling import Episodes, Runner, RunnerTwin, Sample
@@ -29,59 +31,23 @@ RECENT = 100
 """`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
 
 
-class RunnersHandle(Handle):
-    """What operators ask of runners of any kind."""
+class Published:
+    """Weights on their way to the runners."""
 
-    spaces: Spaces
-    shared: ClassVar[tuple[str, ...]] = ("publish", "episodes", "evaluate")
+    def __init__(self, weights: Weights, version: Any) -> None:
+        self.weights = weights
+        self.version = version
+        self.put: Any = None
 
-    @abstractmethod
-    def publish(self, weights: Weights, version: Any) -> None:
-        """Hand new weights to all runners; every sample asked for from then on uses them.
+    def sent(self, pool: Workers) -> Any:
+        """The weights as the workers take them: put once."""
+        if self.put is None:
+            self.put = pool.put((self.weights, self.version))
+        return self.put
 
-        Args:
-            weights: arrays by name.
-            version: of the learner that they come from.
-        """
-
-    @abstractmethod
-    def collect(self, min_fraction: float = 1.0) -> Batch:
-        """Ask every idle runner for a fragment with the newest weights; as soon as enough came, join them to ONE batch.
-
-        Args:
-            min_fraction: of the runners, whose fragments make a batch ``[fragment, ceil(min_fraction x count) x envs]``. The others'
-                go on, and are in a later batch, with their true version.
-
-        Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
-        """
-
-    @abstractmethod
-    def next(self, in_flight: int = 2) -> Batch:
-        """The next fragment that is ready ``[fragment, envs]``; every runner is kept busy with requests that carry the newest weights.
-
-        Args:
-            in_flight: requests to each runner at once.
-
-        Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
-        """
-
-    @abstractmethod
-    def episodes(self) -> dict[str, Any]:
-        """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
-
-    @abstractmethod
-    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
-        """Play whole episodes greedily with the newest weights; what came of it is also told with the next `episodes`.
-
-        Args:
-            episodes: how many.
-            seed: of the environments, which are made for this.
-
-        Returns:
-            ``eval/return_mean``, ``eval/return_std``, ``eval/return_min`` and ``eval/return_max``.
-        """
+    def there(self, pool: Workers) -> bool:
+        """Whether they can be sent without waiting."""
+        return self.put is not None or pool.ready(self.weights)
 
 
 class GymRunners(RunnersHandle):
@@ -94,13 +60,23 @@ class GymRunners(RunnersHandle):
         self.pool = site.workers(
             spec.count,
             partial(Runner, spec, site.name, site.seed),
-            partial(RunnerTwin, spec, site.name, site.seed),
+            partial(RunnerTwin, spec, site),
         )
         self.requests = AsyncRequests(self._ask, self.pool.wait, spec.count)
-        self._newest: Any = None
-        """The newest weights as the workers take them, and their version."""
-        self._lent: list[Any] = [None] * spec.count
-        """By runner: the newest that it was sent."""
+        self._latest: Published | None = None
+        """The newest weights of all."""
+        self._due: list[Published | None] = [None] * spec.count
+        """By runner: the weights that its next request is to use."""
+        self._coming: list[Published | None] = [None] * spec.count
+        """By runner: newer ones that are still being computed."""
+        self._lent: list[Published | None] = [None] * spec.count
+        """By runner: those that it was sent."""
+        self._paced: tuple[int, Fraction] | None = None
+        """The largest lag, and the updates to a fragment, if requests are paced."""
+        self._came = 0
+        """Fragments so far."""
+        self._chain: Chain | None = None
+        """What is done at the sampler."""
         self._asked: list[deque[Any]] = [deque() for _ in range(spec.count)]
         """By runner: the versions with which the requests were made that have not come back."""
         self._lock, self._asking = Lock(), Lock()  # of what gathers; and for calls to go out in the order of the weights they carry
@@ -118,37 +94,82 @@ class GymRunners(RunnersHandle):
         self._closing.set()
         self.pool.close()
 
-    def publish(self, weights: Weights, version: Any) -> None:
-        """Put the weights once; each runner's next request carries them."""
-        self._newest = (self.pool.put((weights, version)), version)
-        self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()))
+    def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
+        """Put the weights once; the next request to each runner that gets them carries them."""
+        new = Published(weights, version)
+        if wait:
+            new.sent(self.pool)
+        with self._asking:
+            self._latest = new
+            for index in range(self.spec.count) if to is None else np.unique(to):
+                self._coming[index] = new
+        self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()), unawaited=not wait)
+
+    def localize(self, chain: Chain) -> None:
+        """Tell every runner."""
+        if self._chain not in (None, chain):
+            raise GraphError("other operators of this graph sample from the same runners with another local=...; give each runners of its own")
+        self._chain = chain
+        for call in [self.pool.submit(i, "localize", chain) for i in range(self.spec.count)]:
+            call.result()
+
+    def pace(self, max_lag: int, updates: Fraction) -> None:
+        """Heed it from the next request on."""
+        self._paced = (max_lag, updates)
+
+    def may(self, min_fraction: float = 0.0) -> bool:
+        """Whether enough may be asked, or were already."""
+        return len(self.requests) + self._allowed() >= self._part(min_fraction)
+
+    def _part(self, min_fraction: float) -> int:
+        return max(1, math.ceil(min_fraction * self.spec.count - 1e-9))
+
+    def _allowed(self) -> float:
+        """How many samples more may be asked for.
+
+        If k fragments have come or are asked for, then the last of them is trained by update number ceil(k x updates) at the latest. None of
+        those asked for must then be too old, whichever comes last.
+        """
+        if self._paced is None:
+            return math.inf
+        max_lag, updates = self._paced
+        with self._asking:
+            oldest = min([v for asked in self._asked for v in asked] + [due.version for due in map(self._next, range(self.spec.count)) if due])
+        return max(0, int((max_lag + 1 + int(oldest)) / updates) - self._came - len(self.requests))
 
     @property
     def state(self) -> Any:
-        """The version of the weights, and those with which requests were made that have not come back."""
+        """The versions of the weights at hand, and those with which requests were made that have not come back; and how far pacing is."""
         asked = [[{"version": v} for v in versions] for versions in self._asked]
-        return {"version": self._newest[1] if self._newest else np.int32(0), "asked": asked}
+        due = [{"version": p.version if p else np.int32(0)} for p in (self._latest, *map(self._next, range(self.spec.count)))]
+        return {"due": due, "asked": asked, "paced": (self._allowed(), *self.requests.order()) if self._paced else ()}
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Ask the idle ones, wait for enough, join in the order of the runners."""
-        self._ready()
+        self._start()
         self.requests.in_flight = 1
-        self.requests.fill()
-        came = [self._take() for _ in range(math.ceil(min_fraction * self.spec.count - 1e-9))]
+        self.requests.fill(self._allowed())
+        came = [self._take() for _ in range(self._part(min_fraction))]
         return self._joined([sample for _, sample in sorted(came, key=lambda x: x[0])])
 
     def next(self, in_flight: int = 2) -> Batch:
         """Ask again whoever has less than so many requests, and wait for the first result."""
-        self._ready()
+        self._start()
         self.requests.in_flight = in_flight
-        self.requests.fill()
+        self.requests.fill(self._allowed())
         return self._joined([self._take()[1]])
 
     def _ask(self, index: int) -> Future:
         with self._asking:
-            published, version = self._lacking(index)
-            self._asked[index].append(version)
-            return self.pool.submit(index, "sample", published)
+            due = cast("Published", self._next(index))  # every runner got the first weights
+            self._due[index], self._coming[index] = due, None if due is self._coming[index] else self._coming[index]
+            self._asked[index].append(due.version)
+            return self.pool.submit(index, "sample", self._lacking(index, due))
+
+    def _next(self, index: int) -> Published | None:
+        """What the next request to a runner is to use: the newest that it is to get, if that is there."""
+        coming, due = self._coming[index], self._due[index]
+        return coming if coming is not None and (due is None or coming.there(self.pool)) else due
 
     def _take(self) -> tuple[int, Sample]:
         """The next result, and whose it is. A runner that is lost is started anew and asked again."""
@@ -170,6 +191,7 @@ class GymRunners(RunnersHandle):
                 self._restart(worker, lost, error)
             else:
                 self._failures[worker] = 0
+                self._came += 1
                 self._note(sample.episodes)
                 return worker, sample
 
@@ -191,6 +213,8 @@ class GymRunners(RunnersHandle):
         self.pool.restart(worker, self.requests.incarnations[worker])
         self._asked[worker].clear()
         self._lent[worker] = None
+        if self._chain is not None:
+            self.pool.submit(worker, "localize", self._chain)
         steps = lost * self.spec.fragment * self.spec.envs
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         with self._lock:
@@ -200,7 +224,7 @@ class GymRunners(RunnersHandle):
 
     def _joined(self, samples: list[Sample]) -> Batch:
         batch = Batch.join([sample.batch for sample in samples])
-        self.site.count(requests=len(samples), sampled_steps=batch.steps)
+        self.site.count(requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests))
         return batch
 
     def episodes(self) -> dict[str, Any]:
@@ -213,24 +237,25 @@ class GymRunners(RunnersHandle):
 
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Share the episodes among the runners."""
-        self._ready()
+        newest = self._start()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         with self._asking:
-            calls = [self.pool.submit(i, "evaluate", self._lacking(i)[0], len(part), seed + int(part[0])) for i, part in enumerate(shares)]
+            calls = [self.pool.submit(i, "evaluate", self._lacking(i, newest), len(part), seed + int(part[0])) for i, part in enumerate(shares)]
         returns = np.concatenate([call.result() for call in calls])
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns)) for k in ("mean", "std", "min", "max")}
         return self._evaluated
 
-    def _ready(self) -> None:
-        if self._newest is None:
-            self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), 0)
+    def _start(self) -> Published:
+        """The newest weights, which are runners' own where no learner gave them any."""
+        if self._latest is None:
+            self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), np.int32(0))
+        return cast("Published", self._latest)
 
-    def _lacking(self, index: int) -> tuple[Any, Any]:
-        """The newest weights if this runner was not sent them yet, else None; and their version."""
-        newest = self._newest
-        lacks, self._lent[index] = self._lent[index] is not newest, newest
-        return newest[0] if lacks else None, newest[1]
+    def _lacking(self, index: int, wanted: Published) -> Any:
+        """The weights as a worker takes them, if this one was not sent them last."""
+        lacks, self._lent[index] = self._lent[index] is not wanted, wanted
+        return wanted.sent(self.pool) if lacks else None
 
     def _note(self, episodes: Episodes) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from flowrl.errors import EnvironmentFailed, raised
+from flowrl.graph.graph import Chain
+from flowrl.graph.protocols import Site
+from flowrl.graph.site import alone
 from flowrl.items import Batch, read_only
+from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
 from flowrl.resources.evaluation import play
+from flowrl.resources.reward_scale import RewardScale
 from flowrl.rl.policies import Memory, Network, Weights, network
 
 if TYPE_CHECKING:
@@ -45,6 +50,11 @@ class Sample:
 Act = Callable[..., Any]
 
 
+def _sent(x: Any) -> Any:
+    """As it is sent: arrays of NumPy that nobody may write to."""
+    return read_only(np.asarray(x)) if isinstance(x, jax.Array | np.ndarray) else x
+
+
 class Runner:
     """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
 
@@ -68,6 +78,7 @@ class Runner:
         self.version = 0
         self.scale = RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
         self._started = False
+        self.local: Local | None = None
 
     def close(self) -> None:
         """Close the environments."""
@@ -97,6 +108,10 @@ class Runner:
         except Exception as error:
             raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
 
+    def localize(self, chain: Chain) -> None:
+        """From now on every fragment goes through these operators before it is sent."""
+        self.local = Local(chain, self.network, alone(self.label, self.spec))
+
     def take(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on; None: go on with the ones at hand."""
         if published is not None:
@@ -112,11 +127,13 @@ class Runner:
         self.take(published)
         try:
             self._start()
-            rows = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
+            sample = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
         except EnvironmentFailed as error:
             error.message = f"{self.label}: {error.message}"
             raise
-        return rows
+        if self.local is not None:
+            sample = Sample(self.local(self.weights, sample.batch), sample.episodes)
+        return Sample(jax.tree.map(_sent, sample.batch), sample.episodes)
 
     def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
         """The returns ``[episodes]`` of whole episodes played greedily, in environments made for them."""
@@ -251,7 +268,7 @@ class Runner:
             **carry,
         }
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
-        return Sample(jax.tree.map(read_only, batch), episodes)
+        return Sample(batch, episodes)
 
     def _check_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> None:
         for b, reward, _ in skipped:
@@ -285,47 +302,20 @@ class Runner:
         return Episodes(int(valid.sum()), returns, lengths, len(skipped))
 
 
-@dataclass
-class RewardScale:
-    """Divides rewards by the running deviation of discounted returns (as in Engstrom et al. 2020, section 3).
-
-    Each runner keeps its own moments, of its own environments.
-    """
-
-    envs: int
-    gamma: float
-
-    def __post_init__(self) -> None:
-        self.returns = np.zeros(self.envs)
-        self.mean, self.var, self.count = 0.0, 1.0, 1e-4
-
-    def __call__(self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]) -> Array:
-        """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it and the steps `skipped` behind it."""
-        seen = []
-        for reward, valid, done in zip(data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True):
-            self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
-            seen.append(self.returns[valid])
-            self.returns = np.where(done, 0.0, self.returns)
-        for b, reward, over in skipped:
-            self.returns[b] = self.returns[b] * self.gamma + reward
-            seen.append(self.returns[b : b + 1].copy())
-            self.returns[b] *= not over
-        x = np.concatenate(seen)
-        if len(x):
-            delta, total = x.mean() - self.mean, self.count + len(x)
-            self.var = (self.var * self.count + x.var() * len(x) + delta**2 * self.count * len(x) / total) / total
-            self.mean, self.count = self.mean + delta * len(x) / total, total
-        scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
-        return scaled
-
-
 class RunnerTwin:
     """A runner in the abstract trace: the same methods, giving shapes."""
 
-    def __init__(self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0) -> None:
+    def __init__(self, spec: Runners, site: Site, index: int, incarnation: int = 0) -> None:
         self.spec = spec
+        self.site = site
         self.index = index
         self.version = 0
+        self.weights: Weights | None = None
+        self.local: Local | None = None
+
+    def localize(self, chain: Chain) -> None:
+        """From now on every fragment goes through these operators."""
+        self.local = Local(chain, network(self.spec.policy, self.spec.spaces()), self.site)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -337,7 +327,7 @@ class RunnerTwin:
 
     def _take(self, published: tuple[Weights, Any] | None) -> None:
         if published is not None:
-            self.version = int(published[1])
+            self.weights, self.version = published[0], int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
         """A fragment of shapes; its version and producer are known even here."""
@@ -365,7 +355,8 @@ class RunnerTwin:
             "producer": np.full(self.spec.envs, self.index, np.int32),
             **self._carry,
         }
-        return Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
+        sample = Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
+        return sample if self.local is None else Sample(self.local(self.weights, sample.batch), sample.episodes)
 
     @cached_property
     def _carry(self) -> dict[str, Array]:

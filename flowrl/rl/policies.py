@@ -187,6 +187,20 @@ class Network:
         (rest, _), (outputs, value) = jax.lax.scan(row, (weights.rest, memory.carry), (obs, memory.reset))
         return self.head.distribution(outputs), value, rest
 
+    def memory_of(self, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Memory:
+        """What a recurrent policy goes on from in a batch ``[T, B]``, and where episodes begin in its T rows and the one behind."""
+        if not self.recurrent:
+            return Memory()
+        valid = data["valid"]
+        return Memory(self.carry_of(columns), jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid]))
+
+    def values(self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Array:
+        """The values ``[B]`` of what comes behind the last rows of a batch, of which a policy without memory needs no `data`."""
+        if not self.recurrent:
+            return self.apply(weights, columns["bootstrap_obs"])[1]
+        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
+        return self.unroll(weights, obs, self.memory_of(data, columns))[1][-1]
+
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
         """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
         module = self._merge(*weights)

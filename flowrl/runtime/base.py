@@ -20,6 +20,7 @@ import numpy as np
 from flowrl.errors import NotFinite
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
+from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained
@@ -28,7 +29,7 @@ from flowrl.items import Batch, Row, Tally, Trained
 class Runtime(Protocol):
     """A way to run a graph."""
 
-    def open(self, graph: Graph, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
         """Make the resources and be ready for the first pass."""
 
 
@@ -40,8 +41,8 @@ class RowMaker:
         self.started = self.last = started
         self.totals = dict.fromkeys(("row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes"), 0)
 
-    def row(self, tally: Tally) -> Row:
-        """The next Row. Waits for the device.
+    def row(self, tally: Tally, **extra: float) -> Row:
+        """The next Row, with `extra` columns. Waits for the device.
 
         Raises:
             NotFinite: an update since the last Row gave NaN or infinity.
@@ -77,6 +78,7 @@ class RowMaker:
                 "loss": metrics.pop("loss", math.nan),
                 **metrics,
                 **{k: float(v) for k, v in told.items()},
+                **extra,
             }
         )
 
@@ -208,8 +210,12 @@ class Session:
                 tallies = self.turns.round()
             self.interrupted = pressed()
             for tally in tallies:
-                yield self.rows.row(tally)
+                yield self.rows.row(tally, **self._dropped())
             self.raise_interrupt()
+
+    def _dropped(self) -> dict[str, float]:
+        """The steps that queues dropped, in a graph that has any."""
+        return {"dropped_steps": float(sum(self.place.ledger.dropped_steps.copy().values()))} if self.turns.channels else {}
 
     def raise_interrupt(self) -> None:
         """Raise the interrupt that was held back, if there is one."""

@@ -16,8 +16,8 @@ import jax
 import ray
 
 from flowrl.errors import FlowrlError, RuntimeFailed
-from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook
+from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.values import importing
@@ -100,6 +100,10 @@ class RayWorkers:
         ray.kill(self.actors[index])
         self.actors[index] = self.kind.remote(self.make, index, incarnation, sys.path)
 
+    def ready(self, value: Any) -> bool:
+        """Whether the device is done with it."""
+        return all(x.is_ready() for x in jax.tree.leaves(value) if hasattr(x, "is_ready"))
+
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Which of these came first."""
         refs = [future.ref for future in futures]
@@ -176,11 +180,12 @@ class RayRuntime:
     address: str | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
-    def open(self, graph: Graph, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
         """Start or join Ray and open the graph's resources.
 
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
         """
+        graph = plan.graph
         stop = start(self.address, self.init, graph.name)
-        return Session(graph, Place(graph.name, graph.resources, seed, RaySite), Threads, hook, stop)
+        return Session(graph, Place(graph.name, graph.resources, seed, RaySite, plan.found.totals), Threads, hook, stop)

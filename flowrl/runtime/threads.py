@@ -76,7 +76,15 @@ class Threads:
 
     def round(self) -> list[Tally]:
         """A pass of the clock's stage. What it closed is returned."""
-        return self.main.run_pass()
+        try:
+            return self.main.run_pass()
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        """A pass is over: it may have changed what others wait for."""
+        with self.turn:
+            self.turn.notify_all()
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -105,6 +113,7 @@ class Threads:
                     return
                 with lock:
                     loop.run_pass()
+                self._tell()
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             with self.turn:
                 self.error = error

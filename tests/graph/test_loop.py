@@ -12,7 +12,9 @@ from small import Merge
 
 import flowrl as fl
 from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
+from flowrl.graph.trace import Trace
 from flowrl.items import Tally
 
 
@@ -176,7 +178,7 @@ def test_report_commits_before_it_yields():
 def test_rows_come_only_after_the_pass_ran_to_its_end():
     log = []
     graph = fl.Graph("g").then(s=Source((1, 2)), a=Note(log), clock=Clock()).then(after="a", late=Note(log))
-    session = fl.LocalRuntime().open(graph, 0)
+    session = fl.LocalRuntime().open(Plan(graph, Trace()), 0)
     rows = iter(session)
     next(rows)
     assert log[-1] == "a is done with 2" and sum("late takes" in x for x in log) == 2

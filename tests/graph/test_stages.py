@@ -84,6 +84,48 @@ def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, o
     assert edge.got.steps == got[-1]["trained_steps"]
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 3),
+    st.sampled_from([{"mode": "async", "in_flight": 1}, {"mode": "async", "in_flight": 3}, {"mode": "sync"}, {"min_fraction": 0.6}]),
+    st.sampled_from([64, 128, 200]),
+)
+def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(seed, max_lag, sample, steps):
+    graph = ASYNC.replace(sample=fl.ParallelSample(**sample), batch=fl.Concat(steps), queue=fl.Queue(3, max_lag=max_lag, on_stale="pace"))
+    plan = graph.compile()
+    assert plan.lag_bound == max_lag >= plan.lag
+    with fl.run(plan, runtime=fl.LocalRuntime(schedule="random"), seed=seed) as run:
+        got = list(itertools.islice(run, 6))
+    assert max(r["lag_max"] for r in got) <= max_lag and got[-1]["dropped_steps"] == 0
+    assert run.audit().closed
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3))
+def test_behind_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, every):
+    graph = ASYNC.replace(sample=fl.ParallelSample(), batch=fl.Concat(steps), queue=fl.Queue(capacity), sync=fl.SyncWeights(every=every))
+    plan = graph.compile()
+    assert plan.lag_bound == capacity - 1 + every
+    with fl.run(plan, runtime=fl.LocalRuntime(schedule="random"), seed=seed) as run:
+        assert max(r["lag_max"] for r in itertools.islice(run, 8)) <= plan.lag_bound
+
+
+def test_the_plan_says_where_lag_has_no_bound():
+    for graph in (ASYNC, ASYNC.remove("queue").replace(sample=fl.ParallelSample(min_fraction=0.6)), ASYNC.insert(after="queue", mix=fl.MixIn())):
+        plan = graph.compile()
+        assert plan.lag_bound == np.inf and "lag bound none, expected " in str(plan)
+    assert "lag bound 4, expected " in str(ASYNC.set("queue.max_lag", 4).compile())
+
+
+def test_pacing_that_can_not_be_is_told_before_the_run():
+    with pytest.raises(fl.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"):
+        fl.Queue(3, on_stale="pace")
+    late = ASYNC.replace(queue=fl.Queue(3, max_lag=1, on_stale="pace"), sync=fl.SyncWeights(every=8))
+    with pytest.raises(fl.CheckError, match="no stage can go on"):
+        late.check()
+
+
 def test_random_schedules_differ_and_drop():
     graph = ASYNC.replace(queue=fl.Queue(1, full="drop_oldest"))
     dropped = set()

@@ -16,7 +16,8 @@ from small import AnyAgeLoss, Counter, Delay, Pass, SyncEvery, halves, learner, 
 
 import flowrl as fl
 from flowrl.graph import trace as module
-from flowrl.graph.trace import trace
+from flowrl.graph.plan import Plan
+from flowrl.graph.trace import Trace, trace
 
 
 def loose():
@@ -46,7 +47,7 @@ def test_a_row_a_round_is_a_period_of_one_row():
         "report": (1, 1, 0),
     }
     assert dict(found.steady["train"].counts["learner"]) == {"updates": 1, "trained_steps": 128, "used_steps": 256, "gradient_steps": 4}
-    assert dict(found.steady["sample"].counts["runners"]) == {"requests": 2, "sampled_steps": 128}
+    assert dict(found.steady["sample"].counts["runners"]) == {"requests": 2, "sampled_steps": 128, "outstanding": 0}
 
 
 def test_two_rounds_a_batch_and_three_batches_a_row_are_six_rounds_a_row():
@@ -123,7 +124,7 @@ def test_patience_is_short():
 def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
     graph = loose().set("batch.min_steps", 256)
     real, forms = {}, traced(graph).forms
-    session = fl.LocalRuntime().open(graph, 0, lambda node, _, item: real.setdefault(node, item) if item is not None else None)
+    session = fl.LocalRuntime().open(Plan(graph, Trace()), 0, lambda node, _, item: real.setdefault(node, item) if item is not None else None)
     next(iter(session))
     session.close()
     for name in ("sample", "batch", "adv", "norm"):

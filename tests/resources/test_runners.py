@@ -10,9 +10,11 @@ import pytest
 import environments
 import flowrl as fl
 from environments import Clockwork
-from flowrl.graph.site import HereWorkers
+from flowrl.graph import trace
+from flowrl.graph.site import HereWorkers, Place
 from flowrl.resources.environments import make_vector
-from flowrl.resources.sampling import RewardScale, Runner, RunnerTwin
+from flowrl.resources.reward_scale import RewardScale
+from flowrl.resources.sampling import Runner, RunnerTwin
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
 FRAGMENT = 9
@@ -96,11 +98,13 @@ def _network(runners):
 )
 def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
     spec = fl.Runners(env, policy, envs=4, fragment=5)
-    net = fl.Learner(policy, fl.PPOLoss(), fl.Adam())
-    real, twin = Runner(spec, "runners", 0, 1), RunnerTwin(spec, "runners", 0, 1)
+    real, twin = Runner(spec, "runners", 0, 1), RunnerTwin(spec, trace.AbstractSite(Place("g", {}, 0, trace.AbstractSite), "runners", 0), 1)
     weights = jax.jit(real.network.init)(jax.random.key(0))
     try:
-        for published in ((weights, np.int32(3)), None):
+        for published in ((weights, np.int32(3)), None, None):
+            if twin.local is None and published is None:
+                real.localize(fl.chain(adv=fl.Advantages()))
+                twin.localize(fl.chain(adv=fl.Advantages()))
             a, b = real.sample(published), twin.sample(published)
             assert _forms(a.batch) == _forms(b.batch)
             np.testing.assert_array_equal(a.batch.columns["version"], b.batch.columns["version"])
@@ -110,7 +114,7 @@ def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
     finally:
         real.close()
     public = {n for n in vars(RunnerTwin) if not n.startswith("_")}
-    assert public == {"sample", "evaluate", "close"}, net
+    assert public == {"sample", "localize", "evaluate", "close"}
 
 
 def _forms(tree):
