@@ -189,7 +189,7 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         if run.reason is not None:
             code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
-            print(summary(run, args.until, out, code), file=sys.stderr)
+            print(f"{run.diagnosis()}\n{summary(run, args.until, out, code)}", file=sys.stderr)
     return 0 if run.reason == "until" or not args.until else 1
 
 
@@ -263,6 +263,8 @@ def columns(plan: Plan) -> list[str]:
     for form in plan.found.forms.values():
         if isinstance(form, Trained):
             names += [n for n in form.metrics.names if n not in (*names, "bad")]
+    if any(node.op.queue for node in plan.graph.nodes):
+        names.append("dropped_steps")
     if plan.total("evaluations"):
         names += [f"eval/return_{k}" for k in ("mean", "std", "min", "max")]
     return names

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.clock import CONCAT
 from flowrl.errors import ContractError, unknown
 
 Array = Any
@@ -72,10 +73,11 @@ class Batch:
         if len(batches) == 1:
             return batches[0]
         first = batches[0]
-        return Batch(
-            {k: concatenate([b.data[k] for b in batches], axis=1) for k in first.data},
-            {k: concatenate([b.columns[k] for b in batches], axis=0) for k in first.columns},
-        )
+        with CONCAT:
+            return Batch(
+                {k: concatenate([b.data[k] for b in batches], axis=1) for k in first.data},
+                {k: concatenate([b.columns[k] for b in batches], axis=0) for k in first.columns},
+            )
 
 
 ALIGNED = 64

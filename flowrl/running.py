@@ -21,6 +21,7 @@ from flowrl.items import Row
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
 from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
+from flowrl.runtime.diagnosis import Diagnosis
 from flowrl.saving import RunDir, TrainedPolicy, check_free
 
 RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
@@ -110,6 +111,7 @@ class Run:
         self._steps, self._until = steps, until
         self._stream = Stream(observers)
         self._final: TrainedPolicy | None = None
+        self._diagnosed: Diagnosis | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
         try:
@@ -182,6 +184,10 @@ class Run:
         """The conservation audit so far."""
         return self._session.audit()
 
+    def diagnosis(self) -> Diagnosis:
+        """Where the time went, by process: a table, and what would mend it. After the end of the run, that of the end."""
+        return self._diagnosed or self._session.diagnosis()
+
     # -- saving and ending
 
     def save(self, path: str | Path) -> None:
@@ -190,11 +196,11 @@ class Run:
         Raises:
             SaveError: it exists already, or the policy's class has no name that leads back to it.
         """
-        policy, audit = self._policy(), str(self.audit())
+        policy, told = self._policy(), self._told()
         folder = RunDir(path, self._files())
         for row in self.rows:
             folder.add(row)
-        folder.finish(policy, {"audit.txt": audit})
+        folder.finish(policy, told)
 
     def close(self) -> None:
         """End the run: shut everything down, and save into `out` if there is one. Rows and policy stay at hand."""
@@ -212,13 +218,14 @@ class Run:
         self.reason = reason
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (self._finish, self._session.close, self._keep_policy, self._session.rest):
+            for ending in (self._finish, self._session.close, self._keep, self._session.rest):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()
             self._session.raise_interrupt()
 
-    def _keep_policy(self) -> None:
+    def _keep(self) -> None:
+        self._diagnosed = self._session.diagnosis()
         self._final = self._policy()
 
     def _policy(self) -> TrainedPolicy | None:
@@ -233,9 +240,12 @@ class Run:
         if self._dir is None:
             return
         try:
-            self._dir.finish(self._final, {"audit.txt": str(self.audit())})
+            self._dir.finish(self._final, self._told())
         except OSError as problem:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
+
+    def _told(self) -> dict[str, str]:
+        return {"audit.txt": str(self.audit()), "diagnosis.txt": str(self.diagnosis())}
 
     def _files(self) -> dict[str, str]:
         """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""

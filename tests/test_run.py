@@ -51,7 +51,16 @@ def test_leaving_the_block_closes_the_run_and_policy_and_save_work_afterwards(tm
 
 def test_a_runs_directory_holds_what_it_should(saved):
     path, run = saved
-    assert {p.name for p in path.iterdir()} == {"rows.jsonl", "graph.txt", "plan.txt", "audit.txt", "command.txt", "policy", "manifest.json"}
+    assert {p.name for p in path.iterdir()} == {
+        "rows.jsonl",
+        "graph.txt",
+        "plan.txt",
+        "audit.txt",
+        "diagnosis.txt",
+        "command.txt",
+        "policy",
+        "manifest.json",
+    }
     rows = [json.loads(line) for line in (path / "rows.jsonl").read_text().splitlines()]
     assert [r["env_steps"] for r in rows] == [r["env_steps"] for r in run.rows]
     assert rows[0]["lag_max"] == 0

@@ -66,6 +66,9 @@ class Workers(Protocol):
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """Which of these is done, or the first to be; None where none is within so many seconds."""
 
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """By worker that is a process of its own and answers: its seconds by kind of work."""
+
     def close(self) -> None:
         """End them all."""
 
@@ -115,6 +118,14 @@ class Handle(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of processes and environments."""
+
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """By process that works for this resource: its seconds by kind of work."""
+        return {}
+
+    def findings(self) -> Iterator[str]:
+        """Sentences on where time is lost, and what would mend it."""
+        return iter(())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from flowrl.clock import UPDATE
 from flowrl.errors import ContractError, GraphError, a, unknown
 from flowrl.graph.loop import Ledger
 from flowrl.graph.protocols import Handle, Resource, Workers
@@ -70,6 +71,10 @@ class HereWorkers:
     def ready(self, value: Any) -> bool:
         """Always, so that what a seed leads to does not depend on the machine."""
         return True
+
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """None: they work by the clock of this thread."""
+        return {}
 
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """All are done: the first one, or one drawn by lot."""
@@ -184,7 +189,8 @@ class HereSite:
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """Run a pure function, compiled once per function and static settings in the life of this process."""
-        return _jitted(fn, donate, *static.items())(*args)
+        with UPDATE:
+            return _jitted(fn, donate, *static.items())(*args)
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call it."""

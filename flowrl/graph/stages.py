@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from flowrl.clock import OTHER, By, Clock
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Ledger, Loop
@@ -86,6 +87,10 @@ class Turns(Protocol):
 
     loops: list[Loop]
     channels: dict[str, Channel]
+    clock: Clock
+    """Of the thread of the graph's clock."""
+    clocks: dict[str, Clock]
+    """By thread at work, as a reader calls it: where its time goes."""
 
     def wait(self) -> None:
         """Wait until a round can begin."""
@@ -107,6 +112,8 @@ class Schedule:
         self.channels = channels_of(graph)
         self.loops = make(self.channels)
         self.pick = pick
+        self.clock = Clock("outside")
+        self.clocks = {"this process": self.clock}
 
     def wait(self) -> None:
         """Nothing goes on meanwhile."""
@@ -125,6 +132,10 @@ class Schedule:
         Raises:
             GraphError: no stage can go on.
         """
+        with By(self.clock), OTHER:
+            return self._round()
+
+    def _round(self) -> list[Tally]:
         rows: list[Tally] = []
         ready = [loop for loop in self.loops if loop.ready()]
         if not ready:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.clock import TRANSFER, WAITING
 from flowrl.graph.protocols import Future
 
 
@@ -94,7 +95,8 @@ class AsyncRequests:
         self.last[worker] = self.issued
         if not self.going[worker]:
             self.since[worker] = time.monotonic()
-        self.going[worker].append(Request(worker, self.incarnations[worker], self.issued, self.submit(worker)))
+        with TRANSFER:
+            self.going[worker].append(Request(worker, self.incarnations[worker], self.issued, self.submit(worker)))
 
     def next(self, timeout: float | None = None) -> Request:
         """Wait for the next result. Of several that are there, that of the worker whose call is the oldest comes first.
@@ -111,7 +113,8 @@ class AsyncRequests:
         oldest = sorted((going[0] for going in self.going if going), key=lambda request: request.number)
         slowest = min(oldest, key=lambda request: self.since[request.worker]).worker
         left = None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())
-        found = self.wait([request.future for request in oldest], left)
+        with WAITING:
+            found = self.wait([request.future for request in oldest], left)
         if found is None:
             raise Late(slowest, timeout or 0.0)
         worker = oldest[found].worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from threading import Event, Lock
 from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
+import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from flowrl.clock import TRANSFER, UPDATE, WEIGHTS
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, Workers
@@ -27,6 +30,8 @@ from flowrl.resources.sampling import Episodes, Runner, RunnerTwin, Sample
 from flowrl.rl.policies import Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
+NOTABLE = 0.05
+"""The share of time from which on a loss is told."""
 RECENT = 100
 """`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
 
@@ -42,7 +47,8 @@ class Published:
     def sent(self, pool: Workers) -> Any:
         """The weights as the workers take them: put once."""
         if self.put is None:
-            self.put = pool.put((self.weights, self.version))
+            with WEIGHTS:
+                self.put = pool.put((self.weights, self.version))
         return self.put
 
     def there(self, pool: Workers) -> bool:
@@ -88,16 +94,33 @@ class GymRunners(RunnersHandle):
         self._restarted: dict[str, int] = {}
         """Restarts, and steps that were asked for and never came, if there were any."""
         self._closing = Event()
+        self._rounds = self._idle = 0.0
+        """Runner-seconds in rounds, and of these between a fragment and the end of its round."""
 
     def close(self) -> None:
         """Close all runners and their environments."""
         self._closing.set()
         self.pool.close()
 
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """Those of the workers."""
+        return self.pool.clocks()
+
+    def findings(self) -> Iterator[str]:
+        """What waiting for the slowest costs."""
+        share = self._idle / self._rounds if self._rounds else 0.0
+        if len(self.pool) > 1 and share >= NOTABLE and self.clocks():
+            yield (
+                f"{self.site.name}: {share:.0%} of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue "
+                "would use all of it, and min_fraction=0.8 a part"
+            )
+
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Put the weights once; the next request to each runner that gets them carries them."""
         new = Published(weights, version)
         if wait:
+            with UPDATE:  # what it computes them from is not done yet
+                jax.block_until_ready(weights)
             new.sent(self.pool)
         with self._asking:
             self._latest = new
@@ -149,7 +172,13 @@ class GymRunners(RunnersHandle):
         self._start()
         self.requests.in_flight = 1
         self.requests.fill(self._allowed())
-        came = [self._take() for _ in range(self._part(min_fraction))]
+        began, arrived, came, first = time.perf_counter(), [], [], self._came == 0
+        for _ in range(self._part(min_fraction)):
+            came.append(self._take())
+            arrived.append(time.perf_counter())
+        if not first:  # that one holds the runners' start
+            self._rounds += self.spec.count * (arrived[-1] - began)
+            self._idle += sum(arrived[-1] - at for at in arrived)
         return self._joined([sample for _, sample in sorted(came, key=lambda x: x[0])])
 
     def next(self, in_flight: int = 2) -> Batch:
@@ -179,7 +208,8 @@ class GymRunners(RunnersHandle):
                 request = self.requests.next(self.spec.timeout)
                 worker, lost = request.worker, 1
                 self._asked[worker].popleft()
-                sample: Sample = request.result()
+                with TRANSFER:
+                    sample: Sample = request.result()
             except Late as late:
                 worker = late.worker
                 self._restart(worker, lost, RuntimeFailed(f"{self.site.name}, runner {worker} gave nothing for {self.spec.timeout:g} s"))

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
@@ -102,7 +103,8 @@ class Runner:
 
     def _reset(self, **how: Any) -> Array:
         try:
-            return self._checked(self.vector.reset(**how)[0], "reset")
+            with RESET:
+                return self._checked(self.vector.reset(**how)[0], "reset")
         except EnvironmentFailed:
             raise
         except Exception as error:
@@ -115,8 +117,9 @@ class Runner:
     def take(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on; None: go on with the ones at hand."""
         if published is not None:
-            self.weights = jax.tree.map(jax.numpy.asarray, published[0])
-            self.version = int(published[1])
+            with WEIGHTS:
+                self.weights = jax.tree.map(jax.numpy.asarray, published[0])
+                self.version = int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
         """The next fragment, acting with `published` weights if there are any.
@@ -126,19 +129,22 @@ class Runner:
         """
         self.take(published)
         try:
-            self._start()
-            sample = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
+            with START:
+                self._start()
+            with STEP:
+                sample = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
         except EnvironmentFailed as error:
             error.message = f"{self.label}: {error.message}"
             raise
-        if self.local is not None:
-            sample = Sample(self.local(self.weights, sample.batch), sample.episodes)
-        return Sample(jax.tree.map(_sent, sample.batch), sample.episodes)
+        with CONCAT:
+            batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
+            return Sample(jax.tree.map(_sent, batch), sample.episodes)
 
     def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
         """The returns ``[episodes]`` of whole episodes played greedily, in environments made for them."""
         self.take(published)
-        return play(self.spec.env, self.network, self.weights, episodes, seed, self.spec.wrappers, self.spec.env_settings)
+        with EVALUATION:
+            return play(self.spec.env, self.network, self.weights, episodes, seed, self.spec.wrappers, self.spec.env_settings)
 
     # -- filling a fragment
 
@@ -222,8 +228,9 @@ class Runner:
 
     def _decide_on(self, obs: Array) -> tuple[Array, Any]:
         memory = (self.memory,) if self.network.recurrent else ()
-        packed, carry = self.act(self.weights, obs, self.key, np.uint32(self.turn), *memory)
-        return np.asarray(packed), carry
+        with INFERENCE:
+            packed, carry = self.act(self.weights, obs, self.key, np.uint32(self.turn), *memory)
+            return np.asarray(packed), carry
 
     def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Step all environments: observations to act on, rewards, flags, and the observations that the steps led to."""
@@ -254,6 +261,10 @@ class Runner:
         return checked
 
     def _finish(self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Sample:
+        with CONCAT:
+            return self._made(data, last, carry, skipped)
+
+    def _made(self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Sample:
         self._check_finite(data, last, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
         for name in ("reward", "terminated", "truncated"):

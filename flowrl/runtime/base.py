@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from flowrl.clock import UPDATE, By
 from flowrl.errors import NotFinite
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
@@ -24,6 +25,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained
+from flowrl.runtime.diagnosis import Diagnosis
 
 
 class Runtime(Protocol):
@@ -210,7 +212,9 @@ class Session:
                 tallies = self.turns.round()
             self.interrupted = pressed()
             for tally in tallies:
-                yield self.rows.row(tally, **self._dropped())
+                with By(self.turns.clock), UPDATE:
+                    row = self.rows.row(tally, **self._dropped())
+                yield row
             self.raise_interrupt()
 
     def _dropped(self) -> dict[str, float]:
@@ -237,6 +241,13 @@ class Session:
         """The conservation audit so far."""
         with self.turns.still():
             return audit(self.place.ledger, self.turns.loops, self.turns.channels)
+
+    def diagnosis(self) -> Diagnosis:
+        """Where the time went so far, by process."""
+        processes = {name: clock.read() for name, clock in self.turns.clocks.items()}
+        for handle in self.place.handles.values():
+            processes |= handle.clocks()
+        return Diagnosis(processes, tuple(f for handle in self.place.handles.values() for f in handle.findings()))
 
     def rest(self) -> None:
         """Let every stage end its pass, and no more."""

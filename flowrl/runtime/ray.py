@@ -6,8 +6,10 @@ import os
 import re
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ import cloudpickle
 import jax
 import ray
 
+from flowrl.clock import OTHER, START, By, Clock
 from flowrl.errors import FlowrlError, RuntimeFailed
 from flowrl.graph.loop import Hook
 from flowrl.graph.plan import Plan
@@ -32,13 +35,25 @@ class Host:
     """The actor: makes one worker and calls its methods."""
 
     def __init__(self, make: bytes, index: int, incarnation: int, path: Sequence[str]) -> None:
+        self.clock = Clock("waiting")
         sys.path.extend(p for p in path if p not in sys.path)
-        with importing("a Ray worker"):
+        with By(self.clock), START, importing("a Ray worker"):
             self.worker = cloudpickle.loads(make)(index, incarnation)
+        self.idle = time.time()
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the worker."""
-        return getattr(self.worker, method)(*args)
+    def call(self, asked: float, method: str, *args: Any) -> Any:
+        """Call a method of the worker, as it was asked to at a time."""
+        now = time.time()
+        self.clock.move(min(max(now - max(asked, self.idle), 0.0), now - self.idle), "waiting", "transfer")  # it was on its way meanwhile
+        try:
+            with By(self.clock), OTHER:
+                return getattr(self.worker, method)(*args)
+        finally:
+            self.idle = time.time()
+
+    def spent(self) -> Mapping[str, float]:
+        """The seconds by kind of work."""
+        return self.clock.read()
 
 
 class Pending:
@@ -93,7 +108,7 @@ class RayWorkers:
 
     def submit(self, index: int, method: str, *args: Any) -> Pending:
         """Call a method of one actor."""
-        return Pending(self.actors[index].call.remote(method, *args), f"{self.name}, worker {index}")
+        return Pending(self.actors[index].call.remote(time.time(), method, *args), f"{self.name}, worker {index}")
 
     def restart(self, index: int, incarnation: int) -> None:
         """Kill an actor, be it dead or hanging, and start another."""
@@ -110,10 +125,21 @@ class RayWorkers:
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
 
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """Those of the actors that answer in time."""
+        asked = [actor.spent.remote() for actor in self.actors]
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
+        found = {}
+        for index, ref in enumerate(asked):
+            with suppress(ray.exceptions.RayError):
+                if ref in done:
+                    found[f"{self.name}, {index}"] = ray.get(ref)
+        return found
+
     def close(self) -> None:
         """Close what the actors hold, then end them."""
         try:
-            ray.wait([a.call.remote("close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
+            ray.wait([a.call.remote(0.0, "close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
         finally:
             for actor in self.actors:
                 ray.kill(actor)

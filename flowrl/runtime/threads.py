@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from flowrl.clock import OTHER, WAITING, By, Clock
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.stages import Channel, Make, channels_of
@@ -58,6 +59,9 @@ class Threads:
             for loop, lock in zip(others, self.locks, strict=True)
         ]
         self.started = False
+        self.clock = Clock("outside")
+        self.clocks = {f"stage of {self.main.first}": self.clock, **{f"stage of {loop.first}": Clock("waiting") for loop in others}}
+        self.clocks = {name: self.clocks[name] for name in (f"stage of {loop.first}" for loop in self.loops)}
 
     def wait(self) -> None:
         """Wait until the stage of the clock can go on.
@@ -69,7 +73,7 @@ class Threads:
             self.started = True
             for thread in self.threads:
                 thread.start()
-        with self.turn:
+        with By(self.clock), WAITING, self.turn:
             self.turn.wait_for(lambda: self.error is not None or self.main.ready())
         if self.error is not None:
             raise self.error
@@ -77,7 +81,8 @@ class Threads:
     def round(self) -> list[Tally]:
         """A pass of the clock's stage. What it closed is returned."""
         try:
-            return self.main.run_pass()
+            with By(self.clock), OTHER:
+                return self.main.run_pass()
         finally:
             self._tell()
 
@@ -106,14 +111,15 @@ class Threads:
 
     def _work(self, loop: Loop, lock: threading.Lock) -> None:
         try:
-            while True:
-                with self.turn:
-                    self.turn.wait_for(lambda: self.ending or loop.ready())
-                if self.ending:
-                    return
-                with lock:
-                    loop.run_pass()
-                self._tell()
+            with By(self.clocks[f"stage of {loop.first}"]):
+                while True:
+                    with self.turn:
+                        self.turn.wait_for(lambda: self.ending or loop.ready())
+                    if self.ending:
+                        return
+                    with OTHER, lock:
+                        loop.run_pass()
+                    self._tell()
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             with self.turn:
                 self.error = error

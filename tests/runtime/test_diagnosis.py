@@ -1,0 +1,112 @@
+"""Where the time goes: every instant is counted once, in every process; and the sentence on waiting for the slowest."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from environments import Clockwork
+from flowrl.clock import KINDS, STEP, WAITING, By, Clock
+from flowrl.runtime.diagnosis import Diagnosis
+
+runtimes = pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+
+
+def test_every_instant_is_of_one_kind():
+    began = time.perf_counter()
+    clock = Clock("outside")
+    with By(clock):
+        with WAITING:
+            time.sleep(0.03)
+            with STEP:
+                time.sleep(0.02)
+            time.sleep(0.01)
+        time.sleep(0.02)
+    with STEP:  # of this thread's own clock
+        time.sleep(0.02)
+    spent, wall = clock.read(), time.perf_counter() - began
+    assert sum(spent.values()) == pytest.approx(wall, abs=0.005)
+    assert spent["waiting"] == pytest.approx(0.04, abs=0.015) and spent["step"] == pytest.approx(0.02, abs=0.015)
+    assert sum(clock.read().values()) > sum(spent.values())
+
+
+class Slow(Clockwork):
+    """Every step takes 2 ms, every 20th 40 ms."""
+
+    taken = 0
+
+    def step(self, action):
+        self.taken += 1
+        time.sleep(0.04 if self.taken % 20 == 0 else 0.002)
+        return super().step(action)
+
+
+@runtimes
+@pytest.mark.parametrize("name", ["ppo", "impala"])
+def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
+    settings = {"ppo": fl.PPOSettings(epochs=1, minibatch=None), "impala": fl.IMPALASettings(report_every=1)}[name]
+    graph = getattr(fl, name)(Slow, settings)
+    graph = graph.set("runners.count", 2).set("runners.envs", 2).set("runners.fragment", 20).set("batch.min_steps", 80)
+    with fl.run(graph, runtime=runtime) as run:
+        next(run)
+        times, tables = [time.perf_counter()], []
+        for rows in (12, 0):
+            tables.append(run.diagnosis())
+            times.append(time.perf_counter())
+            for _ in range(rows):
+                next(run)
+        first, last = tables
+        wall = times[2] - times[0]
+    assert ("this process" in last.processes) == (runtime == "local")
+    assert len(last.processes) == {"local": 1, "ray": {"ppo": 3, "impala": 4}[name]}[runtime]
+    for process, spent in last.processes.items():
+        assert set(spent) <= set(KINDS)
+        grown = {kind: spent[kind] - first.processes[process].get(kind, 0.0) for kind in spent}
+        assert 0.95 * (times[2] - times[1]) - 0.05 < sum(grown.values()) < 1.05 * wall, process
+        assert grown.get("other", 0.0) < 0.05 * wall, (process, grown)
+        if "step" in spent:
+            assert grown["step"] > grown["inference"] > 0
+    text = str(run.diagnosis())
+    assert all(process in text for process in last.processes)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
+    settings = fl.PPOSettings(runners=2, envs=1, fragment=10, batch=20, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    graph = fl.ppo(Lame, settings).set("runners.env_settings", {"mark": str(tmp_path / "mark")})
+    with fl.run(graph, runtime="ray") as run:
+        for _ in range(8):
+            next(run)
+    (told,) = run.diagnosis().findings
+    assert told.startswith("runners: ") and "% of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue" in told
+    assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, "one of two waits nearly all the time"
+
+
+class Lame(Clockwork):
+    """The first that is reset is slow."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self.mark, self.slow = Path(mark), None
+
+    def reset(self, *, seed=None, options=None):
+        if self.slow is None:
+            try:
+                self.mark.touch(exist_ok=False)
+                self.slow = True
+            except FileExistsError:
+                self.slow = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(0.03 if self.slow else 0)
+        return super().step(action)
+
+
+def test_many_processes_are_shown_by_their_mean_and_the_busiest():
+    processes = {f"runners, {i}": {"step": float(i), "waiting": 10.0 - i} for i in range(10)}
+    lines = str(Diagnosis(processes, ("a finding",))).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["seconds", "runners, mean of 10", "runners, 9", "a finding"]
+    assert lines[1].split()[-3:] == ["10.0", "4.5", "5.5"]
