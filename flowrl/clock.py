@@ -12,12 +12,12 @@ KINDS = ("start", "reset", "step", "inference", "transfer", "waiting", "concat",
 
 
 class Clock:
-    """The seconds of one thread or process by kind, from the moment it is made."""
+    """The seconds of one thread or process by kind, from `since` on: a time of `time.perf_counter`, or the moment it is made."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, since: float | None = None) -> None:
         self.stack = [kind]
         self.spent: defaultdict[str, float] = defaultdict(float)
-        self.since = perf_counter()
+        self.since = perf_counter() if since is None else since
 
     def enter(self, kind: str) -> None:
         """From now on it is this kind of work."""

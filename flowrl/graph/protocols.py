@@ -57,8 +57,14 @@ class Workers(Protocol):
     def submit(self, index: int, method: str, *args: Any) -> Future:
         """Call a method of one worker."""
 
-    def restart(self, index: int, incarnation: int) -> None:
-        """End a worker and make it anew, by ``make(index, incarnation)``."""
+    def current(self, future: Any) -> bool:
+        """Whether the process that was asked for this is still the one at work."""
+
+    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
+        """End a worker and make it anew, by ``make(index, incarnation)``; and its process, if that is why a call, `because`, gave nothing.
+
+        The calls to others in that process then fail too, and these must be started anew as well.
+        """
 
     def ready(self, value: Any) -> bool:
         """Whether a value that is being computed could be `put` without waiting for it."""

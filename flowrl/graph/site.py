@@ -62,7 +62,11 @@ class HereWorkers:
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for, as everywhere
             return Failed(error)
 
-    def restart(self, index: int, incarnation: int) -> None:
+    def current(self, future: Any) -> bool:
+        """Always."""
+        return True
+
+    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
         """Close the worker, as far as it can be, and make it anew."""
         with suppress(Exception):
             self.objects[index].close()

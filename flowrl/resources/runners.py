@@ -203,44 +203,46 @@ class GymRunners(RunnersHandle):
     def _take(self) -> tuple[int, Sample]:
         """The next result, and whose it is. A runner that is lost is started anew and asked again."""
         while True:
-            worker, lost = -1, 0
             try:
                 request = self.requests.next(self.spec.timeout)
-                worker, lost = request.worker, 1
-                self._asked[worker].popleft()
+            except Late as late:
+                error = RuntimeFailed(f"{self.site.name}, runner {late.worker} gave nothing for {self.spec.timeout:g} s")
+                self._restart(late.worker, 0, error, self.requests.going[late.worker][0].future)
+                continue
+            worker = request.worker
+            self._asked[worker].popleft()
+            try:
                 with TRANSFER:
                     sample: Sample = request.result()
-            except Late as late:
-                worker = late.worker
-                self._restart(worker, lost, RuntimeFailed(f"{self.site.name}, runner {worker} gave nothing for {self.spec.timeout:g} s"))
             except RuntimeFailed as error:
-                self._restart(worker, lost, error)
+                self._restart(worker, 1, error, request.future)
             except EnvironmentFailed as error:
                 if self.spec.on_error == "stop":
                     raise
-                self._restart(worker, lost, error)
+                self._restart(worker, 1, error, None)
             else:
                 self._failures[worker] = 0
                 self._came += 1
                 self._note(sample.episodes)
                 return worker, sample
 
-    def _restart(self, worker: int, lost: int, error: FlowrlError) -> None:
+    def _restart(self, worker: int, lost: int, error: FlowrlError, because: Future | None) -> None:
         """Start a runner anew, unless it fails again and again: each time in a row is waited for twice as long.
 
         Raises:
             FlowrlError: `error`, after as many restarts as it has.
         """
-        failures = self._failures[worker]
-        if failures >= self.spec.restarts or self._closing.is_set():
+        if because is None or self.pool.current(because):  # if not, it only lost its process to another one's failure
+            failures = self._failures[worker]
+            if failures >= self.spec.restarts or self._closing.is_set():
+                if failures:
+                    error.message += f"; it was started anew {failures} time{'s' * (failures > 1)} in a row, and failed again"
+                raise error
+            self._failures[worker] += 1
             if failures:
-                error.message += f"; it was started anew {failures} time{'s' * (failures > 1)} in a row, and failed again"
-            raise error
-        self._failures[worker] += 1
-        if failures:
-            self._closing.wait(0.1 * 2**failures)
+                self._closing.wait(0.1 * 2**failures)
         lost += len(self.requests.replace(worker))
-        self.pool.restart(worker, self.requests.incarnations[worker])
+        self.pool.restart(worker, self.requests.incarnations[worker], because)
         self._asked[worker].clear()
         self._lent[worker] = None
         if self._chain is not None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import cloudpickle
@@ -18,7 +22,7 @@ import jax
 import ray
 
 from flowrl.clock import OTHER, START, By, Clock
-from flowrl.errors import FlowrlError, RuntimeFailed
+from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
 from flowrl.graph.loop import Hook
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
@@ -31,37 +35,68 @@ CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
 
 
-class Host:
-    """The actor: makes one worker and calls its methods."""
+class Slot:
+    """One worker in its process, and where its time goes."""
 
-    def __init__(self, make: bytes, index: int, incarnation: int, path: Sequence[str]) -> None:
-        self.clock = Clock("waiting")
-        sys.path.extend(p for p in path if p not in sys.path)
-        with By(self.clock), START, importing("a Ray worker"):
-            self.worker = cloudpickle.loads(make)(index, incarnation)
+    def __init__(self, began: float) -> None:
+        self.clock = Clock("waiting", began)
+        self.clock.move(perf_counter() - began, "waiting", "start")
+        self.incarnation = -1
         self.idle = time.time()
+        self.worker: Any = None
+        self.thread = ThreadPoolExecutor(1)  # Ray's own threads are slow to get back what Python's lock they let go of
 
-    def call(self, asked: float, method: str, *args: Any) -> Any:
-        """Call a method of the worker, as it was asked to at a time."""
+
+class Host:
+    """The actor: a process for some of the workers of a resource, each in a thread of its own."""
+
+    def __init__(self, make: bytes, path: Sequence[str]) -> None:
+        self.began = perf_counter()
+        sys.path.extend(p for p in path if p not in sys.path)
+        with importing("a Ray worker"):
+            self.make = cloudpickle.loads(make)
+        self.slots: dict[int, Slot] = {}
+
+    def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
+        """Call a method of an incarnation of a worker, as it was asked to at a time."""
+        slot = self.slots.setdefault(index, Slot(self.began))
+        return slot.thread.submit(self._call, slot, index, incarnation, asked, method, *args).result()
+
+    def _call(self, slot: Slot, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
         now = time.time()
-        self.clock.move(min(max(now - max(asked, self.idle), 0.0), now - self.idle), "waiting", "transfer")  # it was on its way meanwhile
+        slot.clock.move(min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer")  # it was on its way meanwhile
         try:
-            with By(self.clock), OTHER:
-                return getattr(self.worker, method)(*args)
+            with By(slot.clock), OTHER:
+                if slot.incarnation != incarnation:
+                    with START:
+                        self._renew(slot, index, incarnation)
+                return getattr(slot.worker, method)(*args)
         finally:
-            self.idle = time.time()
+            slot.idle = time.time()
 
-    def spent(self) -> Mapping[str, float]:
-        """The seconds by kind of work."""
-        return self.clock.read()
+    def _renew(self, slot: Slot, index: int, incarnation: int) -> None:
+        if slot.worker is not None:
+            with suppress(Exception):
+                slot.worker.close()
+        slot.worker, slot.incarnation = self.make(index, incarnation), incarnation
+
+    def close(self, index: int) -> None:
+        """Close a worker."""
+        if index in self.slots and self.slots[index].worker is not None:
+            self.slots[index].worker.close()
+
+    def spent(self) -> Mapping[int, Mapping[str, float]]:
+        """By worker: its seconds by kind of work."""
+        return {index: slot.clock.read() for index, slot in self.slots.items()}
 
 
 class Pending:
-    """The result of an actor call."""
+    """The result of a call to a worker in an actor."""
 
-    def __init__(self, ref: Any, label: str) -> None:
+    def __init__(self, ref: Any, label: str, actor: Any) -> None:
         self.ref = ref
         self.label = label
+        self.actor = actor
 
     def result(self) -> Any:
         """Wait for it.
@@ -87,33 +122,60 @@ def _cause(error: Exception) -> str:
 
 
 class RayWorkers:
-    """Workers as actors of one XLA thread each."""
+    """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
-    def __init__(self, name: str, count: int, make: Callable[[int, int], Any]) -> None:
+    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None) -> None:
+        processes = min(count, processes or max(1, int(ray.cluster_resources().get("CPU", 1))))
         self.name = name
-        self.kind: Any = ray.remote(Host).options(
-            num_cpus=0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
-            scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}},
-        )
         self.make = ray.put(cloudpickle.dumps(make))
-        self.actors: list[Any] = [self.kind.remote(self.make, i, 0, sys.path) for i in range(count)]
+        self.groups = [range(count)[process::processes] for process in range(processes)]
+        self.incarnations = [0] * count
+        self.compiled = tempfile.mkdtemp(prefix="flowrl-compiled-")
+        self.actors: list[Any] = []
+        """By process."""
+        self.calls: list[Any] = [None] * count
+        """By worker: what calls it."""
+        for process in range(processes):
+            self.actors.append(None)
+            self._start(process)
+
+    def _start(self, process: int) -> None:
+        """Start a process anew."""
+        mine = self.groups[process]
+        options: dict[str, Any] = {
+            "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
+            "scheduling_strategy": "SPREAD",
+            "concurrency_groups": {str(index): 1 for index in mine},
+            "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing(self.compiled)}},
+        }
+        kind: Any = ray.remote(**options)(Host)
+        actor = self.actors[process] = kind.remote(self.make, sys.path)
+        for index in mine:
+            self.calls[index] = (actor, actor.call.options(concurrency_group=str(index)))
 
     def __len__(self) -> int:
-        return len(self.actors)
+        return len(self.calls)
 
     def put(self, value: Any) -> Any:
         """Put the value into Ray's object store once."""
         return ray.put(jax.device_get(value))
 
     def submit(self, index: int, method: str, *args: Any) -> Pending:
-        """Call a method of one actor."""
-        return Pending(self.actors[index].call.remote(time.time(), method, *args), f"{self.name}, worker {index}")
+        """Call a method of one worker."""
+        actor, call = self.calls[index]
+        ref = call.remote(index, self.incarnations[index], time.time(), method, *args)
+        return Pending(ref, f"{self.name}, worker {index}", actor)
 
-    def restart(self, index: int, incarnation: int) -> None:
-        """Kill an actor, be it dead or hanging, and start another."""
-        ray.kill(self.actors[index])
-        self.actors[index] = self.kind.remote(self.make, index, incarnation, sys.path)
+    def current(self, future: Any) -> bool:
+        """Whether the process that was asked is the one at work."""
+        return future.actor in self.actors
+
+    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
+        """Make a worker anew with its next call; its process too, be it dead or hanging, unless that was done already."""
+        self.incarnations[index] = incarnation
+        if because is not None and because.actor in self.actors:
+            ray.kill(because.actor)
+            self._start(self.actors.index(because.actor))
 
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
@@ -126,32 +188,47 @@ class RayWorkers:
         return refs.index(done[0]) if done else None
 
     def clocks(self) -> dict[str, Mapping[str, float]]:
-        """Those of the actors that answer in time."""
+        """Those of the workers whose processes answer in time."""
         asked = [actor.spent.remote() for actor in self.actors]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
-        found = {}
-        for index, ref in enumerate(asked):
+        found: dict[int, Mapping[str, float]] = {}
+        for ref in done:
             with suppress(ray.exceptions.RayError):
-                if ref in done:
-                    found[f"{self.name}, {index}"] = ray.get(ref)
-        return found
+                found |= ray.get(ref)
+        return {f"{self.name}, {index}": found[index] for index in sorted(found)}
 
     def close(self) -> None:
-        """Close what the actors hold, then end them."""
+        """Close what the workers hold, then end their processes."""
         try:
-            ray.wait([a.call.remote(0.0, "close") for a in self.actors], num_returns=len(self.actors), timeout=CLOSING_SECONDS)
+            closing = [actor.close.options(concurrency_group=str(i)).remote(i) for i, (actor, _) in enumerate(self.calls)]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=CLOSING_SECONDS)
         finally:
             for actor in self.actors:
                 ray.kill(actor)
-            self.actors = []
+            self.actors, self.calls = [], []
+            shutil.rmtree(self.compiled, ignore_errors=True)
+
+
+def _sharing(folder: str) -> dict[str, str]:
+    """Environment variables by which what one worker compiled serves the others of its machine."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 class RaySite(HereSite):
-    """Functions in this process, workers as actors."""
+    """Functions in this process, workers in actors."""
+
+    def __init__(self, place: Place, name: str, seed: int, processes: int | None) -> None:
+        super().__init__(place, name, seed)
+        self.processes = processes
 
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Start the actors."""
-        return RayWorkers(self.name, count, make)
+        return RayWorkers(self.name, count, make, self.processes)
 
 
 def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Callable[[], None]:
@@ -200,11 +277,21 @@ class RayRuntime:
 
     Args:
         address: of a running Ray to join; None starts one on this machine, its dashboard off, and ends it afterwards.
+        processes: that share the runners of a resource, which are threads there; None for as many as there are cores. More of them only
+            cost memory, start-up and changes of context; fewer share one interpreter, whose Python code runs one thread at a time.
         init: more keyword arguments for `ray.init`.
+
+    Raises:
+        SettingError: `processes` is no positive number.
     """
 
     address: str | None = None
+    processes: int | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.processes is not None and self.processes < 1:
+            raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
 
     def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
         """Start or join Ray and open the graph's resources.
@@ -214,4 +301,4 @@ class RayRuntime:
         """
         graph = plan.graph
         stop = start(self.address, self.init, graph.name)
-        return Session(graph, Place(graph.name, graph.resources, seed, RaySite, plan.found.totals), Threads, hook, stop)
+        return Session(graph, Place(graph.name, graph.resources, seed, RaySite, plan.found.totals, processes=self.processes), Threads, hook, stop)

@@ -89,7 +89,7 @@ def test_a_clip_that_would_stop_training_is_refused(kind, clip):
         kind(clip=clip)
 
 
-@pytest.mark.parametrize("wrong", ["adam", 3e-4, None, fl.Adam, optax.adam], ids=str)
+@pytest.mark.parametrize("wrong", ["adam", 3e-4, None, fl.Adam, optax.adam], ids=["str", "float", "None", "class", "function"])
 def test_what_is_no_optimiser_is_refused(wrong):
     with pytest.raises(fl.SettingError, match=r"^optimizer must be one such as fl.Adam\(3e-4\) or an optax transformation, got "):
         as_transformation(wrong)

@@ -49,8 +49,8 @@ def test_two_episodes_joined_are_each_alone(cell):
     alone = [net.unroll(weights, part, Memory(start, reset[: len(part)])) for part in (obs[:4], obs[4:])]
     reset[4] = True
     dist, value, _ = net.unroll(weights, obs, Memory(start, reset))
-    np.testing.assert_allclose(value, np.concatenate([alone[0][1], alone[1][1]]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(dist.logits, np.concatenate([alone[0][0].logits, alone[1][0].logits]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, np.concatenate([alone[0][1], alone[1][1]]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dist.logits, np.concatenate([alone[0][0].logits, alone[1][0].logits]), rtol=1e-4, atol=1e-5)
     without = net.unroll(weights, obs, Memory(start, np.zeros((9, 3), bool)))[1]
     assert np.abs(without[4:] - value[4:]).max() > 1e-3, "the carry matters"
 

@@ -145,6 +145,41 @@ def runner_pids():
 
 
 @pytest.mark.usefixtures("ray_up")
+def test_runners_that_share_a_process_are_lost_and_started_anew_with_it_and_no_others_are():
+    graph = impala(count=4)
+    with fl.run(graph, runtime=fl.RayRuntime(processes=2)) as run:
+        for _ in range(3):
+            next(run)
+        pids = runner_pids()
+        assert len(pids) == 2, "four runners in two processes"
+        os.kill(pids[0], signal.SIGKILL)
+        while next(run).get("restarts", 0) < 2:
+            pass
+        for _ in range(10):
+            row = next(run)
+        assert row["restarts"] == 2 and pids[1] in runner_pids() and pids[0] not in runner_pids()
+        assert len(run.diagnosis().processes) == 2 + 4
+    assert run.audit().closed and row["lost_steps"] <= 4 * 40
+
+
+@pytest.mark.usefixtures("ray_up")
+def test_an_environment_that_raises_costs_its_process_nothing():
+    graph = impala(Faulty, count=2, env_settings={"at": 100, "how": "raise"}, on_error="restart")
+    with fl.run(graph, runtime=fl.RayRuntime(processes=1)) as run:
+        next(run)
+        pids = runner_pids()
+        while next(run).get("restarts", 0) < 3:
+            pass
+        assert runner_pids() == pids
+    assert run.audit().closed
+
+
+def test_how_many_processes_is_checked():
+    with pytest.raises(fl.SettingError, match="processes must be at least 1 or None, got 0"):
+        fl.RayRuntime(processes=0)
+
+
+@pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
     with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=5.0), runtime="ray") as run:
         while (row := next(run)).get("restarts", 0) < 1:
