@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 import flowrl as fl
 from flowrl.graphs import build, find
@@ -37,8 +42,29 @@ GATES = (
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray"),
     Gate("appo", "CartPole-v1", 450, 1_000_000, 3),
     Gate("appo", "CartPole-v1", 450, 1_000_000, 3, "ray"),
+    Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray, a runner killed every 5 s"),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3),
 )
+
+
+@contextmanager
+def killing(every: float | None) -> Iterator[None]:
+    """Kill the process of one runner after the other, the longest-lived first, each so many seconds."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(every):
+            with suppress(psutil.Error):
+                mine = [p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())]
+                min(mine, key=lambda p: p.create_time()).kill()
+
+    thread = threading.Thread(target=kill, daemon=True)
+    if every is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def reach(gate: Gate, seed: int) -> tuple[bool, str]:
@@ -51,15 +77,17 @@ def reach(gate: Gate, seed: int) -> tuple[bool, str]:
     def reached(row: fl.Row) -> bool:
         return row["episodes"] >= 100 and row["return_mean"] >= gate.goal
 
-    with fl.run(graph, runtime=gate.runtime, seed=seed, steps=gate.steps, until=reached) as run:
+    runtime, _, faults = gate.runtime.partition(", ")
+    with fl.run(graph, runtime=runtime, seed=seed, steps=gate.steps, until=reached) as run, killing(5.0 if faults else None):
         for row in run:
             print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
     seconds, greedy = time.perf_counter() - start, run.policy.evaluate(20, seed=10_000)
     good = run.reason == "until"
     verdict = f"{row['env_steps']:,}" if good else f"**not reached** ({row['return_mean']:.1f})"
-    print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s", flush=True)
+    lost = f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
+    print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s{lost}", flush=True)
     return good, (
-        f"| {gate.graph} | {gate.env} | {gate.runtime} | {gate.goal:g} within {gate.steps:,} | {seed} | {verdict} | "
+        f"| {gate.graph} | {gate.env} | {gate.runtime} | {gate.goal:g} within {gate.steps:,} | {seed} | {verdict}{lost} | "
         f"{greedy.mean():.1f} +- {greedy.std():.1f} | {seconds:.0f} |"
     )
 
