@@ -32,6 +32,7 @@ learn: $(READY) ## train every stock graph over seeds and write docs/learning.md
 bench: $(READY) ## measure beside hand-written loops and write docs/benchmarks/
 	$(BIN)/python bench/bench.py
 	$(BIN)/python bench/bench_ray.py
+	$(BIN)/python bench/slow_steps.py
 
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)

@@ -54,7 +54,7 @@ def killing(every: float | None) -> Iterator[None]:
 
     def kill() -> None:
         while not over.wait(every):
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, ValueError):
                 mine = [p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())]
                 min(mine, key=lambda p: p.create_time()).kill()
 
