@@ -73,8 +73,8 @@ class GymRunners(RunnersHandle):
         """The newest weights of all."""
         self._due: list[Published | None] = [None] * spec.count
         """By runner: the weights that its next request is to use."""
-        self._coming: list[Published | None] = [None] * spec.count
-        """By runner: newer ones that are still being computed."""
+        self._coming: list[deque[Published]] = [deque() for _ in range(spec.count)]
+        """By runner: newer ones that may still be being computed."""
         self._lent: list[Published | None] = [None] * spec.count
         """By runner: those that it was sent."""
         self._paced: tuple[int, Fraction] | None = None
@@ -125,7 +125,8 @@ class GymRunners(RunnersHandle):
         with self._asking:
             self._latest = new
             for index in range(self.spec.count) if to is None else np.unique(to):
-                self._coming[index] = new
+                self._coming[index].append(new)
+                self._next(index)
         self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()), unawaited=not wait)
 
     def localize(self, chain: Chain) -> None:
@@ -164,7 +165,8 @@ class GymRunners(RunnersHandle):
     def state(self) -> Any:
         """The versions of the weights at hand, and those with which requests were made that have not come back; and how far pacing is."""
         asked = [[{"version": v} for v in versions] for versions in self._asked]
-        due = [{"version": p.version if p else np.int32(0)} for p in (self._latest, *map(self._next, range(self.spec.count)))]
+        with self._asking:
+            due = [{"version": p.version if p else np.int32(0)} for p in (self._latest, *map(self._next, range(self.spec.count)))]
         return {"due": due, "asked": asked, "paced": (self._allowed(), *self.requests.order()) if self._paced else ()}
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
@@ -191,14 +193,15 @@ class GymRunners(RunnersHandle):
     def _ask(self, index: int) -> Future:
         with self._asking:
             due = cast("Published", self._next(index))  # every runner got the first weights
-            self._due[index], self._coming[index] = due, None if due is self._coming[index] else self._coming[index]
             self._asked[index].append(due.version)
             return self.pool.submit(index, "sample", self._lacking(index, due))
 
     def _next(self, index: int) -> Published | None:
-        """What the next request to a runner is to use: the newest that it is to get, if that is there."""
-        coming, due = self._coming[index], self._due[index]
-        return coming if coming is not None and (due is None or coming.there(self.pool)) else due
+        """What the next request to a runner is to use: the newest that it is to get and that is there; or is waited for, where lag is paced."""
+        coming = self._coming[index]
+        while coming and (self._due[index] is None or self._paced or coming[0].there(self.pool)):
+            self._due[index] = coming.popleft()
+        return self._due[index]
 
     def _take(self) -> tuple[int, Sample]:
         """The next result, and whose it is. A runner that is lost is started anew and asked again."""

@@ -366,3 +366,16 @@ def test_a_run_goes_over_two_nodes(tmp_path):
     out, errors = result.communicate(timeout=110)
     assert out == "True\n", errors[-2000:]
     assert len(list(tmp_path.iterdir())) == 2, "runners on both"
+
+
+@pytest.mark.usefixtures("ray_up")
+@pytest.mark.parametrize("sync", [{}, {"wait": False, "to": "producer"}], ids=["waits for weights", "does not"])
+def test_paced_requests_keep_the_bound_on_ray_too(sync):
+    graph = impala().set("queue.max_lag", 2).set("queue.on_stale", "pace")
+    for name, value in sync.items():
+        graph = graph.set(f"sync.{name}", value)
+    with fl.run(graph, runtime="ray") as run:
+        assert run.plan.lag_bound == 2
+        rows = [next(run) for _ in range(20)]
+    assert max(r["lag_max"] for r in rows) <= 2 and rows[-1]["dropped_steps"] == 0
+    assert run.audit().closed
