@@ -55,7 +55,7 @@ def test_two_episodes_joined_are_each_alone(cell):
     assert np.abs(without[4:] - value[4:]).max() > 1e-3, "the carry matters"
 
 
-@pytest.mark.parametrize(("loss", "minibatch"), [(fl.PPOLoss(), 64), (fl.PPOLoss(), None), (fl.VTraceLoss(), None), (fl.APPOLoss(), 32)])
+@pytest.mark.parametrize(("loss", "minibatch"), [(fl.PPOLoss(), 64), (fl.VTraceLoss(), None), (fl.APPOLoss(), 32)])
 def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
     graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=2, minibatch=minibatch, policy=policy)).set(

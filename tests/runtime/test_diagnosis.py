@@ -10,8 +10,6 @@ from environments import Clockwork
 from flowrl.clock import KINDS, STEP, WAITING, By, Clock
 from flowrl.runtime.diagnosis import Diagnosis
 
-runtimes = pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
-
 
 def test_every_instant_is_of_one_kind():
     began = time.perf_counter()
@@ -42,8 +40,11 @@ class Slow(Clockwork):
         return super().step(action)
 
 
-@runtimes
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [("ppo", "local"), pytest.param("ppo", "ray", marks=pytest.mark.ray), pytest.param("impala", "ray", marks=pytest.mark.ray)],
+    indirect=["runtime"],
+)
 def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     settings = {"ppo": fl.PPOSettings(epochs=1, minibatch=None), "impala": fl.IMPALASettings(report_every=1)}[name]
     graph = getattr(fl, name)(Slow, settings)

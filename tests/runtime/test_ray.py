@@ -140,8 +140,8 @@ def test_a_runner_that_is_killed_is_started_anew_and_its_lost_steps_are_counted(
 
 def runner_pids():
     """The processes of actors at work, the oldest first."""
-    found = [p for p in psutil.process_iter(["cmdline", "create_time"]) if "ray::Host" in " ".join(p.info["cmdline"] or [])]
-    return [p.pid for p in sorted(found, key=lambda p: p.info["create_time"])]
+    found = [p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())]
+    return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
 
 
 @pytest.mark.usefixtures("ray_up")
@@ -364,11 +364,8 @@ def test_a_run_goes_over_two_nodes(tmp_path):
 
 
 @pytest.mark.usefixtures("ray_up")
-@pytest.mark.parametrize("sync", [{}, {"wait": False, "to": "producer"}], ids=["waits for weights", "does not"])
-def test_paced_requests_keep_the_bound_on_ray_too(sync):
-    graph = impala().set("queue.max_lag", 2).set("queue.on_stale", "pace")
-    for name, value in sync.items():
-        graph = graph.set(f"sync.{name}", value)
+def test_paced_requests_keep_the_bound_on_ray_too_where_nothing_waits_for_weights():
+    graph = impala().set("queue.max_lag", 2).set("queue.on_stale", "pace").set("sync.wait", False).set("sync.to", "producer")
     with fl.run(graph, runtime="ray") as run:
         assert run.plan.lag_bound == 2
         rows = [next(run) for _ in range(20)]
