@@ -194,7 +194,7 @@ class Loop:
             for start in self.roots:
                 root, store = start
                 if store is None:
-                    if len(self.roots) == 1 or self._may(start):
+                    if self._may(start):
                         self._enter(root, None, None, rows)
                 elif (taken := store.take()) is not None:
                     self._take(root, *taken, rows)

@@ -34,7 +34,7 @@ class Plan:
     def expected_lag(self) -> float:
         """The mean number of updates that trained data is old where stages take turns."""
         means = self.found.mean_lags
-        return math.nan if math.isnan(self.lag) else sum(means[len(means) // 2 :]) / max(len(means) - len(means) // 2, 1)
+        return math.nan if math.isnan(self.lag) else sum(means) / max(len(means), 1)
 
     @property
     def lag_bound(self) -> float:

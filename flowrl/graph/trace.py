@@ -187,7 +187,7 @@ class Trace:
     lags: dict[str, list[float]] = field(default_factory=dict)
     """By node that trains: the largest lag of each update; NaN where it can't be known."""
     mean_lags: list[float] = field(default_factory=list)
-    """The mean lag of each update."""
+    """The mean lag of each update in the steady period."""
     timed: bool = False
     """Whether an operator looked at the clock."""
     opaque: dict[str, str] = field(default_factory=dict)
@@ -247,7 +247,7 @@ class _Tracer:
     def passes(self, schedule: Schedule) -> None:
         """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does."""
         found, rows, reported, deadline = self.found, 0, 0, math.inf
-        seen = {self.signature(schedule): (0, 0, self.snapshot())}
+        seen = {self.signature(schedule): (0, 0, 0, self.snapshot())}
         for number in itertools.count(1):
             tallies = schedule.round()
             closed = len(tallies)
@@ -262,14 +262,15 @@ class _Tracer:
                 continue
             now = self.signature(schedule)
             if now in seen:
-                found.warmup_rows, before, start = seen[now]
+                found.warmup_rows, before, lags, start = seen[now]
                 found.rows, found.reported = rows - found.warmup_rows, reported - before
+                found.mean_lags = found.mean_lags[lags:]
                 found.steady = _difference(start, self.snapshot())
                 return
             if late:
                 found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
                 return
-            seen[now] = (rows, reported, self.snapshot())
+            seen[now] = (rows, reported, len(found.mean_lags), self.snapshot())
 
     def signature(self, schedule: Schedule) -> Any:
         """What is static about the states of all operators, resources and queues. Rounds from equal ones do the same.

@@ -11,7 +11,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,6 +19,7 @@ from typing import Any
 import cloudpickle
 import jax
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.clock import OTHER, START, By, Clock
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
@@ -44,26 +44,21 @@ class Slot:
         self.incarnation = -1
         self.idle = time.time()
         self.worker: Any = None
-        self.thread = ThreadPoolExecutor(1)  # Ray's own threads are slow to get back what Python's lock they let go of
 
 
 class Host:
     """The actor: a process for some of the workers of a resource, each in a thread of its own."""
 
-    def __init__(self, make: bytes, path: Sequence[str]) -> None:
-        self.began = perf_counter()
+    def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int]) -> None:
+        began = perf_counter()
         sys.path.extend(p for p in path if p not in sys.path)
         with importing("a Ray worker"):
-            self.make = cloudpickle.loads(make)
-        self.slots: dict[int, Slot] = {}
+            self.make = cloudpickle.loads(make)  # from our own driver, as all that Ray hands over; here, for it needs the path first
+        self.slots = {index: Slot(began) for index in mine}
 
     def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
         """Call a method of an incarnation of a worker, as it was asked to at a time."""
-        slot = self.slots.setdefault(index, Slot(self.began))
-        return slot.thread.submit(self._call, slot, index, incarnation, asked, method, *args).result()
-
-    def _call(self, slot: Slot, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
-        now = time.time()
+        slot, now = self.slots[index], time.time()
         slot.clock.move(min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer")  # it was on its way meanwhile
         try:
             with By(slot.clock), OTHER:
@@ -82,7 +77,7 @@ class Host:
 
     def close(self, index: int) -> None:
         """Close a worker."""
-        if index in self.slots and self.slots[index].worker is not None:
+        if self.slots[index].worker is not None:
             self.slots[index].worker.close()
 
     def spent(self) -> Mapping[int, Mapping[str, float]]:
@@ -125,7 +120,7 @@ class RayWorkers:
     """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
     def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None) -> None:
-        processes = min(count, processes or max(1, int(ray.cluster_resources().get("CPU", 1))))
+        processes = min(count, processes or len(_homes()))
         self.name = name
         self.make = ray.put(cloudpickle.dumps(make))
         self.groups = [range(count)[process::processes] for process in range(processes)]
@@ -141,15 +136,15 @@ class RayWorkers:
 
     def _start(self, process: int) -> None:
         """Start a process anew."""
-        mine = self.groups[process]
+        mine, homes = self.groups[process], _homes()
         options: dict[str, Any] = {
             "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
-            "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(homes[process % len(homes)], soft=False),
             "concurrency_groups": {str(index): 1 for index in mine},
             "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing(self.compiled)}},
         }
         kind: Any = ray.remote(**options)(Host)
-        actor = self.actors[process] = kind.remote(self.make, sys.path)
+        actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine))
         for index in mine:
             self.calls[index] = (actor, actor.call.options(concurrency_group=str(index)))
 
@@ -179,7 +174,7 @@ class RayWorkers:
 
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
-        return all(x.is_ready() for x in jax.tree.leaves(value) if hasattr(x, "is_ready"))
+        return all(x.is_ready() for x in jax.tree.leaves(value) if isinstance(x, jax.Array))  # type: ignore[attr-defined]  # jax's stubs know it not
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Which of these came first."""
@@ -208,6 +203,13 @@ class RayWorkers:
                 ray.kill(actor)
             self.actors, self.calls = [], []
             shutil.rmtree(self.compiled, ignore_errors=True)
+
+
+def _homes() -> list[str]:
+    """The nodes of the cluster: each as often as it has cores, the first core of each before the second of any."""
+    nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    cores = sorted((core, name) for cpus, name in nodes for core in range(cpus))
+    return [name for _, name in cores] or [name for _, name in nodes]
 
 
 def _sharing(folder: str) -> dict[str, str]:
