@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from flowrl.running import Run as Run
     from flowrl.running import run as run
     from flowrl.runtime.local import LocalRuntime as LocalRuntime
+    from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.saving import TrainedPolicy as TrainedPolicy
     from flowrl.saving import load as load
@@ -121,6 +122,7 @@ _HOMES = {
     "rl.policies": "Policy RunningNorm",
     "running": "Run run",
     "runtime.local": "LocalRuntime",
+    "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "saving": "TrainedPolicy load",
 }

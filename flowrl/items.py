@@ -13,6 +13,7 @@ import numpy as np
 
 from flowrl.clock import CONCAT
 from flowrl.errors import ContractError, unknown
+from flowrl.far import Far, join
 
 Array = Any
 """A NumPy array, a JAX array, a tracer, or a `jax.ShapeDtypeStruct` in the abstract trace."""
@@ -60,12 +61,7 @@ class Batch:
         arrays = [*self.data.values(), *self.columns.values()]
         if not all(isinstance(x, np.ndarray) for x in arrays):
             return (Batch, (self.data, self.columns))
-        starts = np.cumsum([0, *(-(-x.nbytes // ALIGNED) * ALIGNED for x in arrays)]).tolist()
-        buffer = np.empty(starts[-1], np.uint8)
-        for start, x in zip(starts, arrays, strict=False):
-            buffer[start : start + x.nbytes] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-        layout = tuple((name, x.dtype.str, x.shape) for name, x in (*self.data.items(), *self.columns.items()))
-        return (_unpack, (layout, len(self.data), buffer))
+        return (_unpacked, (tuple(self.data), tuple(self.columns), Packed(arrays)))
 
     @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
@@ -80,18 +76,32 @@ class Batch:
             )
 
 
+def _unpacked(data: Sequence[str], columns: Sequence[str], arrays: Packed) -> Batch:
+    return Batch(dict(zip(data, arrays, strict=False)), dict(zip(columns, arrays[len(data) :], strict=True)))
+
+
 ALIGNED = 64
 """Where arrays begin, in bytes: XLA reads those in place."""
 
 
-def _unpack(layout: Sequence[tuple[str, str, tuple[int, ...]]], fields: int, buffer: np.ndarray[Any, Any]) -> Batch:
-    arrays, start = {}, 0
-    for i, (name, dtype, shape) in enumerate(layout):
-        count = math.prod(shape)
-        x = np.frombuffer(buffer, dtype, count, start).reshape(shape)
-        arrays[i < fields, name] = read_only(x)
+class Packed(list[Any]):
+    """NumPy arrays that are pickled as one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        starts = np.cumsum([0, *(-(-x.nbytes // ALIGNED) * ALIGNED for x in self)]).tolist()
+        buffer = np.empty(starts[-1], np.uint8)
+        for start, x in zip(starts, self, strict=False):
+            buffer[start : start + x.nbytes] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        return (_unpack, (tuple((x.dtype.str, x.shape) for x in self), buffer))
+
+
+def _unpack(layout: Sequence[tuple[str, tuple[int, ...]]], buffer: np.ndarray[Any, Any]) -> Packed:
+    arrays, start = Packed(), 0
+    for dtype, shape in layout:
+        x = np.frombuffer(buffer, dtype, math.prod(shape), start).reshape(shape)
+        arrays.append(read_only(x))
         start += -(-x.nbytes // ALIGNED) * ALIGNED
-    return Batch({n: x for (own, n), x in arrays.items() if own}, {n: x for (own, n), x in arrays.items() if not own})
+    return arrays
 
 
 def nbytes(x: Array) -> int:
@@ -109,6 +119,8 @@ def concatenate(xs: Sequence[Array], axis: int) -> Array:
     """`numpy.concatenate` for arrays of any one kind: NumPy, JAX, or abstract."""
     if all(isinstance(x, np.ndarray) for x in xs):
         return read_only(np.concatenate(xs, axis))
+    if any(isinstance(x, Far) for x in xs):
+        return join(xs, axis)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
         rests = {(*x.shape[:axis], *x.shape[axis + 1 :], str(x.dtype)) for x in xs}
         if len(rests) > 1:  # jax tells what does not fit

@@ -143,6 +143,7 @@ class Loop:
         """The node by which the stage is called."""
         self.ledger = ledger
         self.hook = hook
+        self.settle = site.settle
         self._enter = self._push if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
         self.roots = [(self.units[n.name], stores.get(n.name)) for n in nodes if not n.after or n.name in stores]
@@ -253,7 +254,7 @@ class Loop:
             for edge, store in unit.outlets:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                if (gone := store.put(name, out)) is not None:
+                if (gone := store.put(name, self.settle(out))) is not None:
                     ledger.dropped[gone[0], edge[1]] += 1
                     ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
             ledger.at.node = name

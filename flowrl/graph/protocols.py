@@ -97,6 +97,9 @@ class Site(Protocol):
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Whether a predicate of items holds; the abstract trace tells only where static facts decide it."""
 
+    def settle(self, item: Any) -> Any:
+        """An item that leaves its stage, with arrays that lie where they will be taken from."""
+
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Make `count` workers by ``make(index, 0)``; the abstract trace takes ``twin(index, 0)``, whose methods give shapes."""
 

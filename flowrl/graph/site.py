@@ -129,9 +129,20 @@ class Place:
             if name not in self.resources:
                 raise GraphError(unknown("resource", name, self.resources), self.graph)
             outer, self.opening = self.opening, name
-            self.handles[name] = self.resources[name].open(self.site.named(name))
+            self.handles[name] = self.resources[name].open(self.site_of([name]).named(name))
             self.opening = outer
         return self.handles[name]
+
+    def site_of(self, names: Sequence[str]) -> HereSite:
+        """Where a resource is opened, or where the nodes of a stage run functions."""
+        return self.site
+
+    def clocks(self) -> dict[str, Mapping[str, float]]:
+        """By process that works for this run: its seconds by kind of work."""
+        found: dict[str, Mapping[str, float]] = {}
+        for handle in self.handles.values():
+            found |= handle.clocks()
+        return found
 
     def close(self) -> None:
         """Close every handle that was opened, the last one first, also where one fails to."""
@@ -143,7 +154,8 @@ class Place:
 
 
 @lru_cache(maxsize=512)
-def _jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Callable[..., Any]:
+def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
+    """The compiled form of a function with its static settings: one and the same for equal ones."""
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
@@ -194,7 +206,7 @@ class HereSite:
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """Run a pure function, compiled once per function and static settings in the life of this process."""
         with UPDATE:
-            return _jitted(fn, donate, *static.items())(*args)
+            return jitted(fn, donate, *static.items())(*args)
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call it."""
@@ -203,6 +215,10 @@ class HereSite:
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Call it."""
         return bool(fn(*args))
+
+    def settle(self, item: Any) -> Any:
+        """As it is: its arrays are computed already, or being computed."""
+        return item
 
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Make the workers here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -68,14 +68,17 @@ def channels_of(graph: Graph, kind: Callable[..., Channel] = Channel) -> dict[st
 def loops_of(
     graph: Graph,
     handles: Mapping[str, Handle],
-    site: Site,
+    site_of: Callable[[Sequence[str]], Site],
     ledger: Ledger,
     channels: Mapping[str, Channel],
     hook: Hook | None = None,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> list[Loop]:
     """A loop for each stage, those first that others wait for."""
-    return [Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site, ledger, hook, failed, channels) for stage in graph.stages()]
+    return [
+        Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site_of(stage), ledger, hook, failed, channels)
+        for stage in graph.stages()
+    ]
 
 
 Make = Callable[[Mapping[str, Channel]], list[Loop]]

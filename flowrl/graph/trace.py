@@ -235,7 +235,7 @@ class _Tracer:
         try:
             handles = self.place.open()
             watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
-            make = partial(loops_of, self.graph, watched, self.place.site, self.place.ledger, hook=self.watch, failed=self.failed)
+            make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, hook=self.watch, failed=self.failed)
             self.passes(Schedule(self.graph, make))
             self.found.timed = bool(self.site.looks[0])
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`

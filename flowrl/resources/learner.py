@@ -44,6 +44,9 @@ class Core:
     loss: Loss
     optimizer: Any
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return core_of, (self.policy, self.spaces, self.loss, self.optimizer)
+
     @cached_property
     def network(self) -> Network:
         """The policy, made for the spaces."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Episodes:
     """What happened beside the data: valid steps, steps that were taken but not given, and the episodes that ended."""
@@ -40,6 +41,7 @@ class Episodes:
     skipped: int = 0
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sample:
     """A fragment and its episodes."""

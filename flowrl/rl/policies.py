@@ -87,6 +87,9 @@ class Network:
         self._rest = _names(rest)
         self._check()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return network, (self.policy, self.spaces)
+
     def _build(self, key: Array) -> Any:
         return self.policy.fn(self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings)
 

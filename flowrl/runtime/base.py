@@ -196,7 +196,7 @@ class Session:
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         try:
-            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site, place.ledger, hook=hook))
+            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger, hook=hook))
         except BaseException as error:
             noting(error, self.close)()
             raise
@@ -245,9 +245,7 @@ class Session:
     def diagnosis(self) -> Diagnosis:
         """Where the time went so far, by process."""
         processes = {name: clock.read() for name, clock in self.turns.clocks.items()}
-        for handle in self.place.handles.values():
-            processes |= handle.clocks()
-        return Diagnosis(processes, tuple(f for handle in self.place.handles.values() for f in handle.findings()))
+        return Diagnosis(processes | self.place.clocks(), tuple(f for handle in self.place.handles.values() for f in handle.findings()))
 
     def rest(self) -> None:
         """Let every stage end its pass, and no more."""

@@ -23,12 +23,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.clock import OTHER, START, By, Clock
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
+from flowrl.far import Far
 from flowrl.graph.loop import Hook
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
-from flowrl.graph.site import HereSite, Place
+from flowrl.graph.site import Place
 from flowrl.graph.values import importing
+from flowrl.items import Packed
 from flowrl.runtime.base import Session
+from flowrl.runtime.keeper import Keeper, dig
+from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, fill, homes_of
 from flowrl.runtime.threads import Threads
 
 CLOSING_SECONDS = 5.0
@@ -75,6 +79,11 @@ class Host:
                 slot.worker.close()
         slot.worker, slot.incarnation = self.make(index, incarnation), incarnation
 
+    def call_apart(self, *args: Any) -> tuple[Any, Packed]:
+        """The same, with what is large apart from the rest."""
+        tree, arrays = dig(self.call(*args), 2)
+        return tree, Packed(arrays)
+
     def close(self, index: int) -> None:
         """Close a worker."""
         if self.slots[index].worker is not None:
@@ -109,6 +118,26 @@ class Pending:
         except ray.exceptions.RayActorError as error:
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
 
+    def wait(self) -> None:
+        """Until it is there, and leave it there."""
+        ray.wait([self.ref], fetch_local=False)
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
+
+
+class Apart(Pending):
+    """A result whose large arrays stay in the object store."""
+
+    def __init__(self, refs: Sequence[Any], label: str, actor: Any) -> None:
+        super().__init__(refs[0], label, actor)
+        self.arrays = Stored(Pending(refs[1], label, actor))
+
+    def result(self) -> Any:
+        """Wait for it, and take all but those."""
+        return fill(super().result(), self.arrays)
+
 
 def _cause(error: Exception) -> str:
     """The line of Ray's long texts that says what went wrong: the last one of a traceback, else the first."""
@@ -119,9 +148,11 @@ def _cause(error: Exception) -> str:
 class RayWorkers:
     """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
-    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None) -> None:
+    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None, apart: bool) -> None:
         processes = min(count, processes or len(_homes()))
         self.name = name
+        self.apart = apart
+        """Whether fragments stay in the object store."""
         self.make = ray.put(cloudpickle.dumps(make))
         self.groups = [range(count)[process::processes] for process in range(processes)]
         self.incarnations = [0] * count
@@ -136,30 +167,33 @@ class RayWorkers:
 
     def _start(self, process: int) -> None:
         """Start a process anew."""
-        mine, homes = self.groups[process], _homes()
+        mine = self.groups[process]
         options: dict[str, Any] = {
             "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(homes[process % len(homes)], soft=False),
+            "scheduling_strategy": _home(process),
             "concurrency_groups": {str(index): 1 for index in mine},
             "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing(self.compiled)}},
         }
         kind: Any = ray.remote(**options)(Host)
         actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine))
         for index in mine:
-            self.calls[index] = (actor, actor.call.options(concurrency_group=str(index)))
+            group = str(index)
+            call = actor.call_apart.options(concurrency_group=group, num_returns=2) if self.apart else actor.call.options(concurrency_group=group)
+            self.calls[index] = (actor, call)
 
     def __len__(self) -> int:
         return len(self.calls)
 
     def put(self, value: Any) -> Any:
-        """Put the value into Ray's object store once."""
-        return ray.put(jax.device_get(value))
+        """Put the value into Ray's object store once, from where it is."""
+        home = next(homes_of(value), None)
+        return home.make(value).ref if home else ray.put(jax.device_get(value))
 
     def submit(self, index: int, method: str, *args: Any) -> Pending:
         """Call a method of one worker."""
         actor, call = self.calls[index]
         ref = call.remote(index, self.incarnations[index], time.time(), method, *args)
-        return Pending(ref, f"{self.name}, worker {index}", actor)
+        return (Apart if self.apart else Pending)(ref, f"{self.name}, worker {index}", actor)
 
     def current(self, future: Any) -> bool:
         """Whether the process that was asked is the one at work."""
@@ -174,7 +208,7 @@ class RayWorkers:
 
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
-        return all(x.is_ready() for x in jax.tree.leaves(value) if isinstance(x, jax.Array))  # type: ignore[attr-defined]  # jax's stubs know it not
+        return all(x.is_ready() for x in jax.tree.leaves(value) if isinstance(x, jax.Array | Far))  # type: ignore[union-attr]  # jax's stubs know it not
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Which of these came first."""
@@ -212,6 +246,12 @@ def _homes() -> list[str]:
     return [name for _, name in cores] or [name for _, name in nodes]
 
 
+def _home(index: int) -> NodeAffinitySchedulingStrategy:
+    """Where to start a process, by its number."""
+    homes = _homes()
+    return NodeAffinitySchedulingStrategy(homes[index % len(homes)], soft=False)
+
+
 def _sharing(folder: str) -> dict[str, str]:
     """Environment variables by which what one worker compiled serves the others of its machine."""
     return {
@@ -221,16 +261,51 @@ def _sharing(folder: str) -> dict[str, str]:
     }
 
 
-class RaySite(HereSite):
+class RaySite(NearSite):
     """Functions in this process, workers in actors."""
 
-    def __init__(self, place: Place, name: str, seed: int, processes: int | None) -> None:
+    def __init__(self, place: Place, name: str, seed: int, processes: int | None, apart: bool) -> None:
         super().__init__(place, name, seed)
         self.processes = processes
+        self.apart = apart
 
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
         """Start the actors."""
-        return RayWorkers(self.name, count, make, self.processes)
+        return RayWorkers(self.name, count, make, self.processes, self.apart)
+
+
+class RayActor:
+    """The process of a keeper."""
+
+    def __init__(self, name: str, wanted: Actor, index: int | None) -> None:
+        """Start it: the one of a resource, or number `index` of those of a stage, which have one thread each."""
+        gpus = wanted.gpus if wanted.gpus is not None else float(index is None and ray.cluster_resources().get("GPU", 0) >= 1)
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "concurrency_groups": {"aside": 1},
+            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "" if gpus else "cpu", **({} if index is None else {"NPROC": "1"})}},
+            **({} if index is None else {"scheduling_strategy": _home(index)}),
+            **wanted.options,
+        }
+        kind: Any = ray.remote(**options)(Keeper)
+        self.name = name
+        self.actor = kind.remote(sys.path)
+
+    def submit(self, method: str, *args: Any) -> Pending:
+        """Call a method."""
+        return Pending(getattr(self.actor, method).remote(*args), self.name, self.actor)
+
+    def clock(self) -> Mapping[str, float]:
+        """Its seconds by kind of work, if it answers in time."""
+        with suppress(ray.exceptions.RayError):
+            spent: Mapping[str, float] = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
+            return spent
+        return {}
+
+    def end(self) -> None:
+        """End the process."""
+        ray.kill(self.actor)
 
 
 def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Callable[[], None]:
@@ -279,28 +354,35 @@ class RayRuntime:
 
     Args:
         address: of a running Ray to join; None starts one on this machine, its dashboard off, and ends it afterwards.
+        place: by the name of a resource, or of the first node of a stage: the `Actor` that it has of its own. A stage that updates such a
+            resource runs its functions there. Fragments and batches then go from process to process by reference, never through this one.
+            With the learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
         processes: that share the runners of a resource, which are threads there; None for as many as there are cores. More of them only
             cost memory, start-up and changes of context; fewer share one interpreter, whose Python code runs one thread at a time.
         init: more keyword arguments for `ray.init`.
 
     Raises:
-        SettingError: `processes` is no positive number.
+        SettingError: `processes` is no positive number, or `place` holds something else than `Actor`.
     """
 
     address: str | None = None
+    place: Mapping[str, Actor] = field(default_factory=dict)
     processes: int | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
             raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
+        for name, actor in self.place.items():
+            if not isinstance(actor, Actor):
+                raise SettingError(f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}")
 
     def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
         """Start or join Ray and open the graph's resources.
 
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
+            SettingError: `place` names something else than resources and the first nodes of stages.
         """
-        graph = plan.graph
-        stop = start(self.address, self.init, graph.name)
-        return Session(graph, Place(graph.name, graph.resources, seed, RaySite, plan.found.totals, processes=self.processes), Threads, hook, stop)
+        place = Placed(plan, seed, RayActor, self.place, RaySite, processes=self.processes, apart=bool(self.place))
+        return Session(plan.graph, place, Threads, hook, start(self.address, self.init, plan.graph.name))

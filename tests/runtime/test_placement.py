@@ -1,0 +1,235 @@
+"""Resources and stages with processes of their own: the same graph, the same results."""
+
+import os
+import pickle
+import signal
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flowrl as fl
+from conftest import same
+from flowrl.errors import RuntimeFailed, SettingError
+from flowrl.far import Far, join, near
+from flowrl.graph.stages import Schedule
+from flowrl.items import Batch
+from flowrl.runtime.base import Session
+from flowrl.runtime.keeper import Keeper
+from flowrl.runtime.placement import Actor, Home, Kept, NearSite, Placed, owners
+
+SMALL = {"runners": 2, "envs": 4, "fragment": 16}
+PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=256, epochs=2, minibatch=64))
+IMPALA = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3, policy=fl.Policy(fl.RNN, hidden=(8,), size=8, cell="lstm")))
+
+
+class Copied:
+    """A remote whose process is this one: whatever crosses is pickled."""
+
+    def __init__(self, name="", actor=None, index=None):
+        self.name = name
+        self.keeper = Keeper([])
+        self.calls = []
+
+    def submit(self, method, *args):
+        self.calls.append(method)
+        try:
+            return Answer(pickle.loads(cloudpickle.dumps(getattr(self.keeper, method)(*pickle.loads(cloudpickle.dumps(args))))))
+        except Exception as error:  # noqa: BLE001
+            return Answer(error)
+
+    def clock(self):
+        return self.keeper.spent()
+
+    def end(self):
+        self.keeper = None
+
+
+class Answer:
+    def __init__(self, ref):
+        self.ref = ref
+
+    def result(self):
+        if isinstance(self.ref, Exception):
+            raise self.ref
+        return self.ref
+
+    def wait(self):
+        pass
+
+    def done(self):
+        return True
+
+
+class CopiedRuntime:
+    """Everything in this process, but for functions, which go over to a keeper."""
+
+    def __init__(self, **place):
+        self.wanted = place
+
+    def open(self, plan, seed, hook=None):
+        self.place = Placed(plan, seed, Copied, self.wanted, NearSite)
+        return Session(plan.graph, self.place, Schedule, hook)
+
+
+def rows_of(graph, runtime, count=3):
+    with fl.run(graph, runtime=runtime, seed=2) as run:
+        rows = [next(run) for _ in range(count)]
+        assert run.audit().closed
+        return [{k: v for k, v in row.items() if "second" not in k} for row in rows], run.policy.weights
+
+
+CASES = {
+    "ppo, learner": (PPO, {"learner": Actor()}),
+    "impala, learner and sampling": (IMPALA, {"learner": Actor(), "sample": Actor(count=2)}),
+    "learning with a minibatch, only its stage": (PPO, {"sample": Actor()}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_results_are_those_of_one_process(name):
+    graph, place = CASES[name]
+    rows, weights = rows_of(graph, "local")
+    there, placed = rows_of(graph, CopiedRuntime(**place))
+    np.testing.assert_equal(there, rows)
+    assert same(placed, weights)
+
+
+def test_what_nobody_needs_any_more_is_dropped():
+    runtime = CopiedRuntime(learner=Actor())
+    with fl.run(PPO, runtime=runtime) as run:
+        next(run)
+        keeper = runtime.place.remotes[0].keeper
+        programs, kept = len(keeper.programs), len(keeper.kept)
+        for _ in range(5):
+            next(run)
+        assert len(keeper.programs) == programs and len(keeper.kept) <= kept + 2
+
+
+def halved(batch):
+    return batch.with_(reward=batch["reward"] / 2)
+
+
+def rich(batch):
+    return float(np.sum(batch["reward"])) > 0
+
+
+def touches(batch):
+    """Reaches for values: as NumPy, by an operator, by jax, by an index."""
+    reward = batch["reward"]
+    total = np.sum(reward) + float(jnp.sum(jnp.asarray(reward))) + (reward * 2)[0, 0] + reward[0, 0] + len(reward)
+    assert np.isfinite(total)
+    return batch
+
+
+def test_users_functions_run_where_the_stage_is():
+    graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3)).insert(
+        after="sample", half=fl.Map(halved), some=fl.Filter(rich), touch=fl.Map(touches)
+    )
+    rows, weights = rows_of(graph, "local")
+    for place in ({"learner": Actor()}, {"learner": Actor(), "sample": Actor()}):
+        there, placed = rows_of(graph, CopiedRuntime(**place))
+        np.testing.assert_equal(there, rows)
+        assert same(placed, weights)
+
+
+def test_values_of_arrays_elsewhere_come_when_they_are_reached_for():
+    home = Home(Copied())
+    x = home.run(jnp.cumsum, (), {}, (np.ones(6, np.int32),))
+    y = home.run(jnp.add, (), {}, (x, 1))
+    assert isinstance(y, Far) and y.shape == (6,) and y.is_ready() and y.block_until_ready() is y
+    assert home.remote.calls == ["run", "run"], "nothing came here yet"
+    assert (y - x).tolist() == [1] * 6 and y[2] == 4 and len(y) == 6
+    assert np.sum(y) == 27 == jnp.sum(jnp.asarray(y)) and np.asarray(y, np.float32).dtype == np.float32
+    assert home.remote.calls.count("make") == 2, "each came once"
+    both = join([x, y, np.ones(2, np.int32)], 0)
+    assert both.shape == (14,) and both.is_ready() and near(both).tolist() == [*range(1, 7), *range(2, 8), 1, 1]
+    assert near(home.run(jnp.sum, (), {}, (both,))) == 50
+    assert pickle.loads(pickle.dumps(both)).sum() == 50
+    other = Home(Copied())
+    assert near(other.run(jnp.sum, (), {}, (y,))) == 27, "from one to another"
+    joined = Batch.join([Batch({"x": home.run(jnp.zeros, (), {"shape": (2, 3)}, ())})] * 2)
+    assert joined.steps == 12 and isinstance(joined["x"], Far)
+
+
+def bad(x):
+    raise ZeroDivisionError("no")
+
+
+def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
+    home = Home(Copied())
+    with pytest.raises(ZeroDivisionError):
+        home.call(bad, (jnp.ones(2),))
+    late = Kept(home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None))
+    with pytest.raises(ZeroDivisionError):
+        np.asarray(home.run(jnp.add, (), {}, (Far((2,), np.float32, late, 0), 1)))
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ({"learnr": Actor()}, "unknown resource or first node of a stage 'learnr'; did you mean 'learner'?"),
+        ({"train": Actor()}, "unknown resource or first node of a stage 'train'"),
+        ({"learner": Actor(count=2)}, "learner can't be in 2 processes; take count=1"),
+        ({"learner": Actor(), "queue": Actor()}, "the stage of queue runs where learner is, which it updates; leave queue out"),
+    ],
+)
+def test_places_that_there_are_not_are_told_of(place, text):
+    with pytest.raises(SettingError, match=text):
+        owners(IMPALA, place)
+
+
+def test_settings_are_checked():
+    with pytest.raises(SettingError, match="count must be at least 1"):
+        Actor(count=0)
+    with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
+        fl.RayRuntime(place={"learner": True})
+    with pytest.raises(SettingError, match="runners has processes of its own already"), fl.run(PPO, runtime=CopiedRuntime(runners=Actor())):
+        pass
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_a_learner_in_an_actor_gives_the_same_and_no_batch_comes_here(monkeypatch):
+    came, original = [], Far.__array__
+
+    def fetch(self, *args, **settings):
+        found = original(self, *args, **settings)
+        came.append(found.nbytes)
+        return found
+
+    rows, weights = rows_of(PPO, "local")
+    monkeypatch.setattr(Far, "__array__", fetch)
+    there, placed = rows_of(PPO, fl.RayRuntime(place={"learner": fl.Actor()}))
+    np.testing.assert_equal(there, rows)
+    assert same(placed, weights)
+    assert len(came) == 3 + 2 * len(jax.tree.leaves(weights)), "the metrics of each row, and the weights when asked for and at the end"
+
+
+def mine(_):
+    return os.getpid()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_the_run(monkeypatch):
+    import ray
+
+    put, original = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value, **k: put.append(value) or original(value, **k))
+    graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3))
+    runtime = fl.RayRuntime(place={"learner": fl.Actor(), "sample": fl.Actor(count=2)})
+    with pytest.raises(RuntimeFailed, match=r"learner's process ended"), fl.run(graph, runtime=runtime) as run:
+        for _ in range(4):
+            row = next(run)
+        spent = run.diagnosis().processes
+        assert run.audit().closed and row["updates"] == 12
+        assert spent["learner"]["update"] > 0 and all(spent[f"sample, {i}"]["concat"] > 0 for i in (0, 1))
+        assert not any(isinstance(value, tuple) for value in put), "weights go from the learner to the runners"
+        home = run._session.place.sites["learner"].homes[0]
+        os.kill(home.call(mine, (np.ones(1),)), signal.SIGKILL)
+        for _ in range(50):
+            next(run)
+    assert ray.is_initialized()
