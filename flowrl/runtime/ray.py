@@ -308,8 +308,8 @@ class RayActor:
         ray.kill(self.actor)
 
 
-def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Callable[[], None]:
-    """Start or join Ray, unless this process is in one already. Returns what ends it again.
+def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: bool = False) -> Callable[[], None]:
+    """Start or join Ray, unless this process is in one already. Returns what ends it again. `apart`: results stay where they are made.
 
     Raises:
         RuntimeFailed: Ray can't start or can't be joined.
@@ -321,12 +321,13 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "") -> Call
             )
         return _nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
-    os.environ.setdefault("RAY_max_direct_call_object_size", str(2**20))  # fragments up to 1 MiB come with the reply, not through the store
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": False, **init}
     where = address or os.environ.get("RAY_ADDRESS") or "local"  # left to itself, Ray would join whatever ran here last, be it dead
     if where == "local":
         settings.setdefault("include_dashboard", False)
+        if not apart:  # fragments up to 1 MiB come with the reply, not through the store
+            settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
         if re.fullmatch(r"[\w.-]+:\d+", where):
             _knock(where)
@@ -385,4 +386,4 @@ class RayRuntime:
             SettingError: `place` names something else than resources and the first nodes of stages.
         """
         place = Placed(plan, seed, RayActor, self.place, RaySite, processes=self.processes, apart=bool(self.place))
-        return Session(plan.graph, place, Threads, hook, start(self.address, self.init, plan.graph.name))
+        return Session(plan.graph, place, Threads, hook, start(self.address, self.init, plan.graph.name, bool(self.place)))
