@@ -98,7 +98,7 @@ def starting() -> tuple[float, float]:
             actors = [kind.remote() for _ in range(RUNNERS)]
             ray.get([actor.up.remote() for actor in actors])
         else:
-            pool = RayWorkers("runners", RUNNERS, partial(Runner, spec, "runners", 0), None)
+            pool = RayWorkers("runners", RUNNERS, partial(Runner, spec, "runners", 0), None, apart=False)
             for future in [pool.submit(i, "take", None) for i in range(RUNNERS)]:
                 future.result()
         seconds.append(time.perf_counter() - began)

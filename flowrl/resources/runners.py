@@ -271,14 +271,20 @@ class GymRunners(RunnersHandle):
         return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths)), **told}
 
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
-        """Share the episodes among the runners."""
+        """Share the episodes among the runners. Those of one that is lost meanwhile are missing; it is started anew by the next sample."""
         newest = self._start()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         with self._asking:
             calls = [self.pool.submit(i, "evaluate", self._lacking(i, newest), len(part), seed + int(part[0])) for i, part in enumerate(shares)]
-        returns = np.concatenate([call.result() for call in calls])
+        returns: list[float] = []
+        for call in calls:
+            try:
+                returns += call.result().tolist()
+            except (RuntimeFailed, EnvironmentFailed) as error:
+                if isinstance(error, EnvironmentFailed) and self.spec.on_error == "stop":
+                    raise
         self.site.count(evaluations=1, evaluated_episodes=episodes)
-        self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns)) for k in ("mean", "std", "min", "max")}
+        self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns or [math.nan])) for k in ("mean", "std", "min", "max")}
         return self._evaluated
 
     def _start(self) -> Published:

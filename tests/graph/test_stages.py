@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_run_again(schedule):
     assert [r["loss"] for r in a] == [r["loss"] for r in b] and [r["lag_mean"] for r in a] == [r["lag_mean"] for r in b]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 3), st.sampled_from(["block", "drop_oldest", "drop_newest"]), st.sampled_from(["fifo", "lifo"]))
 def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, order):
     graph = ASYNC.replace(queue=fl.Queue(2, full=full, order=order, max_lag=max_lag))
@@ -84,7 +84,7 @@ def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, o
     assert edge.got.steps == got[-1]["trained_steps"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.integers(0, 10_000),
     st.integers(0, 3),
@@ -101,7 +101,7 @@ def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(seed, ma
     assert run.audit().closed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3))
 def test_behind_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, every):
     graph = ASYNC.replace(sample=fl.ParallelSample(), batch=fl.Concat(steps), queue=fl.Queue(capacity), sync=fl.SyncWeights(every=every))

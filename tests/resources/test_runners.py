@@ -136,6 +136,19 @@ def test_runners_sample_standalone_and_take_weights():
     runners.close()
 
 
+@pytest.mark.parametrize("lost", [(1,), (0, 1)])
+def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypatch):
+    runners = fl.Runners("CartPole-v1", POLICY, count=2).open()
+    submit = runners.pool.submit
+    monkeypatch.setattr(runners.pool, "submit", lambda i, *args: Failed(fl.RuntimeFailed("gone")) if i in lost else submit(i, *args))
+    result = runners.evaluate(episodes=4, seed=1)
+    assert np.isnan(result["eval/return_mean"]) == (len(lost) == 2)
+    monkeypatch.setattr(runners.pool, "submit", lambda i, *args: Failed(fl.EnvironmentFailed("broken")))
+    with pytest.raises(fl.EnvironmentFailed):
+        runners.evaluate(episodes=4, seed=1)
+    runners.close()
+
+
 def test_runners_draw_different_actions_and_the_same_ones_again():
     def first():
         runners = fl.Runners("CartPole-v1", POLICY, count=2, envs=4, fragment=32).open()

@@ -119,8 +119,11 @@ FAULTS = {
 }
 
 
-@every_runtime
-@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize(
+    ("runtime", "how"),
+    [*(("local", how) for how in FAULTS), *(pytest.param("ray", how, marks=pytest.mark.ray) for how in ("raise", "nan reward"))],
+    indirect=["runtime"],
+)
 def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_rows(runtime, how, tmp_path):
     graph = fl.ppo("CartPole-v1", fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None))
     policy = graph.resources["runners"].policy
