@@ -11,7 +11,7 @@ import environments
 import flowrl as fl
 from environments import Clockwork
 from flowrl.graph import trace
-from flowrl.graph.site import HereWorkers, Place
+from flowrl.graph.site import Failed, HereWorkers, Place
 from flowrl.resources.environments import make_vector
 from flowrl.resources.reward_scale import RewardScale
 from flowrl.resources.sampling import Runner, RunnerTwin
