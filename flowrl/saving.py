@@ -66,7 +66,8 @@ class TrainedPolicy:
             raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
         net, given = self.network, given[None] if single else given
         memory = net.memory(self.weights, len(given)) if carry is None else Memory(carry, np.zeros(len(given), bool))
-        packed, carry = net.jitted_act(self.weights, given, jax.random.key(seed), np.uint32(0), memory, greedy=greedy)
+        noise = None if greedy else net.head.noise(jax.random.key(seed), len(given))
+        packed, carry = net.jitted_act(self.weights, given, noise, memory)
         action = net.head.to_env(net.unpack(np.asarray(packed))[0])
         action = action[0] if single else action
         return (action, carry) if net.recurrent else action

@@ -101,7 +101,7 @@ class JaxRunners(Resource):
 
         def step(w: Any, _: Any) -> Any:
             key, act, again = jax.random.split(w["key"], 3)
-            action, logp, value = net.unpack(net.act(weights, w["obs"], act, 0)[0])
+            action, logp, value = net.unpack(net.act(weights, w["obs"], net.head.noise(act, self.envs))[0])
             new, obs, reward, term, trunc = jax.vmap(env.step)(w["env"], action)
             fresh, fresh_obs = jax.vmap(env.reset)(jax.random.split(again, self.envs))
             pick = lambda a, b: jnp.where(w["done"].reshape(-1, *[1] * (b.ndim - 1)), a, b)

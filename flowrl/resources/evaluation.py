@@ -29,14 +29,14 @@ def play(
         made.close()
         raise EnvironmentFailed(f"{env_name(env)} makes a vector of environments; evaluation needs single ones")
     one = Guard(made, 0, env_name(env))
-    weights, key = jax.device_put(weights), jax.random.key(0)
+    weights = jax.device_put(weights)
     fresh = net.memory(weights, 1)
     returns = np.zeros(episodes)
     try:
         for episode in range(episodes):
             obs, over, memory = one.reset(seed=seed + episode)[0], False, fresh
             while not over:
-                packed, carry = net.jitted_act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], key, np.uint32(0), memory, greedy=True)
+                packed, carry = net.jitted_act(weights, np.asarray(obs, net.spaces.obs_dtype)[None], None, memory)
                 memory = Memory(carry, np.zeros(1, bool)) if net.recurrent else memory
                 obs, reward, terminated, truncated, _ = one.step(net.head.to_env(net.unpack(np.asarray(packed))[0])[0])
                 returns[episode] += float(reward)

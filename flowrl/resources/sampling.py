@@ -67,6 +67,7 @@ class Runner:
         self.label = f"{name}, runner {index}"
         self.network: Network = network(spec.policy, spec.spaces())
         self.act: Act = self.network.jitted_act
+        self.noise: Array = np.empty(0)
         self.begin = jax.jit(self.network.begin)
         self.spaces = spec.spaces()
         again = [incarnation] if incarnation else []  # one that is started anew goes other ways than those that led to its end
@@ -197,7 +198,7 @@ class Runner:
             if len(ended):
                 at = (row[ended], ended)
                 data["obs"][at] = final[ended]
-                data["packed"][at] = self._decide_on(final)[0][ended]
+                data["packed"][at] = self._decide_on(final, self.noise[0])[0][ended]
                 data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
                 row[ended] += 1
                 last[ended] = obs[ended]
@@ -223,16 +224,20 @@ class Runner:
 
     def _decide(self) -> Array:
         """Act on the newest observations. Where the next ones begin an episode is the caller's to note in `memory`."""
-        packed, carry = self._decide_on(self.obs)
+        at = self.turn % self.spec.fragment
+        if at == 0:
+            with INFERENCE:
+                self.noise = np.asarray(self.network.jitted_noise(self.key, np.uint32(self.turn), self.spec.fragment, self.spec.envs))
         self.turn += 1
+        packed, carry = self._decide_on(self.obs, self.noise[at])
         if self.network.recurrent:
             self.memory = Memory(carry, np.zeros(self.spec.envs, bool))
         return packed
 
-    def _decide_on(self, obs: Array) -> tuple[Array, Any]:
+    def _decide_on(self, obs: Array, noise: Array) -> tuple[Array, Any]:
         memory = (self.memory,) if self.network.recurrent else ()
         with INFERENCE:
-            packed, carry = self.act(self.weights, obs, self.key, np.uint32(self.turn), *memory)
+            packed, carry = self.act(self.weights, obs, noise, *memory)
             return np.asarray(packed), carry
 
     def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:

@@ -15,8 +15,8 @@ Array = Any
 class Distribution(Protocol):
     """What losses and runners ask of a distribution over actions."""
 
-    def sample(self, key: Array) -> Array:
-        """Draw an action for each batch element."""
+    def sample(self, noise: Array) -> Array:
+        """The action for each batch element that the noise picks, which is of the form that `Head.noise` draws."""
 
     def mode(self) -> Array:
         """The likeliest action: what a greedy policy does."""
@@ -38,9 +38,9 @@ class Categorical:
 
     logits: Array
 
-    def sample(self, key: Array) -> Array:
-        """Draw by the Gumbel trick; int32 ``[...]``."""
-        return jax.random.categorical(key, self.logits)
+    def sample(self, noise: Array) -> Array:
+        """The Gumbel trick, from standard Gumbels ``[..., n]``; int32 ``[...]``."""
+        return jnp.argmax(self.logits + noise, axis=-1)
 
     def mode(self) -> Array:
         """The action with the largest logit."""
@@ -70,14 +70,15 @@ class MultiCategorical:
     logits: Array
     sizes: tuple[int, ...] = field(metadata={"static": True})
 
-    def _parts(self) -> list[Categorical]:
-        cuts = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)]
-        return [Categorical(part) for part in jnp.split(self.logits, cuts, axis=-1)]
+    def _split(self, x: Array) -> list[Array]:
+        return jnp.split(x, [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)], axis=-1)
 
-    def sample(self, key: Array) -> Array:
-        """int32 ``[..., len(sizes)]``."""
-        keys = jax.random.split(key, len(self.sizes))
-        return jnp.stack([p.sample(k) for p, k in zip(self._parts(), keys, strict=True)], axis=-1)
+    def _parts(self) -> list[Categorical]:
+        return [Categorical(part) for part in self._split(self.logits)]
+
+    def sample(self, noise: Array) -> Array:
+        """From standard Gumbels ``[..., sum(sizes)]``; int32 ``[..., len(sizes)]``."""
+        return jnp.stack([p.sample(x) for p, x in zip(self._parts(), self._split(noise), strict=True)], axis=-1)
 
     def mode(self) -> Array:
         """The likeliest choice of each part."""
@@ -105,9 +106,9 @@ class Gaussian:
     mean: Array
     log_std: Array
 
-    def sample(self, key: Array) -> Array:
-        """``[..., d]``."""
-        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+    def sample(self, noise: Array) -> Array:
+        """From standard normals ``[..., d]``; ``[..., d]``."""
+        return self.mean + jnp.exp(self.log_std) * noise
 
     def mode(self) -> Array:
         """The mean."""

@@ -221,26 +221,33 @@ class Network:
         self,
         weights: Weights,
         obs: Array,
-        key: Array,
-        turn: Array,
+        noise: Array | None = None,
         memory: Memory = NOTHING,
-        *,
-        greedy: bool = False,
     ) -> tuple[Array, Any]:
         """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value; and the carry behind it.
 
-        One small array each way per environment step is what keeps a step at one dispatch. `turn` is folded into `key`.
+        One small array each way per environment step is what keeps a step at one dispatch. `noise` picks the actions; without, they are the
+        likeliest. It is drawn for many steps at once, by `noise`: drawing it here would cost as much as a small network.
         """
         (outputs, value), _, carry = self._call(*weights, obs, memory)
         dist = self.head.distribution(outputs)
-        action = dist.mode() if greedy else dist.sample(jax.random.fold_in(key, turn))
+        action = dist.mode() if noise is None else dist.sample(noise)
         columns = action if self.head.width else action[:, None]
         return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1), carry
 
     @cached_property
     def jitted_act(self) -> Callable[..., tuple[Array, Any]]:
         """`act`, compiled."""
-        return jax.jit(self.act, static_argnames="greedy")
+        return jax.jit(self.act)
+
+    def noise(self, key: Array, turn: Array, steps: int, n: int) -> Array:
+        """The noise ``[steps, n, ...]`` of so many turns of n environments, each turn's by the key with its number folded in."""
+        return jax.vmap(lambda t: self.head.noise(jax.random.fold_in(key, t), n))(turn + jnp.arange(steps, dtype=jnp.uint32))
+
+    @cached_property
+    def jitted_noise(self) -> Callable[..., Array]:
+        """`noise`, compiled."""
+        return jax.jit(self.noise, static_argnums=(2, 3))
 
     def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
         """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
+import jax
 import numpy as np
 
 from flowrl.errors import PolicyError
@@ -126,6 +127,10 @@ class Head:
             return MultiCategorical(outputs, self.sizes)
         mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
         return Gaussian(mean, log_std)
+
+    def noise(self, key: Any, n: int) -> Any:
+        """What `Distribution.sample` takes to draw n actions: standard normals ``[n, width]``, or standard Gumbels ``[n, outputs]``."""
+        return jax.random.normal(key, (n, self.width)) if self.kind == "gaussian" else jax.random.gumbel(key, (n, self.outputs))
 
     def to_env(self, action: Any) -> Any:
         """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.

@@ -72,7 +72,7 @@ def assert_acts(policy, obs_space, action_space):
 
     def both(weights, obs):
         _, value, rest = net.apply(weights, obs)
-        return net.act(weights, obs, jax.random.key(0), 0, greedy=True)[0], value, rest
+        return net.act(weights, obs)[0], value, rest
 
     packed, value, rest = jax.jit(both)(weights, obs)
     assert packed.dtype == jnp.float32 and packed.shape == (N, max(net.head.width, 1) + 2)
@@ -287,9 +287,10 @@ def test_act_packs_actions_with_their_log_probability_and_value(action):
     @jax.jit
     def both(weights, obs, turn):
         dist, value, _ = net.apply(weights, obs)
-        drawn = dist.sample(jax.random.fold_in(key, turn))
-        greedy, _ = net.act(weights, obs, key, turn, greedy=True)
-        return net.act(weights, obs, key, turn)[0], greedy, (drawn, dist.log_prob(drawn), value), (dist.mode(), dist.log_prob(dist.mode()), value)
+        noise = net.noise(key, turn, 2, len(obs))[1]
+        drawn = dist.sample(net.head.noise(jax.random.fold_in(key, turn + 1), len(obs)))
+        greedy, _ = net.act(weights, obs)
+        return net.act(weights, obs, noise)[0], greedy, (drawn, dist.log_prob(drawn), value), (dist.mode(), dist.log_prob(dist.mode()), value)
 
     packed, greedy, wanted, mode = both(weights, obs, 3)
     for array, parts in ((packed, wanted), (greedy, mode)):
