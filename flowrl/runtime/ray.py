@@ -56,6 +56,7 @@ class Host:
     def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int]) -> None:
         began = perf_counter()
         sys.path.extend(p for p in path if p not in sys.path)
+        jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
         with importing("a Ray worker"):
             self.make = cloudpickle.loads(make)  # from our own driver, as all that Ray hands over; here, for it needs the path first
         self.slots = {index: Slot(began) for index in mine}
