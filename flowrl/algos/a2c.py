@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.algos.default import default_policy
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat
 from flowrl.ops.report import Report
@@ -14,7 +15,6 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PGLoss
-from flowrl.rl.networks import MLP
 from flowrl.rl.optimizers import RMSProp
 from flowrl.rl.policies import Policy
 
@@ -34,16 +34,17 @@ class A2CSettings:
     grad_clip: float = 0.5
     normalize: bool = False
     report_every: int = 50
+    clip_rewards: float | None = None
     policy: Policy | None = None
 
 
 def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph:
     """The policy gradient with n-step advantages: one gradient step per small synchronous batch."""
     s = settings or A2CSettings()
-    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "a2c",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
         learner=Learner(policy, PGLoss(entropy=s.entropy), RMSProp(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.algos.default import default_policy
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Concat
 from flowrl.ops.queue import Queue
@@ -15,7 +16,6 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import VTraceLoss
-from flowrl.rl.networks import MLP
 from flowrl.rl.optimizers import Adam
 from flowrl.rl.policies import Policy
 
@@ -40,17 +40,18 @@ class IMPALASettings:
     entropy: float = 0.01
     grad_clip: float = 40.0
     report_every: int = 10
+    clip_rewards: float | None = None
     policy: Policy | None = None
 
 
 def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) -> Graph:
     """Two stages: sampling, and behind a queue learning. Weights go back with every update."""
     s = settings or IMPALASettings()
-    policy = s.policy or Policy(MLP)
+    policy = s.policy or default_policy(env)
     loss = VTraceLoss(gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy)
     return Graph(
         "impala",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
         learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(mode="async", in_flight=s.in_flight),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.algos.default import default_policy
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat, Standardize
 from flowrl.ops.report import Report
@@ -14,7 +15,6 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PGLoss
-from flowrl.rl.networks import MLP
 from flowrl.rl.optimizers import Adam
 from flowrl.rl.policies import Policy
 
@@ -32,16 +32,17 @@ class PGSettings:
     lam: float = 0.97
     entropy: float = 0.0
     normalize: bool = False
+    clip_rewards: float | None = None
     policy: Policy | None = None
 
 
 def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
     """Returns minus a learned value, one gradient step per large synchronous batch."""
     s = settings or PGSettings()
-    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "pg",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
         learner=Learner(policy, PGLoss(entropy=s.entropy), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),

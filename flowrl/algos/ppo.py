@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.algos.default import default_policy
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat, Standardize
 from flowrl.ops.report import Report
@@ -14,7 +15,6 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PPOLoss
-from flowrl.rl.networks import MLP
 from flowrl.rl.optimizers import Adam
 from flowrl.rl.policies import Policy
 
@@ -39,18 +39,19 @@ class PPOSettings:
     grad_clip: float = 0.5
     normalize: bool = False
     normalize_rewards: bool = False
+    clip_rewards: float | None = None
     policy: Policy | None = None
 
 
 def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph:
     """Clipped surrogate objective, several epochs of minibatches per batch, synchronous sampling: lag 0."""
     s = settings or PPOSettings()
-    policy = s.policy or Policy(MLP, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize)
     loss = PPOLoss(clip=s.clip, value_clip=s.value_clip, entropy=s.entropy, target_kl=s.target_kl)
     scale = s.gamma if s.normalize_rewards else None
     return Graph(
         "ppo",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, normalize_rewards=scale),
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, normalize_rewards=scale, clip_rewards=s.clip_rewards),
         learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

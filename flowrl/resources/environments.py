@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +19,25 @@ from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
 """A Gymnasium id, or a function that makes an environment or a vector of them."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Environments whose package is imported when one of them is first named."""
+
+    package: str
+    extra: str
+    """What to install: ``flowrl[extra]``."""
+    vector: Mapping[str, Any]
+    """What their vectors are made with unless `env_settings` say otherwise."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    # Scores stay what the game counts, and what is learned from is clipped behind them (`clip_rewards`). A process that is told to compute in
+    # one thread steps in one, too; else ale-py takes as many as there are cores.
+    "ALE": Family("ale_py", "atari", {"reward_clipping": False, "num_threads": int(os.environ.get("NPROC", "0"))}),
+}
+"""By the namespace of their ids."""
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
@@ -70,22 +92,40 @@ def env_name(env: Make) -> str:
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
 
 
-def make_env(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Any:
-    """One environment (or what a user's function makes), wrapped.
+def make_env(env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+    """`count` environments as a vector, where they have a vectorised form of their own and no wrappers; else one, wrapped.
+
+    What runs, what spaces are read from and what is evaluated all come from here, for the two forms may differ: the vectors of Atari games
+    show preprocessed frames, single games do not.
 
     Raises:
-        SettingError: the id is unknown.
+        SettingError: the id is unknown, or its package is not installed.
         EnvironmentFailed: making it failed.
     """
-    if isinstance(env, str) and ":" in env:
+    if not isinstance(env, str):
+        return _made(env, env, wrappers, settings)
+    if ":" in env:
         module, _, name = env.partition(":")
         raise SettingError(
             f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'"
         )
-    return _made(env, partial(gym.make, env, disable_env_checker=True) if isinstance(env, str) else env, wrappers, settings)
+    family = FAMILIES.get(env.partition("/")[0])
+    if family is not None:
+        _register(env, family)
+    if not wrappers and env in gym.registry and gym.spec(env).vector_entry_point is not None:
+        own = partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT)
+        return _made(env, own, (), {**(family.vector if family else {}), **settings})
+    return _made(env, partial(gym.make, env, disable_env_checker=True), wrappers, settings)
 
 
-def _made(env: Make, make: Callable[..., Any], wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Any:
+def _register(env: str, family: Family) -> None:
+    try:
+        importlib.import_module(family.package)
+    except ImportError as error:
+        raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from None
+
+
+def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
     try:
         made = make(**settings)
         for wrapper in wrappers:
@@ -112,26 +152,27 @@ def _similar(env: str) -> list[str]:
     return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or ["CartPole-v1", "Pendulum-v1"]
 
 
+def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
+    """Environments that are stepped one after another, each watched."""
+    return SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
+
+
 def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
     """`count` environments as one vector: the environment's own vectorised form where it has one, else one after another.
 
     Raises:
-        SettingError: the id is unknown, or a vector of the user's own has another size.
+        SettingError: the id is unknown, its package is not installed, or a vector of the user's own has another size.
         EnvironmentFailed: making it failed, or its way of resetting is unknown.
     """
     with ExitStack() as on_error:
-        if isinstance(env, str) and not wrappers and gym.registry.get(env) is not None and gym.spec(env).vector_entry_point is not None:
-            vector = _made(env, partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT), (), settings)
-            on_error.callback(vector.close)
-        else:
-            vector = make_env(env, wrappers, settings)
-            on_error.callback(vector.close)
-            if not isinstance(vector, VectorEnv):
-                made = [vector]
-                for _ in range(count - 1):
-                    made.append(make_env(env, wrappers, settings))
-                    on_error.callback(made[-1].close)
-                vector = SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
+        vector = make_env(env, count, wrappers, settings)
+        on_error.callback(vector.close)
+        if not isinstance(vector, VectorEnv):
+            made = [vector]
+            for _ in range(count - 1):
+                made.append(make_env(env, 1, wrappers, settings))
+                on_error.callback(made[-1].close)
+            vector = guarded(env, made)
         if vector.num_envs != count:
             raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
         mode = vector.metadata.get("autoreset_mode")
@@ -150,7 +191,7 @@ def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: M
     Raises:
         EnvironmentFailed: it can't be made, or does not tell its spaces.
     """
-    made = make_env(env, wrappers, settings)
+    made = make_env(env, 1, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
             return Spaces(made.single_observation_space, made.single_action_space)

@@ -104,8 +104,10 @@ class Core:
             order = jax.random.permutation(key, n).reshape(-1, size)
             return jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
 
-        if size == n:
-            carry, metrics = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs, unroll=epochs == 1)
+        if size == n and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
+            carry, metrics = step(first, {**rows, **columns})
+        elif size == n:
+            carry, metrics = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs)
         else:
             carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
         weights, opt, _ = carry

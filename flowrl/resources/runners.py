@@ -322,6 +322,8 @@ class Runners(Resource):
         on_error: what happens when an environment raises or breaks its spaces: the run stops, or its runner is started anew.
         normalize_rewards: the discount of the returns whose running deviation rewards are divided by, each runner's
             by its own; None for no scaling.
+        clip_rewards: the bound of the rewards that are learned from, once they are scaled; None for any. Episode returns are those of the
+            environment, neither scaled nor clipped.
     """
 
     env: Make
@@ -335,6 +337,7 @@ class Runners(Resource):
     restarts: int = 3
     on_error: Literal["stop", "restart"] = "stop"
     normalize_rewards: float | None = None
+    clip_rewards: float | None = None
 
     handle: ClassVar[type[Handle]] = GymRunners
 
@@ -344,6 +347,8 @@ class Runners(Resource):
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.restarts < 0 or (self.timeout is not None and self.timeout <= 0):
             raise SettingError(f"restarts must not be negative and timeout above 0 or None, got restarts={self.restarts}, timeout={self.timeout}")
+        if self.clip_rewards is not None and self.clip_rewards <= 0:
+            raise SettingError(f"clip_rewards must be above 0 or None, got {self.clip_rewards}")
         if self.on_error not in ("stop", "restart"):
             raise SettingError(f"on_error must be stop or restart, got {self.on_error!r}")
         if isinstance(self.env, gym.Env | VectorEnv):

@@ -88,7 +88,7 @@ class Runner:
     def close(self) -> None:
         """Close the environments."""
         if "vector" in self.__dict__:  # made, be it that its first reset failed
-            self.vector.close()
+            self.__dict__.pop("vector").close()  # and let go of: those of Atari games end their threads only then
 
     @cached_property
     def vector(self) -> Any:
@@ -280,6 +280,8 @@ class Runner:
         episodes = self._episodes(data, skipped)
         if self.scale is not None:
             data["reward"] = self.scale(data, skipped)
+        if self.spec.clip_rewards is not None:
+            np.clip(data["reward"], -self.spec.clip_rewards, self.spec.clip_rewards, out=data["reward"])
         columns = {
             "bootstrap_obs": last,
             "version": np.full(self.spec.envs, self.version, np.int32),

@@ -242,9 +242,9 @@ FAULTY = [
     ("an unknown version", lambda: recipe(runners=runners("CartPole-v7")), "runners", "did you mean 'CartPole-v1'"),
     (
         "an unknown namespace",
-        lambda: recipe(runners=runners("ALE/Pong-v5")),
+        lambda: recipe(runners=runners("Nowhere/Pong-v5")),
         "runners",
-        "unknown environment 'ALE/Pong-v5': the package that registers ALE must be imported first",
+        "unknown environment 'Nowhere/Pong-v5': the package that registers Nowhere must be imported first",
     ),
     ("an environment that can't be made", lambda: recipe(runners=runners(fails)), "runners", "fails could not be made: OSError: no licence"),
     ("an environment that is none", lambda: recipe(runners=runners(dict)), "runners", r"dict made a dict; it must be a gymnasium\.Env"),

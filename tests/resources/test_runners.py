@@ -284,8 +284,9 @@ def test_a_closed_worker_pool_closes_its_environments():
     spec = fl.Runners("Pendulum-v1", POLICY, envs=2, fragment=2)
     runner = Runner(spec, "runners", 0, 0)
     runner.sample((jax.jit(runner.network.init)(jax.random.key(0)), 0))
+    vector = runner.vector
     HereWorkers(1, lambda index, incarnation: runner).close()
-    assert runner.vector.closed
+    assert vector.closed
 
 
 def test_settings_of_an_environment_may_hold_lists():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import flowrl as fl
+from flowrl.rl.networks import Convolution
 from flowrl.rl.policies import Network, Weights, merge_moments, network
 from flowrl.rl.spaces import Spaces
 
@@ -109,6 +110,20 @@ def test_a_channel_first_image_is_read_as_the_same_image_with_its_channels_last(
     a, b = last.apply(weights, obs), first.apply(weights, np.moveaxis(obs, -1, 1))
     np.testing.assert_allclose(a[0].logits, b[0].logits, rtol=1e-5)
     np.testing.assert_allclose(a[1], b[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("side", "size", "stride"), [(84, 8, 4), (9, 4, 2), (10, 3, 1), (11, 2, 3)])
+def test_the_product_of_matrices_is_the_convolution(side, size, stride):
+    layer = Convolution(3, 5, size, stride, rngs=nnx.Rngs(0))
+    x, kernel = jax.random.normal(jax.random.key(0), (2, side, side + 1, 3)), layer.kernel[...]
+
+    @jax.jit
+    def both(x, kernel):
+        (a, back_a), (b, back_b) = jax.vjp(layer._product, x, kernel), jax.vjp(layer._convolution, x, kernel)
+        return (a, *back_a(b)), (b, *back_b(b))
+
+    for ours, oracle in zip(*both(x, kernel), strict=True):
+        np.testing.assert_allclose(ours, oracle, rtol=1e-4, atol=1e-4)
 
 
 def test_bytes_are_divided_by_255():
