@@ -15,7 +15,7 @@ import flowrl as fl
 import handwritten_impala as hand
 
 ROOT = Path(__file__).parents[1]
-PAIRS, RUNNERS, WARM_UP, SECONDS = 3, 2, 4.0, 5.0
+PAIRS, RUNNERS, WARM_UP, SECONDS = 5, 2, 4.0, 5.0
 
 
 def flowrl_speed(seed: int, envs: int) -> float:

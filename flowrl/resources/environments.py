@@ -154,7 +154,7 @@ def _similar(env: str) -> list[str]:
 
 def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
     """Environments that are stepped one after another, each watched."""
-    return SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)])  # type: ignore[misc]
+    return SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)], copy=False)  # type: ignore[misc]
 
 
 def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:

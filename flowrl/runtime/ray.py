@@ -35,6 +35,8 @@ from flowrl.runtime.keeper import Keeper, dig
 from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, fill, homes_of
 from flowrl.runtime.threads import Threads
 
+PROCESSES_PER_CORE = 2
+"""Of runners. Fewer wait for one another, for one thread of a process runs Python code at a time; more of them only take longer to be up."""
 CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
 
@@ -150,7 +152,7 @@ class RayWorkers:
     """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
     def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None, apart: bool) -> None:
-        processes = min(count, processes or len(_homes()))
+        processes = min(count, processes or PROCESSES_PER_CORE * len(_homes()))
         self.name = name
         self.apart = apart
         """Whether fragments stay in the object store."""
@@ -359,7 +361,7 @@ class RayRuntime:
         place: by the name of a resource, or of the first node of a stage: the `Actor` that it has of its own. A stage that updates such a
             resource runs its functions there. Fragments and batches then go from process to process by reference, never through this one.
             With the learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
-        processes: that share the runners of a resource, which are threads there; None for as many as there are cores. More of them only
+        processes: that share the runners of a resource, which are threads there; None for twice as many as there are cores. More of them only
             cost memory, start-up and changes of context; fewer share one interpreter, whose Python code runs one thread at a time.
         init: more keyword arguments for `ray.init`.
 
