@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -51,6 +52,8 @@ class Sample:
 
 
 Act = Callable[..., Any]
+COMPILING = Lock()
+"""Held by the runner of a process that acts for the first time: what it compiles serves the others."""
 
 
 def _sent(x: Any) -> Any:
@@ -103,6 +106,8 @@ class Runner:
         self.done = np.zeros(self.spec.envs, bool)
         self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
         self.sums = np.zeros((2, self.spec.envs))
+        with COMPILING:
+            self._decide_on(self.obs, self._noise()[0])
         self._started = True
 
     def _reset(self, **how: Any) -> Array:
@@ -226,13 +231,17 @@ class Runner:
         """Act on the newest observations. Where the next ones begin an episode is the caller's to note in `memory`."""
         at = self.turn % self.spec.fragment
         if at == 0:
-            with INFERENCE:
-                self.noise = np.asarray(self.network.jitted_noise(self.key, np.uint32(self.turn), self.spec.fragment, self.spec.envs))
+            self.noise = self._noise()
         self.turn += 1
         packed, carry = self._decide_on(self.obs, self.noise[at])
         if self.network.recurrent:
             self.memory = Memory(carry, np.zeros(self.spec.envs, bool))
         return packed
+
+    def _noise(self) -> Array:
+        """For the next steps, as many as a fragment has."""
+        with INFERENCE:
+            return np.asarray(self.network.jitted_noise(self.key, np.uint32(self.turn), self.spec.fragment, self.spec.envs))
 
     def _decide_on(self, obs: Array, noise: Array) -> tuple[Array, Any]:
         memory = (self.memory,) if self.network.recurrent else ()
