@@ -18,7 +18,7 @@ from flowrl.errors import FlowrlError, raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import steps_of
 from flowrl.graph.protocols import Handle, Workers
-from flowrl.graph.site import HereSite, HereWorkers, Place, check_pure
+from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.items import Batch, Trained
 
@@ -61,8 +61,7 @@ class AbstractSite(HereSite):
         leaves, tree = jax.tree.flatten(args)
         slot = (fn, *static.items(), tree, *map(abstract, leaves))
         if slot not in self.shapes:
-            check_pure(fn)
-            self.shapes[slot] = jax.eval_shape(partial(fn, **static), *args)
+            self.shapes[slot] = jitted(fn, donate, *static.items()).eval_shape(*args)
         return self.shapes[slot]
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:

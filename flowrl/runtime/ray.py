@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -159,7 +161,6 @@ class RayWorkers:
         self.make = ray.put(cloudpickle.dumps(make))
         self.groups = [range(count)[process::processes] for process in range(processes)]
         self.incarnations = [0] * count
-        self.compiled = tempfile.mkdtemp(prefix="flowrl-compiled-")
         self.actors: list[Any] = []
         """By process."""
         self.calls: list[Any] = [None] * count
@@ -175,7 +176,7 @@ class RayWorkers:
             "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
             "scheduling_strategy": _home(process),
             "concurrency_groups": {str(index): 1 for index in mine},
-            "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing(self.compiled)}},
+            "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing()}},
         }
         kind: Any = ray.remote(**options)(Host)
         actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine))
@@ -239,7 +240,6 @@ class RayWorkers:
             for actor in self.actors:
                 ray.kill(actor)
             self.actors, self.calls = [], []
-            shutil.rmtree(self.compiled, ignore_errors=True)
 
 
 def _homes() -> list[str]:
@@ -255,8 +255,11 @@ def _home(index: int) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(homes[index % len(homes)], soft=False)
 
 
-def _sharing(folder: str) -> dict[str, str]:
-    """Environment variables by which what one worker compiled serves the others of its machine."""
+@cache
+def _sharing() -> dict[str, str]:
+    """Environment variables by which what one worker compiled serves the others of its machine, those of later runs too."""
+    folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -93,13 +93,6 @@ def test_an_episode_that_is_cut_keeps_its_last_frames_in_a_row_of_their_own():
     assert not fresh[:, :3].any()
 
 
-def test_a_seed_gives_the_same_run_again():
-    rows, weights = rows_and_weights(IMPALA, 2)
-    again, same_weights = rows_and_weights(IMPALA, 2)
-    assert timeless(rows) == timeless(again)
-    assert same(weights, same_weights)
-
-
 @pytest.mark.ray
 def test_on_ray_the_same_rows_come(ray_up):
     graph = fl.pg("ALE/SpaceInvaders-v5", fl.PGSettings(policy=SMALL, envs=2, fragment=10, batch=20))
