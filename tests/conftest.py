@@ -44,3 +44,10 @@ def timeless(rows):
 def same(a, b):
     """Whether two trees of arrays are equal bit for bit."""
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
+
+
+def pytest_collection_modifyitems(items):
+    """What takes the shared Ray starts it."""
+    for item in items:
+        if "ray_up" in item.fixturenames:
+            item.add_marker("ray")

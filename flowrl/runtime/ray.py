@@ -122,6 +122,8 @@ class Pending:
             raise cause from None
         except ray.exceptions.RayActorError as error:
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
+        except ray.exceptions.RayError as error:  # what it lies on was lost, with the node
+            raise RuntimeFailed(f"{self.label} gave nothing: {_cause(error)}") from None
 
     def wait(self) -> None:
         """Until it is there, and leave it there."""
