@@ -122,7 +122,8 @@ Written by `make bench`: {machine}.
 
 PPO on CartPole-v1, one process, 64-64 networks, 32 environments x 128 steps, 10 epochs, minibatch 128; the loop by hand is
 [bench/handwritten.py](../../bench/handwritten.py), with the same maths (a test shows that one update from one batch gives the
-same parameters in both). {PAIRS} interleaved pairs of {UPDATES} updates; of each run the median update counts, the first {SKIP} do not.
+same parameters in both). {PAIRS} interleaved pairs of {UPDATES} updates; of each run the median update counts, the first {SKIP} do not. The loop
+by hand draws the noise for its actions at each step; flowrl draws a fragment's in one call.
 
 | | steps/s, median | lowest | highest |
 |---|---:|---:|---:|

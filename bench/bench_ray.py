@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -43,6 +44,7 @@ def hand_speed(seed: int, envs: int) -> float:
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # jax warns of any fork; Ray's children call exec at once
     lines = []
     for envs in (8, 64):
         ours, theirs = [], []
@@ -62,7 +64,8 @@ Written by `make bench`: {machine}.
 
 IMPALA on CartPole-v1, {RUNNERS} runners, 64-64 networks, fragments of {hand.STEPS} steps, batches of at least {hand.BATCH}; the pipeline by hand is
 [bench/handwritten_impala.py](../../bench/handwritten_impala.py), with the same maths. {PAIRS} interleaved pairs of {SECONDS:.0f} s,
-each {WARM_UP:.0f} s after its first row or fragment.
+each {WARM_UP:.0f} s after its first row or fragment. flowrl draws the noise for a fragment's actions in one call, and acts in the runner's
+own thread; the pipeline by hand draws it at each step, as one would write it.
 
 | runners x environments | flowrl, steps/s | by hand, steps/s | ratio | lowest | highest |
 |---|---:|---:|---:|---:|---:|
