@@ -118,7 +118,7 @@ class Pending:
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if not isinstance(cause, FlowrlError):
-                cause.add_note(f"in {self.label}:\n{error.traceback_str}")
+                cause.add_note(f"in {self.label}:\n{error}")
             raise cause from None
         except ray.exceptions.RayActorError as error:
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
