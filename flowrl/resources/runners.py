@@ -312,7 +312,7 @@ class Runners(Resource):
     Args:
         env: a Gymnasium id, or a function that makes an environment (or a vector of exactly `envs`).
         policy: what acts.
-        count: runners: one after another in this process, one actor each on Ray.
+        count: runners: one after another in this process; on Ray each a thread, in processes that they share.
         envs: environments per runner.
         fragment: steps per environment and call.
         wrappers: put around each environment, the first one innermost.

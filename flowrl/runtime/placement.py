@@ -248,7 +248,7 @@ class FarSite(HereSite):
         Raises:
             SettingError: with the way out.
         """
-        raise SettingError(f"{self.name} has processes of its own already; leave it out of place")
+        raise SettingError(f"{self.name} has processes of its own already; leave it out of place (RayRuntime(processes=) says how many)")
 
     def settle(self, item: Any) -> Any:
         """Compute an item's arrays, and let them lie in the object store."""
@@ -322,6 +322,9 @@ def owners(graph: Graph, wanted: Mapping[str, Actor]) -> dict[str, str]:
         if asked:
             found[stage[0]] = asked[0]
     for name in wanted:
+        for stage in graph.stages():
+            if name in stage[1:]:
+                raise SettingError(f"place: {name} is in the stage of {stage[0]}, which runs as one; write '{stage[0]}' in its place")
         if name not in found:
             raise SettingError(f"place: {unknown('resource or first node of a stage', name, [*graph.resources, *firsts])}")
     return found

@@ -382,6 +382,8 @@ class RayRuntime:
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
             raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
+        if not isinstance(self.place, Mapping):
+            raise SettingError(f"place must be a mapping from names to fl.Actor, got {self.place!r}; write place={{'learner': fl.Actor()}}")
         for name, actor in self.place.items():
             if not isinstance(actor, Actor):
                 raise SettingError(f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}")

@@ -171,7 +171,7 @@ def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
     ("place", "text"),
     [
         ({"learnr": Actor()}, "unknown resource or first node of a stage 'learnr'; did you mean 'learner'?"),
-        ({"train": Actor()}, "unknown resource or first node of a stage 'train'"),
+        ({"train": Actor()}, "train is in the stage of queue, which runs as one; write 'queue' in its place"),
         ({"learner": Actor(count=2)}, "learner can't be in 2 processes; take count=1"),
         ({"learner": Actor(), "queue": Actor()}, "the stage of queue runs where learner is, which it updates; leave queue out"),
     ],
@@ -184,8 +184,9 @@ def test_places_that_there_are_not_are_told_of(place, text):
 def test_settings_are_checked():
     with pytest.raises(SettingError, match="count must be at least 1"):
         Actor(count=0)
-    with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
-        fl.RayRuntime(place={"learner": True})
+    for place in ({"learner": True}, ["learner"]):
+        with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
+            fl.RayRuntime(place=place)
     with pytest.raises(SettingError, match="runners has processes of its own already"), fl.run(PPO, runtime=CopiedRuntime(runners=Actor())):
         pass
 
