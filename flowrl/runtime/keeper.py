@@ -56,6 +56,12 @@ def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
     return jax.tree.map(hole, tree), arrays
 
 
+def from_driver(code: bytes) -> Any:
+    """What our own driver pickled, in whose name Ray runs this process. Ray would unpickle it too, but no run may start while it imports."""
+    with importing("a Ray worker"):
+        return cloudpickle.loads(code)
+
+
 class Keeper:
     """There: runs functions, and keeps what they give until it is told that nobody needs it any more."""
 
@@ -78,8 +84,7 @@ class Keeper:
 
         def call() -> list[Any]:
             nonlocal rest
-            with importing("a Ray worker"):
-                fn, tree = cloudpickle.loads(code)
+            fn, tree = from_driver(code)
             rest, arrays = dig(fn(*jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent))))
             return arrays
 
@@ -114,8 +119,7 @@ class Keeper:
 
     def _program(self, number: int, code: bytes | None) -> Callable[..., Any]:
         if code is not None:
-            with importing("a Ray worker"):
-                fn, donate, static, tree = cloudpickle.loads(code)
+            fn, donate, static, tree = from_driver(code)
             form, run = jax.tree.structure(tree), jitted(fn, donate, *static)
             self.programs[number] = lambda *leaves: run(*jax.tree.unflatten(form, leaves))
         program: Callable[..., Any] = self.programs[number]

@@ -30,10 +30,9 @@ from flowrl.graph.loop import Hook
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
-from flowrl.graph.values import importing
 from flowrl.items import Packed
 from flowrl.runtime.base import Session
-from flowrl.runtime.keeper import Keeper, dig
+from flowrl.runtime.keeper import Keeper, dig, from_driver
 from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, fill, homes_of
 from flowrl.runtime.threads import Threads
 
@@ -61,8 +60,7 @@ class Host:
         began = perf_counter()
         sys.path.extend(p for p in path if p not in sys.path)
         jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
-        with importing("a Ray worker"):
-            self.make = cloudpickle.loads(make)  # from our own driver, as all that Ray hands over; here, for it needs the path first
+        self.make = from_driver(make)  # which needs the path first
         self.slots = {index: Slot(began) for index in mine}
 
     def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
