@@ -16,6 +16,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "ALE/*"): {  # Schulman et al. 2017, table 5, with the 4 epochs of OpenAI Baselines, no rate annealed
         "envs": 8, "fragment": 128, "batch": 1024, "epochs": 4, "minibatch": 256, "lr": 2.5e-4, "clip": 0.1, "entropy": 0.01, "clip_rewards": 1.0,
     },
+    **{(graph, "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98} for graph in ("impala", "appo")},
     ("a2c", "ALE/*"): {"envs": 16, "batch": 80, "entropy": 0.01, "clip_rewards": 1.0},  # OpenAI Baselines
     **{(graph, "ALE/*"): {"clip_rewards": 1.0} for graph in ("pg", "impala", "appo")},  # Mnih et al. 2015; Espeholt et al. 2018
 }  # fmt: skip
