@@ -179,7 +179,11 @@ def _run(args: argparse.Namespace) -> int:
         for observer in observers:
             last.callback(observer.close)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
-        run = start(plan, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+        try:
+            run = start(plan, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+        except KeyboardInterrupt:
+            print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
+            raise
         last.pop_all()
     try:
         with run:

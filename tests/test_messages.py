@@ -38,6 +38,35 @@ def test_a_step_that_touches_arrays_is_told_the_way_out(work, says):
         own_step(work).check()
 
 
+def changes_in_place(batch):
+    batch["reward"][:] = 0
+    return batch
+
+
+def forgets_to_return(batch):
+    batch.with_(reward=batch["reward"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (lambda b: b.with_(reward=b["rewrd"]), r"ppo\.mine: the batch has no field: unknown field 'rewrd'; did you mean 'reward'\?"),
+        (lambda b: b.rewards, r"ppo\.mine: AttributeError: 'Batch' object has no attribute 'rewards' \(test_messages\.py:\d+\)"),
+        (changes_in_place, r"ppo\.mine: ValueError: assignment destination is read-only .*; other nodes may have the same item: change a copy"),
+        (forgets_to_return, r"ppo\.batch: mine gives it None"),
+    ],
+    ids=["a field", "an attribute", "in place", "no return"],
+)
+def test_a_mistake_in_a_users_function_is_found_before_anything_runs(fn, says):
+    with pytest.raises(fl.CheckError, match=says):
+        PPO.insert(after="sample", mine=fl.Map(fn)).check()
+
+
+def test_a_choice_is_told_by_its_options():
+    with pytest.raises(fl.SettingError, match="takes 'stop' or 'restart', got 'restrat'"):
+        PPO.set("runners.on_error", "restrat")
+
+
 def test_a_loss_and_a_network_of_the_wrong_form_are_told_the_right_one():
     with pytest.raises(fl.CheckError, match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number returned one float"):
         PPO.set("learner.loss", only_a_number).check()

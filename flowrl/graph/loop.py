@@ -226,7 +226,7 @@ class Loop:
             try:
                 self._push(unit, item, source, rows)
             except Exception as error:  # noqa: BLE001 - told on, not swallowed
-                failed(unit.name, error)
+                failed(unit.name, error if source is None or item is not None else ContractError(f"{source} gives it None: {error}"))
 
         return enter
 

@@ -106,7 +106,7 @@ class Plan:
             return "lag unknown"
         if self.lag_bound == self.lag:
             return f"lag {self.lag:g}"
-        return f"lag bound {'none' if math.isinf(self.lag_bound) else self.lag_bound}, expected {self.expected_lag:.3g}"
+        return f"lag bound {'none' if math.isinf(self.lag_bound) else self.lag_bound}, expected {self.expected_lag:.3g} in lock-step"
 
     def _line(self, node: Node) -> tuple[str, str]:
         traffic = self.found.steady.get(node.name)

@@ -20,7 +20,7 @@ from flowrl.graph.loop import steps_of
 from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.items import Batch, Trained
+from flowrl.items import Batch, Trained, read_only
 
 PATIENCE = 2.0
 """Seconds after which the trace stops looking for a period and the plan gives means."""
@@ -69,13 +69,17 @@ class AbstractSite(HereSite):
 
         Raises:
             Opaque: both fail, or what it gave on zeros is a number that depends on them.
+            Exception: both fail in the same way, so it is the function itself, and not values.
         """
         try:
             return _traced(fn, *args)
         except Exception as untraceable:
             try:
-                result = fn(*jax.tree.map(_zeros, args))
-            except Exception:  # noqa: BLE001 - the same
+                with np.errstate(all="ignore"):
+                    result = fn(*jax.tree.map(_zeros, args))
+            except Exception as error:
+                if type(error) is type(untraceable) or "read-only" in str(error):
+                    raise
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
             known = {id(x) for x in jax.tree.leaves(args)}
             if any(isinstance(x, bool | int | float | np.generic) and id(x) not in known for x in jax.tree.leaves(result)):
@@ -134,12 +138,15 @@ def _told(error: Exception) -> str:
     """An error of a user's own code, and the way out where it met a shape."""
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return "a function for ctx.run computes with jax.numpy, not numpy (np.clip becomes jnp.clip): it is compiled, and so sees no values"
-    hint = "; while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)"
-    return f"{raised(error)}{hint if 'ShapeDtypeStruct' in str(error) else ''}"
+    hints = {
+        "ShapeDtypeStruct": "while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)",
+        "read-only": "other nodes may have the same item: change a copy of the array, and give batch.with_(name=copy)",
+    }
+    return "; ".join([raised(error), *(hint for sign, hint in hints.items() if sign in str(error))])
 
 
 def _zeros(leaf: Any) -> Any:
-    return np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return read_only(np.zeros(leaf.shape, leaf.dtype)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
 def _shape_of(leaf: Any) -> Any:

@@ -151,7 +151,8 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return value
         if origin is Any:
             return value
-    wanted = " or ".join(str(o) if typing.get_origin(o) else getattr(o, "__name__", str(o)) for o in options)
+    options = tuple(x for o in options for x in (map(repr, typing.get_args(o)) if typing.get_origin(o) is typing.Literal else (o,)))
+    wanted = " or ".join(o if isinstance(o, str) else str(o) if typing.get_origin(o) else getattr(o, "__name__", str(o)) for o in options)
     raise SettingError(f"takes {wanted}, got {value!r}", where)
 
 

@@ -93,6 +93,8 @@ class GymRunners(RunnersHandle):
         """By runner: restarts in a row."""
         self._restarted: dict[str, int] = {}
         """Restarts, and steps that were asked for and never came, if there were any."""
+        self._because = ""
+        """Why the last one was started anew."""
         self._closing = Event()
         self._rounds = self._idle = 0.0
         """Runner-seconds in rounds, and of these between a fragment and the end of its round."""
@@ -107,7 +109,10 @@ class GymRunners(RunnersHandle):
         return self.pool.clocks()
 
     def findings(self) -> Iterator[str]:
-        """What waiting for the slowest costs."""
+        """What was started anew and why; what waiting for the slowest costs."""
+        if self._restarted:
+            times = self._restarted["restarts"]
+            yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
         if len(self.pool) > 1 and share >= NOTABLE and self.clocks():
             yield (
@@ -250,6 +255,7 @@ class GymRunners(RunnersHandle):
         self._lent[worker] = None
         if self._chain is not None:
             self.pool.submit(worker, "localize", self._chain)
+        self._because = str(error)
         steps = lost * self.spec.fragment * self.spec.envs
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         with self._lock:

@@ -179,7 +179,7 @@ class Session:
         place: Place,
         turns: Callable[[Graph, Make], Turns],
         hook: Hook | None = None,
-        stop: Callable[[], None] | None = None,
+        start: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
         """Open the resources of `place`.
 
@@ -188,10 +188,11 @@ class Session:
             place: where.
             turns: makes what gives the stages their turns.
             hook: told of every advance of a node.
-            stop: ends what the runtime started, once the resources are closed.
+            start: starts what the runtime needs, and returns what ends it, once the resources are closed.
         """
+        began = time.perf_counter()
         self.place = place
-        self.stop = stop
+        self.stop = start() if start is not None else None
         self.rows = RowMaker(graph.name, time.perf_counter())
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
@@ -200,6 +201,8 @@ class Session:
         except BaseException as error:
             noting(error, self.close)()
             raise
+        for clock in self.turns.clocks.values():
+            clock.spent["start"] += time.perf_counter() - began
 
     def __iter__(self) -> Iterator[Row]:
         """Rows without end; each one after the pass that closed it has run to its end.

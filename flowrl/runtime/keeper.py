@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import jax
 import numpy as np
 
 from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock
+from flowrl.errors import SettingError
 from flowrl.graph.site import jitted
 from flowrl.graph.values import importing
 from flowrl.items import Packed
@@ -56,10 +57,33 @@ def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
     return jax.tree.map(hole, tree), arrays
 
 
+def for_worker(value: Any, what: str) -> bytes:
+    """Pickle something for one of our own processes, which reads it by `from_driver`.
+
+    Raises:
+        SettingError: it can't be, and why.
+    """
+    try:
+        return cast("bytes", cloudpickle.dumps(value))
+    except Exception as error:
+        raise SettingError(
+            f"{what} can't be sent to another process: {error}; make what it holds and can't be pickled (a lock, an open file) where it is used"
+        ) from error
+
+
 def from_driver(code: bytes) -> Any:
     """What our own driver pickled, in whose name Ray runs this process. Ray would unpickle it too, but no run may start while it imports."""
     with importing("a Ray worker"):
         return cloudpickle.loads(code)
+
+
+def move_in(path: Sequence[str]) -> None:
+    """Make a process of ours ready for a user's code: it imports as the driver does, and what it prints goes to the driver's standard error.
+
+    Standard output is for what a driver writes itself, such as rows in JSON.
+    """
+    sys.path.extend(p for p in path if p not in sys.path)
+    sys.stdout = sys.stderr
 
 
 class Keeper:
@@ -67,7 +91,7 @@ class Keeper:
 
     def __init__(self, path: Sequence[str]) -> None:
         began = perf_counter()
-        sys.path.extend(p for p in path if p not in sys.path)
+        move_in(path)
         self.kept: dict[int, Any] = {}
         """By number: arrays, or the error that was raised in their place."""
         self.programs: dict[int, Any] = {}

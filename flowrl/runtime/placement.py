@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-import cloudpickle
 import jax
 import numpy as np
 
@@ -22,7 +21,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle, Workers, refs
 from flowrl.graph.site import HereSite, Place, jitted
-from flowrl.runtime.keeper import At, Hole, Joint
+from flowrl.runtime.keeper import At, Hole, Joint, for_worker
 
 IN_FLIGHT = 2
 """Functions that are asked for before the first of them is done."""
@@ -136,14 +135,14 @@ class Home:
         key, code = (fn, donate, *static.items(), form), None
         if key not in self.programs:
             self.programs[key] = len(self.programs)
-            code = cloudpickle.dumps((fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))))
+            code = for_worker((fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))), _name(fn))
         kept = self._ask("run", leaves, self.programs[key], code)
         return jax.tree.unflatten(out, [Far(x.shape, x.dtype, kept, i) for i, x in enumerate(outs)])
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a function there, and wait for what is no array."""
         leaves, form = jax.tree.flatten(args)
-        kept = self._ask("call", leaves, cloudpickle.dumps((fn, jax.tree.unflatten(form, range(len(leaves))))))
+        kept = self._ask("call", leaves, for_worker((fn, jax.tree.unflatten(form, range(len(leaves)))), _name(fn)))
         return fill(kept.pending.result(), kept)
 
     def _ask(self, method: str, leaves: Sequence[Any], *args: Any) -> Kept:
@@ -179,6 +178,12 @@ class Home:
         if pending not in sent:
             sent.append(pending)
         return At(~sent.index(pending), leaf)
+
+
+def _name(fn: Any) -> str:
+    """A function as its author knows it."""
+    inner = getattr(fn, "func", getattr(fn, "fn", fn))
+    return str(getattr(inner, "__name__", inner))
 
 
 def fill(tree: Any, source: Any) -> Any:

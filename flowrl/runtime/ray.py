@@ -14,11 +14,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
 import jax
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -32,7 +31,7 @@ from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
 from flowrl.items import Packed
 from flowrl.runtime.base import Session
-from flowrl.runtime.keeper import Keeper, dig, from_driver
+from flowrl.runtime.keeper import Keeper, dig, for_worker, from_driver, move_in
 from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, fill, homes_of
 from flowrl.runtime.threads import Threads
 
@@ -58,7 +57,7 @@ class Host:
 
     def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int]) -> None:
         began = perf_counter()
-        sys.path.extend(p for p in path if p not in sys.path)
+        move_in(path)
         jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
         self.make = from_driver(make)  # which needs the path first
         self.slots = {index: Slot(began) for index in mine}
@@ -158,7 +157,7 @@ class RayWorkers:
         self.name = name
         self.apart = apart
         """Whether fragments stay in the object store."""
-        self.make = ray.put(cloudpickle.dumps(make))
+        self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
         self.groups = [range(count)[process::processes] for process in range(processes)]
         self.incarnations = [0] * count
         self.actors: list[Any] = []
@@ -328,7 +327,7 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: 
         return _nothing
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
-    settings = {"logging_level": "error", "log_to_driver": False, **init}
+    settings = {"logging_level": "error", "log_to_driver": True, **init}
     where = address or os.environ.get("RAY_ADDRESS") or "local"  # left to itself, Ray would join whatever ran here last, be it dead
     if where == "local":
         settings.setdefault("include_dashboard", False)
@@ -394,4 +393,4 @@ class RayRuntime:
             SettingError: `place` names something else than resources and the first nodes of stages.
         """
         place = Placed(plan, seed, RayActor, self.place, RaySite, processes=self.processes, apart=bool(self.place))
-        return Session(plan.graph, place, Threads, hook, start(self.address, self.init, plan.graph.name, bool(self.place)))
+        return Session(plan.graph, place, Threads, hook, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))

@@ -49,7 +49,8 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     settings = {"ppo": fl.PPOSettings(epochs=1, minibatch=None), "impala": fl.IMPALASettings(report_every=1)}[name]
     graph = getattr(fl, name)(Slow, settings)
     graph = graph.set("runners.count", 2).set("runners.envs", 2).set("runners.fragment", 20).set("batch.min_steps", 80)
-    with fl.run(graph, runtime=runtime) as run:
+    plan, opened = graph.compile(), time.perf_counter()
+    with fl.run(plan, runtime=runtime) as run:
         next(run)
         begins, tables, ends = [], [], []
         for seconds in (1.5, 0.0):
@@ -62,6 +63,8 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
         shortest, longest = begins[1] - ends[0], ends[1] - begins[0]  # between two moments within the calls
     assert ("this process" in last.processes) == (runtime == "local")
     assert len(last.processes) == {"local": 1, "ray": {"ppo": 3, "impala": 4}[name]}[runtime]
+    for process in [p for p in last.processes if p.startswith(("stage", "this"))]:
+        assert 0.95 * (begins[1] - opened) < last.wall(process) < 1.05 * (ends[1] - opened), process
     for process, spent in last.processes.items():
         assert set(spent) <= set(KINDS)
         grown = {kind: spent[kind] - first.processes[process].get(kind, 0.0) for kind in spent}

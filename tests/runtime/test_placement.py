@@ -1,8 +1,10 @@
 """Resources and stages with processes of their own: the same graph, the same results."""
 
+import functools
 import os
 import pickle
 import signal
+import threading
 
 import cloudpickle
 import jax
@@ -165,6 +167,11 @@ def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
     late = Kept(home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None))
     with pytest.raises(ZeroDivisionError):
         np.asarray(home.run(jnp.add, (), {}, (Far((2,), np.float32, late, 0), 1)))
+
+
+def test_what_can_not_be_sent_is_named():
+    with pytest.raises(SettingError, match=r"bad can't be sent to another process: cannot pickle '_thread.lock' object"):
+        Home(Copied()).call(functools.partial(bad, threading.Lock()), (jnp.ones(2),))
 
 
 @pytest.mark.parametrize(
