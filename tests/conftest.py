@@ -1,11 +1,26 @@
 """What several tests share."""
 
+import atexit
 import functools
+import os
+import shutil
+import tempfile
 
-import jax
-import pytest
+if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
+    os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it.
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    }
 
-import flowrl as fl
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+import flowrl as fl  # noqa: E402
 
 
 @pytest.fixture(scope="session")

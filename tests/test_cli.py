@@ -221,12 +221,15 @@ def test_an_error_in_the_users_own_operator_names_its_node(flowrl, tmp_path):
         textwrap.dedent(
             """
             import flowrl as fl
+            import numpy as np
 
             def graph():
                 return fl.ppo("CartPole-v1").insert(after="batch", mine=fl.Map(oops))
 
             def oops(batch):
-                raise KeyError("speed")
+                if np.asarray(batch["obs"]).any():
+                    raise KeyError("speed")
+                return batch
             """
         )
     )

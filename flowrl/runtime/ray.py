@@ -257,8 +257,10 @@ def _home(index: int) -> NodeAffinitySchedulingStrategy:
 @cache
 def _sharing() -> dict[str, str]:
     """Environment variables by which what one worker compiled serves the others of its machine, those of later runs too."""
-    folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -187,7 +187,7 @@ def test_how_many_processes_is_checked():
 
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
-    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=5.0), runtime="ray") as run:
+    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=8.0), runtime="ray") as run:
         while (row := next(run)).get("restarts", 0) < 1:
             pass
         next(run)
