@@ -17,10 +17,10 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
     }
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
-import flowrl as fl  # noqa: E402
+import flowrl as fl
 
 
 @pytest.fixture(scope="session")
