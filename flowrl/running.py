@@ -24,7 +24,7 @@ from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.runtime.diagnosis import Diagnosis
 from flowrl.saving import RunDir, TrainedPolicy, check_free
 
-RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime")}
+RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime"), "xla": ("flowrl.runtime.xla", "XlaRuntime")}
 
 
 def run(
@@ -109,6 +109,8 @@ class Run:
         self.reason: str | None = None
         """Why it ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``; None while it runs."""
         self._steps, self._until = steps, until
+        self._goal = ""
+        """Which goal was reached, while rows that were closed already are still being given."""
         self._stream = Stream(observers)
         self._final: TrainedPolicy | None = None
         self._diagnosed: Diagnosis | None = None
@@ -118,6 +120,7 @@ class Run:
             if out is not None:
                 check_free(out)
             self._session = runtime.open(plan, seed, self._stream.hook())
+            self._session.steps = steps
         except BaseException as error:
             self.reason = "failed"
             self._stream.emit(Ended(self.reason, error))
@@ -149,9 +152,11 @@ class Run:
             self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
             raise
         if solved:
-            self._end("until", None)
+            self._goal = "until"
         elif self._steps is not None and row["env_steps"] >= self._steps:
-            self._end("steps", None)
+            self._goal = self._goal or "steps"
+        if self._goal and not self._session.coming:
+            self._end(self._goal, None)
         return row
 
     # -- what there is to use

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.errors import FlowrlError
-from flowrl.resources.environments import Make, spaces_of
+from flowrl.resources.environments import Make, probe
 from flowrl.rl.networks import CNN, MLP
 from flowrl.rl.policies import Policy, network
 
@@ -23,7 +23,7 @@ def default_policy(env: Make, **settings: Any) -> Policy:
     if any(settings.values()):
         return mlp
     try:
-        spaces = spaces_of(env, (), {})
+        spaces, _ = probe(env, (), {})
         images = spaces.obs_dtype == np.uint8 and len(spaces.obs.shape or ()) == 3
         return cnn if images and network(cnn, spaces) else mlp
     except FlowrlError:  # of the environment, which the graph's check will tell; or the images are too small

@@ -83,7 +83,9 @@ class Site(Protocol):
     """What a runtime offers to the resource `name`, and to the operators."""
 
     name: str
-    seed: int
+    seed: Any
+    elsewhere: bool
+    """Whether workers are in other processes."""
 
     def key(self, *folds: int | str) -> Any:
         """A random key of this resource's own: the seed, its name and `folds`, folded together."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -183,6 +183,8 @@ def check_pure(fn: Callable[..., Any]) -> None:
 
 class HereSite:
     """Runs functions by `jax.jit` and keeps workers in this process."""
+
+    elsewhere: ClassVar[bool] = False
 
     def __init__(self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None) -> None:
         self.place = place

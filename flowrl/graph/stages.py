@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -98,8 +99,8 @@ class Turns(Protocol):
     def wait(self) -> None:
         """Wait until a round can begin."""
 
-    def round(self) -> list[Tally]:
-        """The next turns, gone through to their ends. What the clock closed meanwhile is returned."""
+    def round(self, most: float) -> list[Tally]:
+        """The next turns, gone through to their ends. What the clock closed meanwhile is returned: rows, of which `most` are wanted."""
 
     def still(self) -> AbstractContextManager[None]:
         """While no stage is within a pass."""
@@ -129,7 +130,7 @@ class Schedule:
     def close(self) -> None:
         """Nothing to end."""
 
-    def round(self) -> list[Tally]:
+    def round(self, most: float = math.inf) -> list[Tally]:
         """The next turns, gone through to their ends. What the clock closed meanwhile is returned.
 
         Raises:

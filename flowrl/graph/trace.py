@@ -221,6 +221,30 @@ def trace(graph: Graph) -> Trace:
     return _Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
 
 
+@dataclass(frozen=True)
+class Rhythm:
+    """In rounds of the stages, how a graph repeats itself."""
+
+    warmup: int
+    """Rounds before the first that ends in a state which recurs with a Row."""
+    period: int
+    """Rounds from there to the next."""
+    beat: int
+    """Rounds in which all but the clock's own state repeats itself: of these a period is made."""
+    settled: int
+    """Rounds before which it does not."""
+
+
+def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
+    """The rhythm of a graph whose trace found a steady period; None if there is none."""
+    if not found.exact or found.problems or found.opaque or not found.rows:
+        return None
+    tracer = _Tracer(graph, found.totals)
+    tracer.beats = []
+    tracer.run()
+    return tracer.rhythm
+
+
 class _Tracer:
     """One abstract run, and what is seen on the way."""
 
@@ -235,6 +259,9 @@ class _Tracer:
         self.owners: dict[str, tuple[str, str]] = {}
         """By resource: its stage, and the node by which it is its."""
         self.trespassed: set[str] = set()
+        self.beats: list[Any] | None = None
+        """Before the first round and behind each, if they are asked for: what is static about all but the clock."""
+        self.rhythm: Rhythm | None = None
 
     def run(self) -> Trace:
         """Open the resources and run passes."""
@@ -254,6 +281,9 @@ class _Tracer:
         """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does."""
         found, rows, reported, deadline = self.found, 0, 0, math.inf
         seen = {self.signature(schedule): (0, 0, 0, self.snapshot())}
+        at = {0: 0}
+        if self.beats is not None:
+            self.beats.append(self.signature(schedule, clock=False))
         for number in itertools.count(1):
             tallies = schedule.round()
             closed = len(tallies)
@@ -262,6 +292,8 @@ class _Tracer:
             found.passes = number
             if found.problems or found.opaque:
                 return
+            if self.beats is not None:
+                self.beats.append(self.signature(schedule, clock=False))
             deadline = time.perf_counter() + PATIENCE if number == 1 else deadline  # the first pass traces every function
             late = time.perf_counter() > deadline and (rows > 0 or number >= UNFILLED)
             if not closed and not late and number % 64:
@@ -272,13 +304,16 @@ class _Tracer:
                 found.rows, found.reported = rows - found.warmup_rows, reported - before
                 found.mean_lags = found.mean_lags[lags:]
                 found.steady = _difference(start, self.snapshot())
+                if self.beats is not None:
+                    self.rhythm = _rhythm(at[found.warmup_rows], number, self.beats)
                 return
             if late:
                 found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
                 return
             seen[now] = (rows, reported, len(found.mean_lags), self.snapshot())
+            at[rows] = number
 
-    def signature(self, schedule: Schedule) -> Any:
+    def signature(self, schedule: Schedule, clock: bool = True) -> Any:
         """What is static about the states of all operators, resources and queues. Rounds from equal ones do the same.
 
         Versions count by their age, for on it depend the lags; beyond `OLD` all ages are one, or those of weights that nobody
@@ -286,7 +321,8 @@ class _Tracer:
         """
         held = {name: list(channel.items) for name, channel in schedule.channels.items()}
         handles = {name: handle.state for name, handle in self.place.handles.items()}
-        paths, tree = jax.tree_util.tree_flatten_with_path(([loop.states for loop in schedule.loops], handles, held))
+        states = [{n: s for n, s in loop.states.items() if clock or not loop.units[n].op.clock} for loop in schedule.loops]
+        paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, held))
         versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
         newest = max((v.max() for v in versions.values()), default=0)
         ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
@@ -339,6 +375,14 @@ class _Tracer:
                 counts[node][resource] = Counter(counters)
         taken = {n.name: sum(count for (_, to), count in ledger.got.items() if to == n.name) for n in self.graph.nodes}
         return {name: Traffic(c, taken[name], self.given[name], self.given_steps[name]) for name, c in counts.items()}
+
+
+def _rhythm(warmup: int, end: int, beats: list[Any]) -> Rhythm:
+    """`beats`: what is static before the first round and behind each."""
+    period = end - warmup
+    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or beats[end - n] == beats[end]))
+    settled = next(i for i in range(end % beat, end + 1, beat) if beats[i] == beats[end])
+    return Rhythm(warmup, period, beat, settled)
 
 
 def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:

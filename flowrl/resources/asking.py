@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -12,6 +13,30 @@ from flowrl.graph.protocols import Handle
 from flowrl.items import Batch
 from flowrl.rl.policies import Weights
 from flowrl.rl.spaces import Spaces
+
+
+RECENT = 100
+"""`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
+
+
+def part_of(count: int, min_fraction: float) -> int:
+    """How many of `count` runners are so large a part, at least one."""
+    return max(1, math.ceil(min_fraction * count - 1e-9))
+
+
+def room(max_lag: int, updates: Fraction, oldest: int, fragments: int) -> int:
+    """How many samples more may be asked for so that none is trained when it is too old.
+
+    If k fragments have come or are asked for, then the last of them is trained by update number ceil(k x updates) at the latest. None of those
+    asked for must then be too old, whichever comes last.
+
+    Args:
+        max_lag: updates.
+        updates: to a fragment.
+        oldest: the version of the oldest weights that may still act.
+        fragments: that came or are asked for.
+    """
+    return max(0, int((max_lag + 1 + oldest) / updates) - fragments)
 
 
 class RunnersHandle(Handle):

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.errors import EnvironmentFailed, SettingError, a, raised, unknown
+from flowrl.resources.jax_envs import ADAPTERS, JaxEnv, JaxVector
 from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
@@ -103,11 +104,14 @@ def make_env(env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], se
         EnvironmentFailed: making it failed.
     """
     if not isinstance(env, str):
-        return _made(env, env, wrappers, settings)
+        return _made(env, env, wrappers, settings, count)
     if ":" in env:
         module, _, name = env.partition(":")
+        if module in ADAPTERS:
+            return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
         raise SettingError(
-            f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'"
+            f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'. "
+            f"Environments written in JAX have the prefixes {' and '.join(f'{p}:' for p in ADAPTERS)}"
         )
     family = FAMILIES.get(env.partition("/")[0])
     if family is not None:
@@ -125,7 +129,7 @@ def _register(env: str, family: Family) -> None:
         raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from None
 
 
-def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any], count: int = 1) -> Any:
     try:
         made = make(**settings)
         for wrapper in wrappers:
@@ -136,10 +140,14 @@ def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any]
         if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound):
             raise SettingError(f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}") from None
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
+    except SettingError as error:
+        raise error.at(env_name(env)) from None
     except Exception as error:
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {raised(error)}") from error
+    if isinstance(made, JaxEnv):
+        return JaxVector(made, count)
     if not isinstance(made, gym.Env | VectorEnv):
-        raise EnvironmentFailed(f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env or gymnasium.vector.VectorEnv")
+        raise EnvironmentFailed(f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, gymnasium.vector.VectorEnv or fl.JaxEnv")
     return made
 
 
@@ -185,8 +193,8 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
     return found
 
 
-def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> Spaces:
-    """The spaces of an environment, found by making one.
+def probe(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> tuple[Spaces, JaxEnv | None]:
+    """The spaces of an environment, found by making one; and itself, if it is one written in JAX.
 
     Raises:
         EnvironmentFailed: it can't be made, or does not tell its spaces.
@@ -194,8 +202,8 @@ def spaces_of(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: M
     made = make_env(env, 1, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
-            return Spaces(made.single_observation_space, made.single_action_space)
-        return Spaces(made.observation_space, made.action_space)
+            return Spaces(made.single_observation_space, made.single_action_space), getattr(made, "jax_env", None)
+        return Spaces(made.observation_space, made.action_space), None
     except AttributeError as error:
         raise EnvironmentFailed(f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__") from None
     finally:

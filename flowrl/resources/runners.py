@@ -23,8 +23,10 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, Workers
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
-from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.environments import Make, env_name, spaces_of
+from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
+from flowrl.resources.environments import Make, env_name, probe
+from flowrl.resources.jax_envs import JaxEnv
+from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.requests import AsyncRequests, Late
 from flowrl.resources.sampling import Episodes, Runner, RunnerTwin, Sample
 from flowrl.rl.policies import Policy, Weights, network
@@ -32,8 +34,6 @@ from flowrl.rl.spaces import Spaces
 
 NOTABLE = 0.05
 """The share of time from which on a loss is told."""
-RECENT = 100
-"""`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
 
 
 class Published:
@@ -148,23 +148,15 @@ class GymRunners(RunnersHandle):
 
     def may(self, min_fraction: float = 0.0) -> bool:
         """Whether enough may be asked, or were already."""
-        return len(self.requests) + self._allowed() >= self._part(min_fraction)
-
-    def _part(self, min_fraction: float) -> int:
-        return max(1, math.ceil(min_fraction * self.spec.count - 1e-9))
+        return len(self.requests) + self._allowed() >= part_of(self.spec.count, min_fraction)
 
     def _allowed(self) -> float:
-        """How many samples more may be asked for.
-
-        If k fragments have come or are asked for, then the last of them is trained by update number ceil(k x updates) at the latest. None of
-        those asked for must then be too old, whichever comes last.
-        """
+        """How many samples more may be asked for."""
         if self._paced is None:
             return math.inf
-        max_lag, updates = self._paced
         with self._asking:
             oldest = min([v for asked in self._asked for v in asked] + [due.version for due in map(self._next, range(self.spec.count)) if due])
-        return max(0, int((max_lag + 1 + int(oldest)) / updates) - self._came - len(self.requests))
+        return room(*self._paced, int(oldest), self._came + len(self.requests))
 
     @property
     def state(self) -> Any:
@@ -180,7 +172,7 @@ class GymRunners(RunnersHandle):
         self.requests.in_flight = 1
         self.requests.fill(self._allowed())
         began, arrived, came, first = time.perf_counter(), [], [], self._came == 0
-        for _ in range(self._part(min_fraction)):
+        for _ in range(part_of(self.spec.count, min_fraction)):
             came.append(self._take())
             arrived.append(time.perf_counter())
         if not first:  # that one holds the runners' start
@@ -345,7 +337,7 @@ class Runners(Resource):
     normalize_rewards: float | None = None
     clip_rewards: float | None = None
 
-    handle: ClassVar[type[Handle]] = GymRunners
+    handle: ClassVar[type[Handle]] = RunnersHandle
 
     def __post_init__(self) -> None:
         for name in ("count", "envs", "fragment"):
@@ -367,14 +359,21 @@ class Runners(Resource):
 
     def spaces(self) -> Spaces:
         """The spaces of the environment, found by making one."""
-        return self._spaces
+        return self._probed[0]
+
+    @property
+    def jax_env(self) -> JaxEnv | None:
+        """The environment itself, if it is one written in JAX."""
+        return self._probed[1]
 
     @cached_property
-    def _spaces(self) -> Spaces:
-        return spaces_of(self.env, self.wrappers, self.env_settings)
+    def _probed(self) -> tuple[Spaces, JaxEnv | None]:
+        return probe(self.env, self.wrappers, self.env_settings)
 
-    def open(self, site: Site | None = None) -> GymRunners:
+    def open(self, site: Site | None = None) -> RunnersHandle:
         """Start the runners. Without a site: in this process and without any graph, with first weights of their own.
+
+        Those over an environment written in JAX are pure functions here, and workers only where these are in other processes.
 
         >>> import flowrl as fl
         >>> runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP), envs=4, fragment=16).open()
@@ -382,7 +381,8 @@ class Runners(Resource):
         (16, 4, 4)
         >>> runners.close()
         """
-        return GymRunners(self, site or alone("runners", self))
+        site = site or alone("runners", self)
+        return GymRunners(self, site) if self.jax_env is None or site.elsewhere else JaxRunners(self, site)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Do new weights ever reach them?"""

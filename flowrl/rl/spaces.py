@@ -145,7 +145,8 @@ class Head:
             action = xp.clip(action, low, high)
         elif any(self.start):
             action = action + np.asarray(self.start if self.width else self.start[0], self.dtype)
-        return action.reshape((*action.shape[:1], *self.shape)).astype(self.dtype)
+        dtype = np.dtype(self.dtype) if isinstance(action, np.ndarray) else jax.dtypes.canonicalize_dtype(self.dtype)
+        return action.reshape((*action.shape[:1], *self.shape)).astype(dtype)
 
 
 def head(space: gym.Space[Any]) -> Head:

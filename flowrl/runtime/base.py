@@ -43,8 +43,8 @@ class RowMaker:
         self.started = self.last = started
         self.totals = dict.fromkeys(("row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes"), 0)
 
-    def row(self, tally: Tally, **extra: float) -> Row:
-        """The next Row, with `extra` columns. Waits for the device.
+    def row(self, tally: Tally, now: float | None = None, **extra: float) -> Row:
+        """The next Row, with `extra` columns; it closed at the time `now`, which is this moment if not given. Waits for the device.
 
         Raises:
             NotFinite: an update since the last Row gave NaN or infinity.
@@ -66,7 +66,7 @@ class RowMaker:
         totals["updates"] += len(updates)
         totals["gradient_steps"] += sum(int(u["gradient_steps"]) for u in updates)
         lags = np.array([u.lag for u in tally.updates], float).reshape(-1, 2)
-        now = time.perf_counter()
+        now = time.perf_counter() if now is None else now
         passed, self.last = max(now - self.last, 1e-9), now
         return Row(
             {
@@ -175,7 +175,7 @@ class Session:
 
     def __init__(
         self,
-        graph: Graph,
+        plan: Plan,
         place: Place,
         turns: Callable[[Graph, Make], Turns],
         hook: Hook | None = None,
@@ -184,18 +184,24 @@ class Session:
         """Open the resources of `place`.
 
         Args:
-            graph: what is to run.
+            plan: what is to run.
             place: where.
             turns: makes what gives the stages their turns.
             hook: told of every advance of a node.
             start: starts what the runtime needs, and returns what ends it, once the resources are closed.
         """
         began = time.perf_counter()
+        graph = plan.graph
         self.place = place
+        self.per_row = plan.per_row("sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = RowMaker(graph.name, time.perf_counter())
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
+        self.coming = 0
+        """Rows that are closed and not given yet."""
+        self.steps: int | None = None
+        """Environment steps after which no more rows are wanted."""
         try:
             self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger, hook=hook))
         except BaseException as error:
@@ -211,14 +217,23 @@ class Session:
         """
         while True:
             self.turns.wait()
+            began = self.rows.last
             with interrupts_wait() as pressed:
-                tallies = self.turns.round()
+                tallies = self.turns.round(self._wanted())
             self.interrupted = pressed()
-            for tally in tallies:
+            each = (time.perf_counter() - began) / max(len(tallies), 1)  # those that one round closed share its time
+            for number, tally in enumerate(tallies, 1):
+                self.coming = len(tallies) - number
                 with By(self.turns.clock), UPDATE:
-                    row = self.rows.row(tally, **self._dropped())
+                    row = self.rows.row(tally, began + number * each if len(tallies) > 1 else None, **self._dropped())
                 yield row
             self.raise_interrupt()
+
+    def _wanted(self) -> float:
+        """How many rows there must still be at least."""
+        if self.steps is None:
+            return math.inf
+        return max(1, math.ceil((self.steps - self.rows.totals["env_steps"]) / max(self.per_row, 1)))
 
     def _dropped(self) -> dict[str, float]:
         """The steps that queues dropped, in a graph that has any."""

@@ -37,4 +37,4 @@ class LocalRuntime:
         pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
         graph = plan.graph
         place = Place(graph.name, graph.resources, seed, HereSite, plan.found.totals, pick=pick)
-        return Session(graph, place, partial(Schedule, pick=pick), hook)
+        return Session(plan, place, partial(Schedule, pick=pick), hook)

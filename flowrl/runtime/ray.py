@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import ray
@@ -271,6 +271,8 @@ def _sharing() -> dict[str, str]:
 class RaySite(NearSite):
     """Functions in this process, workers in actors."""
 
+    elsewhere: ClassVar[bool] = True
+
     def __init__(self, place: Place, name: str, seed: int, processes: int | None, apart: bool) -> None:
         super().__init__(place, name, seed)
         self.processes = processes
@@ -395,4 +397,4 @@ class RayRuntime:
             SettingError: `place` names something else than resources and the first nodes of stages.
         """
         place = Placed(plan, seed, RayActor, self.place, RaySite, processes=self.processes, apart=bool(self.place))
-        return Session(plan.graph, place, Threads, hook, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))
+        return Session(plan, place, Threads, hook, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))

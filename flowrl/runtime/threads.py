@@ -78,7 +78,7 @@ class Threads:
         if self.error is not None:
             raise self.error
 
-    def round(self) -> list[Tally]:
+    def round(self, most: float) -> list[Tally]:
         """A pass of the clock's stage. What it closed is returned."""
         try:
             with By(self.clock), OTHER:

@@ -73,7 +73,7 @@ class CopiedRuntime:
 
     def open(self, plan, seed, hook=None):
         self.place = Placed(plan, seed, Copied, self.wanted, NearSite)
-        return Session(plan.graph, self.place, Schedule, hook)
+        return Session(plan, self.place, Schedule, hook)
 
 
 def rows_of(graph, runtime, count=3):

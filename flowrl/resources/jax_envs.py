@@ -1,0 +1,179 @@
+"""Environments written in JAX: what they promise, adapters for gymnax and Brax, and the Gymnasium form of any of them."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from flowrl.errors import EnvironmentFailed, SettingError, unknown
+
+Array = Any
+State = Any
+
+
+class JaxEnv(ABC):
+    """One environment as pure functions, so that thousands of them become one program.
+
+    Whoever steps it resets it too: a step behind the end of an episode is never asked for. Both functions are compiled and mapped over
+    environments, so they compute with `jax.numpy` and change nothing.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+
+    @abstractmethod
+    def reset(self, key: Array) -> tuple[State, Array]:
+        """A new episode: its state, a tree of arrays, and its first observation."""
+
+    @abstractmethod
+    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+        """The state behind an action, observation, reward, whether the episode ended by itself (`terminated`) or was cut (`truncated`)."""
+
+
+class GymnaxEnv(JaxEnv):
+    """An environment of gymnax (Lange 2022), with `settings` for fields of its parameters or of its class."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        gymnax = _package("gymnax")
+        known = [str(x) for x in gymnax.registered_envs]
+        if name not in known:
+            raise SettingError(unknown("gymnax environment", name, known))
+        probe = gymnax.make(name)[1]
+        own = {f.name for f in fields(probe)}
+        self.env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in own})
+        self.params = params.replace(**{k: v for k, v in settings.items() if k in own})
+        self.observation_space = _space(self.env.observation_space(self.params), name)
+        self.action_space = _space(self.env.action_space(self.params), name)
+
+    def reset(self, key: Array) -> tuple[State, Array]:
+        """A new episode."""
+        obs, state = self.env.reset_env(key, self.params)
+        return state, obs
+
+    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+        """One step, without the reset that gymnax would do behind the last of an episode."""
+        obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
+        return state, obs, reward, terminated, self.env.is_truncated(state, self.params)
+
+
+class BraxEnv(JaxEnv):
+    """An environment of Brax (Freeman et al. 2021); `settings` such as ``backend="mjx"`` are those of its class.
+
+    Args:
+        name: such as ``ant``.
+        episode_length: steps after which an episode is cut.
+    """
+
+    def __init__(self, name: str, episode_length: int = 1000, **settings: Any) -> None:
+        envs = _package("brax.envs")
+        if name not in envs._envs:
+            raise SettingError(unknown("brax environment", name, envs._envs))
+        self.env = envs.get_environment(name, **settings)
+        self.episode_length = episode_length
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self.env.observation_size,), np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (self.env.action_size,), np.float32)
+
+    def reset(self, key: Array) -> tuple[State, Array]:
+        """A new episode."""
+        state = self.env.reset(key)
+        return {"brax": state, "age": jnp.int32(0)}, state.obs
+
+    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+        """One step."""
+        after, age = self.env.step(state["brax"], action), state["age"] + 1
+        return {"brax": after, "age": age}, after.obs, after.reward, after.done > 0, age >= self.episode_length
+
+
+ADAPTERS: Mapping[str, Callable[..., JaxEnv]] = {"gymnax": GymnaxEnv, "brax": BraxEnv}
+"""By what stands before the colon of an id."""
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SettingError(f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'") from None
+
+
+def _space(space: Any, name: str) -> gym.Space[Any]:
+    """A space of gymnax as Gymnasium's."""
+    match type(space).__name__:
+        case "Discrete":
+            return gym.spaces.Discrete(int(space.n))
+        case "Box":
+            dtype = np.dtype(space.dtype)
+            low, high = (np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high))
+            box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
+            return box
+    raise EnvironmentFailed(f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete")
+
+
+def advance(env: JaxEnv, states: State, done: Array, action: Array, bits: Array) -> tuple[State, Array, Array, Array, Array]:
+    """A step of n environments in Gymnasium's NEXT_STEP form: one that is `done` begins its next episode, with reward 0.
+
+    Args:
+        env: what they are.
+        states: theirs, ``[n, ...]``.
+        done: ``bool[n]``.
+        action: as the environment takes them, ``[n, ...]``.
+        bits: random, ``uint32[n, 2, 2]``.
+    """
+    after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
+    fresh = jax.vmap(env.reset)(jax.random.wrap_key_data(bits[:, 1]))
+    state, obs = jax.tree.map(lambda new, old: _where(done, new, old), fresh, after[:2])
+    reward, terminated, truncated = after[2:]
+    return state, obs, jnp.where(done, 0.0, reward).astype(jnp.float32), terminated.astype(bool) & ~done, truncated.astype(bool) & ~done
+
+
+def _where(flags: Array, a: Array, b: Array) -> Array:
+    a = jnp.asarray(a)
+    return jnp.where(flags.reshape(-1, *(1,) * (a.ndim - 1)), a, b).astype(a.dtype)
+
+
+def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
+    """First states and observations of n environments, by random ``uint32[n, 2]``."""
+    found = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
+    states, obs = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), found)
+    return states, obs
+
+
+class JaxVector(VectorEnv[Any, Any, Any]):
+    """The Gymnasium form: `num_envs` environments, stepped by one compiled call."""
+
+    def __init__(self, jax_env: JaxEnv, num_envs: int) -> None:
+        self.jax_env = jax_env
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space, self.single_action_space = jax_env.observation_space, jax_env.action_space
+        self.observation_space, self.action_space = (batch_space(s, num_envs) for s in (jax_env.observation_space, jax_env.action_space))
+        self._begin = jax.jit(lambda bits: begin(jax_env, bits))
+        self._advance = jax.jit(lambda *args: advance(jax_env, *args))
+        self.rng = np.random.default_rng()
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """New episodes everywhere."""
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.states, obs = self._begin(self._bits(2))
+        self.done = np.zeros(self.num_envs, bool)
+        return np.asarray(obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One step everywhere."""
+        self.states, *told = self._advance(self.states, self.done, actions, self._bits(2, 2))
+        obs, reward, terminated, truncated = map(np.asarray, told)
+        self.done = terminated | truncated
+        return obs, reward, terminated, truncated, {}
+
+    def _bits(self, *shape: int) -> Any:
+        return self.rng.integers(2**32, size=(self.num_envs, *shape), dtype=np.uint32)
