@@ -37,8 +37,8 @@ bench: $(READY) ## measure beside hand-written loops and write docs/benchmarks/
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group build -o requirements.lock pyproject.toml
-	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group dev -o requirements-dev.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group build -c requirements-dev.lock -o requirements.lock pyproject.toml
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

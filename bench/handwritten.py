@@ -60,7 +60,7 @@ def gae(params: Params, b: dict[str, Any], last_obs: Any) -> dict[str, Any]:
         adv = delta + GAMMA * LAM * (1.0 - over) * adv
         return adv, adv
 
-    _, adv = jax.lax.scan(back, jnp.zeros(ENVS), (b["reward"], values[:-1], values[1:], b["terminated"], done), reverse=True)
+    _, adv = jax.lax.scan(back, jnp.zeros(values.shape[1]), (b["reward"], values[:-1], values[1:], b["terminated"], done), reverse=True)
     adv = jnp.where(b["valid"], adv, 0.0)
     target = adv + b["value"]
     w = b["valid"].astype(jnp.float32)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import PPOSettings as PPOSettings
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.tuned import tuned as tuned
+    from flowrl.curves import Curves as Curves
     from flowrl.errors import CheckError as CheckError
     from flowrl.errors import ContractError as ContractError
     from flowrl.errors import EnvironmentFailed as EnvironmentFailed
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
     from flowrl.resources.asking import RunnersHandle as RunnersHandle
+    from flowrl.resources.jax_envs import JaxEnv as JaxEnv
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
     from flowrl.resources.requests import AsyncRequests as AsyncRequests
@@ -87,8 +89,10 @@ if TYPE_CHECKING:
     from flowrl.running import Run as Run
     from flowrl.running import run as run
     from flowrl.runtime.local import LocalRuntime as LocalRuntime
+    from flowrl.runtime.members import Sweep as Sweep
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
+    from flowrl.runtime.xla import XlaRuntime as XlaRuntime
     from flowrl.saving import TrainedPolicy as TrainedPolicy
     from flowrl.saving import load as load
 
@@ -101,6 +105,7 @@ _HOMES = {
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.tuned": "tuned",
+    "curves": "Curves",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
@@ -112,6 +117,7 @@ _HOMES = {
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
+    "resources.jax_envs": "JaxEnv",
     "resources.learner": "Learner LearnerHandle",
     "resources.requests": "AsyncRequests Late",
     "resources.asking": "RunnersHandle",
@@ -122,8 +128,10 @@ _HOMES = {
     "rl.policies": "Policy RunningNorm",
     "running": "Run run",
     "runtime.local": "LocalRuntime",
+    "runtime.members": "Sweep",
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
+    "runtime.xla": "XlaRuntime",
     "saving": "TrainedPolicy load",
 }
 _HOME = {name: f"flowrl.{home}" for home, names in _HOMES.items() for name in names.split()}

@@ -67,15 +67,18 @@ def parser() -> argparse.ArgumentParser:
 
     command("list", "the stock graphs, a line each", _list)
     graph(command("check", "check a graph and say everything that is wrong with it", _check))
-    graph(command("plan", "what a run will do, in numbers", _plan))
+    made = command("plan", "what a run will do, in numbers", _plan)
+    graph(made)
+    made.add_argument("--runtime", choices=["local", "ray", "xla"], default="local", help="xla: also what can be part of one program")
     made = command("draw", "draw a graph", _draw)
     graph(made)
     made.add_argument("--format", choices=["text", "mermaid", "dot", "svg"], default="text")
     made.add_argument("-o", metavar="FILE", dest="file", help="write there instead of to standard output")
     made = command("run", "train", _run)
     graph(made)
-    made.add_argument("--runtime", choices=["local", "ray"], default="local")
+    made.add_argument("--runtime", choices=["local", "ray", "xla"], default="local")
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seeds", type=_count, metavar="N", help="so many runs at once, by one program (needs --runtime xla)")
     made.add_argument("--steps", type=_count, metavar="N", help="stop after this many environment steps")
     made.add_argument("--until", metavar="'NAME>=NUMBER'", help="stop when this holds for a row, such as 'return_mean>=475'")
     made.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
@@ -145,7 +148,14 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    print(_graph(args)[0].compile(), end="")
+    plan = _graph(args)[0].compile()
+    print(plan, end="")
+    if args.runtime == "xla":
+        from flowrl.runtime.xla import told
+
+        good, text = told(plan)
+        print(text, end="")
+        return 0 if good else 2
     return 0
 
 
@@ -171,16 +181,24 @@ def _run(args: argparse.Namespace) -> int:
         if args.out
         else _fresh("-".join([graph.name, *([_slug(about["env"])] if about["env"] else []), time.strftime("%Y%m%d-%H%M%S")]))
     )
+    runtime: Any = args.runtime
+    if args.seeds is not None:
+        if args.runtime != "xla":
+            raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
+        from flowrl.runtime.xla import XlaRuntime
+
+        runtime = XlaRuntime(seeds=args.seeds)
     goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
     where = f" on {about['env']}" if about["env"] else ""
-    print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, seed {args.seed}; until {goal or 'Ctrl-C'}", file=sys.stderr)
+    seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
+    print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
     observers = [] if args.json else [Progress(steps=args.steps)]
     with ExitStack() as last:
         for observer in observers:
             last.callback(observer.close)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
         try:
-            run = start(plan, runtime=args.runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+            run = start(plan, runtime=runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
         except KeyboardInterrupt:
             print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
             raise
@@ -193,7 +211,8 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         if run.reason is not None:
             code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
-            print(f"{run.diagnosis()}\n{summary(run, args.until, out, code)}", file=sys.stderr)
+            many = f"\n{run.curves()}" if args.seeds and run.rows else ""
+            print(f"{run.diagnosis()}{many}\n{summary(run, args.until, out, code)}", file=sys.stderr)
     return 0 if run.reason == "until" or not args.until else 1
 
 

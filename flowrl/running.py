@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import jax
 
+from flowrl.curves import Curves
 from flowrl.errors import GraphError, SaveError, SettingError, unknown
 from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Warned
 from flowrl.graph import values
@@ -22,9 +23,14 @@ from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
 from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.runtime.diagnosis import Diagnosis
+from flowrl.runtime.members import MemberRows
 from flowrl.saving import RunDir, TrainedPolicy, check_free
 
-RUNTIMES = {"local": ("flowrl.runtime.local", "LocalRuntime"), "ray": ("flowrl.runtime.ray", "RayRuntime"), "xla": ("flowrl.runtime.xla", "XlaRuntime")}
+RUNTIMES = {
+    "local": ("flowrl.runtime.local", "LocalRuntime"),
+    "ray": ("flowrl.runtime.ray", "RayRuntime"),
+    "xla": ("flowrl.runtime.xla", "XlaRuntime"),
+}
 
 
 def run(
@@ -41,7 +47,7 @@ def run(
 
     Args:
         graph: what to run. It is compiled first, unless it is a plan already.
-        runtime: ``local``, ``ray``, or a runtime such as ``fl.RayRuntime(address=...)``.
+        runtime: ``local``, ``ray``, ``xla``, or a runtime such as ``fl.RayRuntime(address=...)``.
         seed: of every random number in the run.
         steps: stop with the first Row that has this many environment steps.
         until: stop with the first Row of which this is true.
@@ -143,10 +149,7 @@ class Run:
             raise StopIteration
         try:
             row = next(self._iterator)
-            self.rows.append(row)
-            if self._dir is not None:
-                self._dir.add(row)
-            self._stream.emit(RowClosed(row))
+            self._add(row)
             solved = self._until is not None and self._until(row)
         except BaseException as error:
             self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
@@ -158,6 +161,17 @@ class Run:
         if self._goal and not self._session.coming:
             self._end(self._goal, None)
         return row
+
+    def _rest(self) -> None:
+        """The rows that were closed already and not given yet: a program's policy is that of the last of them."""
+        while self._session.coming:
+            self._add(next(self._iterator))
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        if self._dir is not None:
+            self._dir.add(row)
+        self._stream.emit(RowClosed(row))
 
     # -- what there is to use
 
@@ -193,6 +207,16 @@ class Run:
         """Where the time went, by process: a table, and what would mend it. After the end of the run, that of the end."""
         return self._diagnosed or self._session.diagnosis()
 
+    def curves(self) -> Curves:
+        """What every one of many runs at once told.
+
+        Raises:
+            GraphError: this is one run.
+        """
+        if not isinstance(self._session.rows, MemberRows):
+            raise GraphError("this is one run; take fl.XlaRuntime(seeds=8) for many at once")
+        return self._session.rows.curves()
+
     # -- saving and ending
 
     def save(self, path: str | Path) -> None:
@@ -223,7 +247,7 @@ class Run:
         self.reason = reason
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (self._finish, self._session.close, self._keep, self._session.rest):
+            for ending in (self._finish, self._session.close, self._keep, self._rest, self._session.rest):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()
@@ -250,7 +274,13 @@ class Run:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 
     def _told(self) -> dict[str, str]:
-        return {"audit.txt": str(self.audit()), "diagnosis.txt": str(self.diagnosis())}
+        told = {"audit.txt": str(self.audit()), "diagnosis.txt": str(self.diagnosis())}
+        if isinstance(self._session.rows, MemberRows):
+            curves = self.curves()
+            told |= {"curves.txt": str(curves), "members.jsonl": curves.text()}
+            with suppress(SaveError):  # without matplotlib
+                told["curves.svg"] = curves.svg()
+        return told
 
     def _files(self) -> dict[str, str]:
         """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""

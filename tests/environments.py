@@ -6,8 +6,12 @@ import os
 import time
 
 import gymnasium as gym
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import flowrl as fl
 
 
 class Clockwork(gym.Env):
@@ -94,3 +98,27 @@ def silent():
     vector = vector_of("NextStep", LENGTHS)
     del vector.metadata["autoreset_mode"]
     return vector
+
+
+class Corridor(fl.JaxEnv):
+    """In JAX: walk right to the end, where the reward is 1. The observation is the place in [0, 1]; cut short after 20 steps."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, nan_at=None):
+        self.nan_at = nan_at
+
+    def reset(self, key):
+        place = jax.random.randint(key, (), 0, 3)
+        return {"place": place, "age": jnp.int32(0)}, self.observe(place)
+
+    def observe(self, place):
+        return (place / 6)[None].astype(jnp.float32)
+
+    def step(self, state, action, key):
+        place, age = jnp.clip(state["place"] + 2 * action - 1, 0, 6), state["age"] + 1
+        reward = jnp.float32(place == 6)
+        if self.nan_at is not None:
+            reward = jnp.where(age == self.nan_at, jnp.nan, reward)
+        return {"place": place, "age": age}, self.observe(place), reward, place == 6, age >= 20

@@ -144,7 +144,7 @@ class Loop:
         self.ledger = ledger
         self.hook = hook
         self.settle = site.settle
-        self._enter = self._push if failed is None else self._try_push(failed)
+        self._enter = self.enter if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
         self.roots = [(self.units[n.name], stores.get(n.name)) for n in nodes if not n.after or n.name in stores]
         for node in nodes:
@@ -224,13 +224,14 @@ class Loop:
     def _try_push(self, failed: Callable[[str, Exception], None]) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
         def enter(unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
             try:
-                self._push(unit, item, source, rows)
+                self.enter(unit, item, source, rows)
             except Exception as error:  # noqa: BLE001 - told on, not swallowed
                 failed(unit.name, error if source is None or item is not None else ContractError(f"{source} gives it None: {error}"))
 
         return enter
 
-    def _push(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+    def enter(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+        """Give an item to a node and go through all that comes of it; what the clock closes is added to `rows`."""
         ledger, name, hook = self.ledger, unit.name, self.hook
         unit.ctx.source = source
         ledger.at.node = name

@@ -84,8 +84,10 @@ class Site(Protocol):
 
     name: str
     seed: Any
-    elsewhere: bool
-    """Whether workers are in other processes."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether workers are in other processes."""
 
     def key(self, *folds: int | str) -> Any:
         """A random key of this resource's own: the seed, its name and `folds`, folded together."""
@@ -123,6 +125,8 @@ class Handle(ABC):
 
     shared: ClassVar[tuple[str, ...]] = ()
     """The verbs that any stage may call; all others are for the one stage that owns the resource."""
+    spread: ClassVar[tuple[str, ...]] = ()
+    """The parts of `state` whose arrays have an axis of environments first, which may be split over devices."""
     state: Any
     """A pytree: all the arrays that its verbs read and write, and the ``version`` of its weights. Environments and processes stay outside."""
 

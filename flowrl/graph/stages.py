@@ -89,12 +89,18 @@ Make = Callable[[Mapping[str, Channel]], list[Loop]]
 class Turns(Protocol):
     """What gives stages their turns."""
 
-    loops: list[Loop]
-    channels: dict[str, Channel]
     clock: Clock
     """Of the thread of the graph's clock."""
     clocks: dict[str, Clock]
     """By thread at work, as a reader calls it: where its time goes."""
+
+    @property
+    def loops(self) -> list[Loop]:
+        """By stage."""
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """By queue."""
 
     def wait(self) -> None:
         """Wait until a round can begin."""

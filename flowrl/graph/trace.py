@@ -185,6 +185,8 @@ class Trace:
     """Passes in all."""
     warmup_rows: int = 0
     """Rows before it."""
+    warmup_rounds: int = 0
+    """Rounds of the stages before it; the last of them is that of the last of these rows."""
     exact: bool = True
     """Whether the period was found; if not, the numbers are means over `rows`."""
     steady: dict[str, Traffic] = field(default_factory=dict)
@@ -216,36 +218,12 @@ def trace(graph: Graph) -> Trace:
 
     Where an operator asks for what the plan says, once more with what was found.
     """
-    tracer = _Tracer(graph, {})
+    tracer = Tracer(graph, {})
     found = tracer.run()
-    return _Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
+    return Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
 
 
-@dataclass(frozen=True)
-class Rhythm:
-    """In rounds of the stages, how a graph repeats itself."""
-
-    warmup: int
-    """Rounds before the first that ends in a state which recurs with a Row."""
-    period: int
-    """Rounds from there to the next."""
-    beat: int
-    """Rounds in which all but the clock's own state repeats itself: of these a period is made."""
-    settled: int
-    """Rounds before which it does not."""
-
-
-def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
-    """The rhythm of a graph whose trace found a steady period; None if there is none."""
-    if not found.exact or found.problems or found.opaque or not found.rows:
-        return None
-    tracer = _Tracer(graph, found.totals)
-    tracer.beats = []
-    tracer.run()
-    return tracer.rhythm
-
-
-class _Tracer:
+class Tracer:
     """One abstract run, and what is seen on the way."""
 
     def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
@@ -259,9 +237,6 @@ class _Tracer:
         self.owners: dict[str, tuple[str, str]] = {}
         """By resource: its stage, and the node by which it is its."""
         self.trespassed: set[str] = set()
-        self.beats: list[Any] | None = None
-        """Before the first round and behind each, if they are asked for: what is static about all but the clock."""
-        self.rhythm: Rhythm | None = None
 
     def run(self) -> Trace:
         """Open the resources and run passes."""
@@ -280,10 +255,8 @@ class _Tracer:
     def passes(self, schedule: Schedule) -> None:
         """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does."""
         found, rows, reported, deadline = self.found, 0, 0, math.inf
-        seen = {self.signature(schedule): (0, 0, 0, self.snapshot())}
-        at = {0: 0}
-        if self.beats is not None:
-            self.beats.append(self.signature(schedule, clock=False))
+        seen = {self.signature(schedule): (0, 0, 0, 0, self.snapshot())}
+        self.between(schedule)
         for number in itertools.count(1):
             tallies = schedule.round()
             closed = len(tallies)
@@ -292,26 +265,25 @@ class _Tracer:
             found.passes = number
             if found.problems or found.opaque:
                 return
-            if self.beats is not None:
-                self.beats.append(self.signature(schedule, clock=False))
+            self.between(schedule)
             deadline = time.perf_counter() + PATIENCE if number == 1 else deadline  # the first pass traces every function
             late = time.perf_counter() > deadline and (rows > 0 or number >= UNFILLED)
             if not closed and not late and number % 64:
                 continue
             now = self.signature(schedule)
             if now in seen:
-                found.warmup_rows, before, lags, start = seen[now]
+                found.warmup_rounds, found.warmup_rows, before, lags, start = seen[now]
                 found.rows, found.reported = rows - found.warmup_rows, reported - before
                 found.mean_lags = found.mean_lags[lags:]
                 found.steady = _difference(start, self.snapshot())
-                if self.beats is not None:
-                    self.rhythm = _rhythm(at[found.warmup_rows], number, self.beats)
                 return
             if late:
                 found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
                 return
-            seen[now] = (rows, reported, len(found.mean_lags), self.snapshot())
-            at[rows] = number
+            seen[now] = (number, rows, reported, len(found.mean_lags), self.snapshot())
+
+    def between(self, schedule: Schedule) -> None:
+        """Called before the first round and behind each."""
 
     def signature(self, schedule: Schedule, clock: bool = True) -> Any:
         """What is static about the states of all operators, resources and queues. Rounds from equal ones do the same.
@@ -375,14 +347,6 @@ class _Tracer:
                 counts[node][resource] = Counter(counters)
         taken = {n.name: sum(count for (_, to), count in ledger.got.items() if to == n.name) for n in self.graph.nodes}
         return {name: Traffic(c, taken[name], self.given[name], self.given_steps[name]) for name, c in counts.items()}
-
-
-def _rhythm(warmup: int, end: int, beats: list[Any]) -> Rhythm:
-    """`beats`: what is static before the first round and behind each."""
-    period = end - warmup
-    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or beats[end - n] == beats[end]))
-    settled = next(i for i in range(end % beat, end + 1, beat) if beats[i] == beats[end])
-    return Rhythm(warmup, period, beat, settled)
 
 
 def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:

@@ -14,7 +14,6 @@ from flowrl.items import Batch
 from flowrl.rl.policies import Weights
 from flowrl.rl.spaces import Spaces
 
-
 RECENT = 100
 """`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
 

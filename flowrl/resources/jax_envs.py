@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -76,21 +78,26 @@ class BraxEnv(JaxEnv):
 
     def __init__(self, name: str, episode_length: int = 1000, **settings: Any) -> None:
         envs = _package("brax.envs")
-        if name not in envs._envs:
-            raise SettingError(unknown("brax environment", name, envs._envs))
-        self.env = envs.get_environment(name, **settings)
+        known = list(envs._envs)  # noqa: SLF001 - Brax has no other list
+        if name not in known:
+            raise SettingError(unknown("brax environment", name, known))
+        with _quiet():
+            self.env = envs.get_environment(name, **settings)
+            sizes = self.env.observation_size, self.env.action_size
         self.episode_length = episode_length
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self.env.observation_size,), np.float32)
-        self.action_space = gym.spaces.Box(-1.0, 1.0, (self.env.action_size,), np.float32)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, sizes[:1], np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, sizes[1:], np.float32)
 
     def reset(self, key: Array) -> tuple[State, Array]:
         """A new episode."""
-        state = self.env.reset(key)
+        with _quiet():
+            state = self.env.reset(key)
         return {"brax": state, "age": jnp.int32(0)}, state.obs
 
     def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
         """One step."""
-        after, age = self.env.step(state["brax"], action), state["age"] + 1
+        with _quiet():
+            after, age = self.env.step(state["brax"], action), state["age"] + 1
         return {"brax": after, "age": age}, after.obs, after.reward, after.done > 0, age >= self.episode_length
 
 
@@ -100,9 +107,18 @@ ADAPTERS: Mapping[str, Callable[..., JaxEnv]] = {"gymnax": GymnaxEnv, "brax": Br
 
 def _package(name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with _quiet():
+            return importlib.import_module(name)
     except ImportError as error:
         raise SettingError(f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Brax warns of its own age and of that of what it uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _space(space: Any, name: str) -> gym.Space[Any]:

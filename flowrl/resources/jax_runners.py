@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,7 @@ class Core:
     @cached_property
     def env(self) -> JaxEnv:
         """One environment."""
-        made = self.spec.jax_env
-        assert made is not None
-        return made
+        return cast("JaxEnv", self.spec.jax_env)
 
     @cached_property
     def network(self) -> Network:
@@ -165,7 +163,9 @@ class Core:
         if self.spec.normalize_rewards is None:
             return runners, rows
         envs = self.spec.envs
-        seen, valid = (jnp.moveaxis(x.reshape(x.shape[0], -1, envs), 1, 0).reshape(-1, x.shape[0] * envs) for x in (rows.pop("discounted"), rows["valid"]))
+        seen, valid = (
+            jnp.moveaxis(x.reshape(x.shape[0], -1, envs), 1, 0).reshape(-1, x.shape[0] * envs) for x in (rows.pop("discounted"), rows["valid"])
+        )
         moments = jax.vmap(merge_moments)(runners["moments"], seen, valid)
         return {**runners, "moments": moments}, {**rows, "reward": rows["reward"] / jnp.sqrt(jnp.repeat(moments[1], envs) + 1e-8)}
 
@@ -347,7 +347,7 @@ class JaxRunners(RunnersHandle):
         return batch
 
     def _counted(self, items: int) -> State:
-        done = self.state["paced"]
+        done: State = self.state["paced"]
         if self.paced is None:
             return done
         whole, phase = divmod(done["phase"] + items, self.paced[1].denominator)
@@ -364,7 +364,7 @@ class JaxRunners(RunnersHandle):
         """Play all episodes at once with the newest weights."""
         self._start()
         key = jax.random.fold_in(jax.random.key(seed), 0)
-        found: dict[str, float] = self.site.run(self.core.evaluate, self.state["published"][-1]["weights"], key, episodes=episodes)
+        found: dict[str, Any] = self.site.run(self.core.evaluate, self.state["published"][-1]["weights"], key, episodes=episodes)
         self.state = {**self.state, "evaluated": found}
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return found

@@ -95,7 +95,8 @@ class Core:
             rows, columns = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
         key, shuffle = jax.random.split(state["key"])
         first = (state["weights"], state["opt"], jnp.bool_(False))
-        step = self._gradient_step(state)
+        names: list[str] = []
+        step = self._gradient_step(state, names)
 
         def some(index: Array) -> dict[str, Array]:
             return {k: v[:, index] if self.sequences else v[index] for k, v in rows.items()} | {k: v[index] for k, v in columns.items()}
@@ -111,23 +112,25 @@ class Core:
         else:
             carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
         weights, opt, _ = carry
-        applied = metrics.pop("gradient_steps")
+        metrics = metrics.reshape(-1, len(names))
+        applied = metrics[:, -1:]  # names[-1] is gradient_steps
         share = applied / jnp.maximum(jnp.sum(applied), 1)
-        means = {k: jnp.sum(jnp.where(applied > 0, v, 0.0) * share) for k, v in metrics.items()}
+        means = dict(zip(names[:-1], jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0), strict=False))
         if self._normalizes:
             seen = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
             weights = Weights(weights.params, self.network.observe(weights, seen, rows["valid"].reshape(-1)))
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        good = jnp.isfinite(means["loss"])
-        for leaf in jax.tree.leaves(new):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
-                good = good & jnp.all(jnp.isfinite(leaf))
+        numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
-        numbers = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
-        return {**state, **kept, "key": key}, Metrics.pack(numbers)
+        told = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
+        return {**state, **kept, "key": key}, Metrics.pack(told)
 
-    def _gradient_step(self, state: State) -> Callable[[Any, dict[str, Array]], Any]:
-        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same and metrics."""
+    def _gradient_step(self, state: State, names: list[str]) -> Callable[[Any, dict[str, Array]], Any]:
+        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same and metrics, of which it tells the names.
+
+        They are one array, for XLA handles a few small ones no faster than a large one.
+        """
         extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
 
         def step(carry: Any, batch: dict[str, Array]) -> Any:
@@ -160,7 +163,9 @@ class Core:
                 stopped = stopped | stop
                 new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
                 applied = 1 - stopped.astype(jnp.float32)
-            return (*new, stopped), {"loss": loss, **metrics, "gradient_steps": applied}
+            told = {"loss": loss, **metrics, "gradient_steps": applied}
+            names[:] = told
+            return (*new, stopped), jnp.stack([jnp.asarray(x, jnp.float32) for x in told.values()])
 
         return step
 

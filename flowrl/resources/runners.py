@@ -337,7 +337,7 @@ class Runners(Resource):
     normalize_rewards: float | None = None
     clip_rewards: float | None = None
 
-    handle: ClassVar[type[Handle]] = RunnersHandle
+    handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]  # GymRunners or JaxRunners
 
     def __post_init__(self) -> None:
         for name in ("count", "envs", "fragment"):
@@ -381,8 +381,8 @@ class Runners(Resource):
         (16, 4, 4)
         >>> runners.close()
         """
-        site = site or alone("runners", self)
-        return GymRunners(self, site) if self.jax_env is None or site.elsewhere else JaxRunners(self, site)
+        here: Site = site or alone("runners", self)
+        return GymRunners(self, here) if self.jax_env is None or here.elsewhere else JaxRunners(self, here)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Do new weights ever reach them?"""

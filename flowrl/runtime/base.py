@@ -180,6 +180,7 @@ class Session:
         turns: Callable[[Graph, Make], Turns],
         hook: Hook | None = None,
         start: Callable[[], Callable[[], None]] | None = None,
+        rows: Any = None,
     ) -> None:
         """Open the resources of `place`.
 
@@ -189,13 +190,14 @@ class Session:
             turns: makes what gives the stages their turns.
             hook: told of every advance of a node.
             start: starts what the runtime needs, and returns what ends it, once the resources are closed.
+            rows: makes the Rows; a `RowMaker` by default.
         """
         began = time.perf_counter()
         graph = plan.graph
         self.place = place
         self.per_row = plan.per_row("sampled_steps")
         self.stop = start() if start is not None else None
-        self.rows = RowMaker(graph.name, time.perf_counter())
+        self.rows = rows or RowMaker(graph.name, time.perf_counter())
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         self.coming = 0

@@ -3,33 +3,84 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.errors import FlowrlError, GraphError
+from flowrl.errors import GraphError
+from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Ledger, Unit
+from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place, check_pure
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import VERSION, Rhythm
+from flowrl.graph.trace import VERSION, Trace, Tracer
 from flowrl.items import Tally
+from flowrl.runtime.members import substituted
 
 Array = Any
 UNROLLED = 64
 """Rounds that a program may spell out one by one: the time to compile it grows with them."""
 
 
+@dataclass(frozen=True)
+class Rhythm:
+    """In rounds of the stages, how a graph repeats itself."""
+
+    warmup: int
+    """Rounds before the first that ends in a state which recurs with a Row."""
+    period: int
+    """Rounds from there to the next."""
+    beat: int
+    """Rounds in which all but the clock's own state repeats itself: of these a period is made."""
+    settled: int
+    """Rounds before which it does not."""
+
+
+class Beats(Tracer):
+    """An abstract trace that notes what is static between rounds, but for the clock."""
+
+    def __init__(self, graph: Graph, found: Trace) -> None:
+        super().__init__(graph, found.totals)
+        self.seen: list[Any] = []
+
+    def between(self, schedule: Schedule) -> None:
+        """Note it."""
+        self.seen.append(self.signature(schedule, clock=False))
+
+
+def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
+    """The rhythm of a graph whose trace found a steady period; None if there is none."""
+    if not found.exact or found.problems or found.opaque or not found.rows:
+        return None
+    tracer = Beats(graph, found)
+    again, seen = tracer.run(), tracer.seen
+    end = again.passes
+    period = end - again.warmup_rounds
+    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[end - n] == seen[end]))
+    settled = next(i for i in range(end % beat, end + 1, beat) if seen[i] == seen[end])
+    return Rhythm(again.warmup_rounds, period, beat, settled)
+
+
 class InlineSite(HereSite):
     """Functions on tracers, inline."""
+
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        super().__init__(place, name, seed)
+        self.swept: dict[str, Array] = {}
+        """What each of many runs has another value of."""
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """Call it; what it does becomes part of the program."""
         check_pure(fn)
+        if self.swept:
+            static = {name: substituted(value, self.swept) for name, value in static.items()}
+            if (owner := getattr(fn, "__self__", None)) is not None:
+                fn = getattr(substituted(owner, self.swept), fn.__name__)
         return fn(*args, **static)
 
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Any:
@@ -54,27 +105,52 @@ class Form:
     """What is static about the state of a graph at work. Versions count by their age."""
 
     tree: Any
-    static: tuple[Hashable, ...]
-    """By leaf: its age, if it is a version; its value, if it is no array of JAX; else its shape and type."""
+    static: tuple[tuple[Any, ...], ...]
+    """By leaf, of which kind it is, and: its age, if it is a version; its value, if it is no array of JAX; else its shape and type."""
+
+
+class ProgramPlace(Place):
+    """Resources that are opened within a program."""
+
+    site: InlineSite
+
+    def open(self) -> dict[str, Handle]:
+        """None yet; `begin` opens them."""
+        return self.handles
+
+    def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
+        """Open them, by a seed and values of what is swept that may be tracers."""
+        self.handles.clear()
+        self.site.seed = seed
+        self.site.swept.update(swept)
+        super().open()
 
 
 class State:
     """The state of a graph at work, its operators', resources' and queues': taken apart and put together."""
 
-    def __init__(self, place: Place, schedule: Schedule) -> None:
+    def __init__(self, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
 
     def _tree(self) -> Any:
         handles = {name: handle.state for name, handle in self.place.handles.items()}
-        return [loop.states for loop in self.schedule.loops], handles, {n: list(c.items) for n, c in self.schedule.channels.items()}
+        queues = {name: list(channel.items) for name, channel in self.schedule.channels.items()}
+        return [loop.states for loop in self.schedule.loops], handles, queues, dict(self.place.site.swept)
+
+    def shared_out(self) -> list[bool]:
+        """By array: whether its first axis is one of environments, which may be split over devices."""
+        paths = [path for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0] if isinstance(x, jax.Array)]
+        parts = [tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3]) for path in paths]
+        return [part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts]
 
     def get(self) -> tuple[list[Array], Form, int]:
         """The arrays, what is static, and the newest version."""
         paths, tree = jax.tree_util.tree_flatten_with_path(self._tree())
         versions = [np.asarray(x) for path, x in paths if _is_version(path, x)]
         newest = max((int(v.max()) for v in versions), default=0)
-        arrays, static = [], []
+        arrays: list[Array] = []
+        static: list[tuple[Any, ...]] = []
         for path, x in paths:
             if _is_version(path, x):
                 static.append(("age", _value(newest - np.asarray(x))))
@@ -94,7 +170,8 @@ class State:
                 leaves.append(next(left))
             else:
                 leaves.append(_back(value[0]) if kind == "value" else (newest - _back(value[0])).astype(np.int32)[()])
-        loops, handles, channels = jax.tree.unflatten(form.tree, leaves)
+        loops, handles, channels, swept = jax.tree.unflatten(form.tree, leaves)
+        self.place.site.swept.update(swept)
         for loop, states in zip(self.schedule.loops, loops, strict=True):
             loop.states = states
         for name, state in handles.items():
@@ -108,7 +185,7 @@ def _is_version(path: Any, x: Any) -> bool:
     return str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)
 
 
-def _value(x: Any) -> Hashable:
+def _value(x: Any) -> Any:
     return (x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray | np.generic) else x
 
 
@@ -153,6 +230,8 @@ class Segment:
     """A part of a run as a function of arrays, and what is static about it, which is known once it was traced."""
 
     run: Callable[[list[Array]], tuple[list[Array], list[Tally]]]
+    shapes: list[Array]
+    """Of the arrays behind it."""
     after: Form
     updates: int
     """By which the newest version rises."""
@@ -163,7 +242,7 @@ class Segment:
 class Tracing:
     """Makes programs of the rounds of a schedule."""
 
-    def __init__(self, place: Place, schedule: Schedule) -> None:
+    def __init__(self, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
         self.state = State(place, schedule)
@@ -185,7 +264,8 @@ class Tracing:
         if self.clock.behind or self.clock.outlets:
             raise Uneven
         arrays, form, newest = self.state.get()
-        clock_before, rows = self.clock.state, []
+        clock_before = self.clock.state
+        rows: list[Tally] = []
         ledger, before = self.place.ledger, counted(self.place.ledger)
         seen: list[Any] = []
 
@@ -193,16 +273,17 @@ class Tracing:
             back_to(ledger, before)
             self.state.put(arrays, form, newest)
             self.clock.state = None
-            with self._collected(items := []):
+            items: list[tuple[Any, Any]] = []
+            with self._collected(items):
                 self.rounds(rounds)
             self.clock.state = clock_before
             after, again, now = self.state.get()
             if again != form:
                 raise GraphError(f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {_differing(form, again)}")
             seen[:] = [now - newest, [source for source, _ in items], since(before, counted(ledger))]
-            return _strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
+            return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
 
-        arrays, items = jax.lax.scan(beat, _strong(arrays), None, length=count)
+        arrays, items = jax.lax.scan(beat, strong(arrays), None, length=count)
         risen, sources, counts = seen
         back_to(ledger, before)
         add(ledger, counts, count)
@@ -212,7 +293,7 @@ class Tracing:
             for source, item in zip(sources, items, strict=True):
                 if rows:
                     raise Uneven
-                self.loop._push(self.clock, jax.tree.map(lambda x, i=i: x[i], item), source, rows)
+                self.loop.enter(self.clock, jax.tree.map(lambda x, i=i: x[i], item), source, rows)
         return rows
 
     @contextmanager
@@ -220,15 +301,15 @@ class Tracing:
         """Meanwhile what reaches the clock is only noted."""
         step = self.clock.step
 
-        def note(state: Any, item: Any, ctx: Any) -> Iterator[Any]:
+        def note(state: Any, item: Any, ctx: Any) -> Iterator[Any]:  # noqa: ARG001
             items.append((ctx.source, item))
             yield from ()
 
-        self.clock.step = note  # type: ignore[method-assign, assignment]
+        self.clock.step = note
         try:
             yield
         finally:
-            self.clock.step = step  # type: ignore[method-assign]
+            self.clock.step = step
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -251,10 +332,10 @@ class Tracing:
             rows = work()
             after, again, newest = self.state.get()
             seen[:] = [again, newest, since(before, counted(ledger)), len(rows)]
-            return _strong(after), jax.tree.map(jnp.asarray, rows)
+            return strong(after), jax.tree.map(jnp.asarray, rows)
 
-        jax.eval_shape(run, list(arrays))
-        return Segment(run, *seen)
+        shapes, _ = jax.eval_shape(run, list(arrays))
+        return Segment(run, shapes, *seen)
 
 
 class Uneven(GraphError):
@@ -264,7 +345,7 @@ class Uneven(GraphError):
         super().__init__("a row closes within a beat")
 
 
-def _strong(arrays: Sequence[Array]) -> list[Array]:
+def strong(arrays: Sequence[Array]) -> list[Array]:
     """Arrays of no weak type, as a loop carries them."""
     return [jax.lax.convert_element_type(x, x.dtype) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
 

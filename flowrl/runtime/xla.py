@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +20,12 @@ from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, rai
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Loop
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Handle
-from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Schedule, loops_of
-from flowrl.graph.trace import Rhythm, rhythm
 from flowrl.items import Tally
+from flowrl.mesh import split
 from flowrl.runtime.base import Session
-from flowrl.runtime.fused import UNROLLED, InlineSite, Segment, Tracing, Uneven, add
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, rhythm, strong
+from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
 
 Array = Any
 MOST = 256
@@ -34,48 +34,68 @@ SECONDS = 0.5
 """That a chunk takes, about: so often are there rows, and so soon an interrupt is heeded."""
 
 
-class ProgramPlace(Place):
-    """Resources that are opened within a program."""
-
-    def open(self) -> dict[str, Handle]:
-        """None yet; `begin` opens them."""
-        return self.handles
-
-    def begin(self, seed: Array) -> None:
-        """Open them, by a seed that may be a tracer."""
-        self.handles.clear()
-        self.site.seed = seed
-        super().open()
-
-
 class Fused:
-    """Runs a graph as programs: one for what it does before it repeats itself, and one of its steady period, which goes on in chunks of rows."""
+    """Runs a graph as programs: one for what it does before it repeats itself, and one of its steady period, which goes on in chunks."""
 
-    def __init__(self, graph: Graph, make: Make, place: ProgramPlace, seed: int, beat: Rhythm, chunk: int | None) -> None:
+    def __init__(
+        self, graph: Graph, make: Make, place: ProgramPlace, members: Members, best: Callable[[], int], beat: Rhythm, chunk: int | None
+    ) -> None:
         self.graph = graph
         self.place = place
+        self.members = members
+        self.best = best
+        """Of many: which one to show."""
         self.rhythm = beat
         self.size = chunk
         self.clock = Clock("outside")
         self.clocks = {"this process": self.clock}
-        with By(self.clock), START:
-            self._open(make, seed)
-        self.warm = beat.warmup == 0
-        self.rows = 1
-        """The next chunk's."""
+        self.next = 1
+        """How many periods the next chunk is to have."""
         self.compiled: Any = None
+        with By(self.clock), START:
+            self._open(make)
+            with self.tracing.apart():
+                self._trace()
 
-    def _open(self, make: Make, seed: int) -> None:
-        def start(seed: Array) -> list[Array]:
-            self.place.begin(seed)
+    def _open(self, make: Make) -> None:
+        def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
+            self.place.begin(seed, swept)
             self.tracing = Tracing(self.place, Schedule(self.graph, make))
             arrays, self.form, self.newest = self.tracing.state.get()
-            return arrays
+            return strong(arrays)
 
-        self._put(jax.jit(start)(np.uint32(seed)))
+        def starts(seeds: Array, swept: Mapping[str, Array]) -> list[Array]:
+            """The first arrays: of one run, or of many along a new first axis."""
+            arrays = jax.vmap(start)(seeds, swept) if self.members.many else start(seeds, swept)
+            flags = self.tracing.state.shared_out()
+            return [split(x, 0) if self.members.many or flag else split(x, x.ndim) for x, flag in zip(arrays, flags, strict=True)]
 
-    def _put(self, arrays: list[Array]) -> None:
-        self.arrays = arrays
+        self.arrays = jax.jit(starts)(*self.members.inputs())
+        self._show()
+
+    def _trace(self) -> None:
+        beat = self.rhythm
+        one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays] if self.members.many else self.arrays
+        self.warmup: Segment | None = None
+        form = self.form
+        if beat.warmup:
+            self.warmup = self.tracing.segment(form, one, lambda: [*self.tracing.rounds(beat.settled), *self._beats(beat.warmup - beat.settled)])
+            form, one = self.warmup.after, self.warmup.shapes
+        try:
+            self.period = self.tracing.segment(form, one, lambda: self._beats(beat.period))
+        except Uneven:
+            if beat.period > UNROLLED:
+                raise GraphError(too_long(beat.period), self.graph.name) from None
+            self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
+        if self.period.after != form:
+            raise GraphError("its program does not come back to the state from which it started", self.graph.name)
+
+    def _beats(self, rounds: int) -> list[Tally]:
+        return self.tracing.beats(rounds // self.rhythm.beat, self.rhythm.beat) if rounds else []
+
+    def _show(self) -> None:
+        """Let the handles hold what there is now; of many, that of the best."""
+        arrays = [x[self.best()] for x in self.arrays] if self.members.many else self.arrays
         self.tracing.state.put(arrays, self.form, self.newest)
 
     @property
@@ -94,6 +114,8 @@ class Fused:
     @contextmanager
     def still(self) -> Iterator[None]:
         """While no program runs, as ever between rounds."""
+        if self.members.many and self.place.handles:  # they are open
+            self._show()
         yield
 
     def close(self) -> None:
@@ -102,72 +124,53 @@ class Fused:
     def round(self, most: float) -> list[Tally]:
         """What comes before the steady period; then chunk after chunk."""
         with By(self.clock):
-            return self._chunk(most) if self.warm else self._warmup()
+            return self._chunk(most) if self.warmup is None else self._warm(self.warmup)
 
-    def _warmup(self) -> list[Tally]:
-        beat = self.rhythm
-
-        def work() -> list[Tally]:
-            return [*self.tracing.rounds(beat.settled), *self._beats(beat.warmup - beat.settled)]
-
+    def _warm(self, segment: Segment) -> list[Tally]:
         with START, self.tracing.apart():
-            segment = self.tracing.segment(self.form, self.arrays, work)
-            program = jax.jit(segment.run, donate_argnums=0).lower(self.arrays).compile()
+            run = jax.vmap(segment.run) if self.members.many else segment.run
+            program = jax.jit(run, donate_argnums=0).lower(self.arrays).compile()
         with UPDATE:
             arrays, tallies = program(self.arrays)
             tallies = jax.device_get(tallies)
+        self.warmup = None
         self._past(segment, 1, arrays)
-        self.warm = True
         return list(tallies)
-
-    def _beats(self, rounds: int) -> list[Tally]:
-        return self.tracing.beats(rounds // self.rhythm.beat, self.rhythm.beat) if rounds else []
 
     def _past(self, segment: Segment, times: int, arrays: list[Array]) -> None:
         """A segment was run so many times."""
-        add(self.place.ledger, segment.counts, times)
-        self.form, self.newest = segment.after, self.newest + times * segment.updates
-        self._put(arrays)
+        add(self.place.ledger, segment.counts, times * self.members.count)
+        self.form, self.newest, self.arrays = segment.after, self.newest + times * segment.updates, arrays
+        if not self.members.many:
+            self._show()
 
     def _chunk(self, most: float) -> list[Tally]:
         if self.compiled is None:
             with START, self.tracing.apart():
-                self._compile()
-        wanted = math.ceil(most / self.period.rows)
-        periods = self.size or max(1, min(self.rows, wanted, MOST))
+                program = jax.jit(partial(chunk, self.period, self.members.many, self.size or MOST), donate_argnums=0)
+                self.compiled = program.lower(self.arrays, np.int32(1)).compile()
+        periods = self.size or math.ceil(min(self.next, most / self.period.rows, MOST))
         began = time.perf_counter()
         with UPDATE:
             done, arrays, buffers = self.compiled(self.arrays, np.int32(periods))
             done, buffers = int(done), jax.device_get(buffers)
         self._past(self.period, done, arrays)
         each = (time.perf_counter() - began) / max(done, 1)
-        self.rows = max(1, min(int(SECONDS / each), 4 * self.rows))
+        self.next = max(1, min(int(SECONDS / each), 4 * self.next))
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
 
-    def _compile(self) -> None:
-        try:
-            self.period = self.tracing.segment(self.form, self.arrays, lambda: self._beats(self.rhythm.period))
-        except Uneven:
-            if self.rhythm.period > UNROLLED:
-                raise GraphError(too_long(self.rhythm.period), self.graph.name) from None
-            self.period = self.tracing.segment(self.form, self.arrays, lambda: self.tracing.rounds(self.rhythm.period))
-        if self.period.after != self.form:
-            raise GraphError("its program does not come back to the state from which it started", self.graph.name)
-        program = jax.jit(partial(chunk, self.period, self.size or MOST), donate_argnums=0)
-        self.compiled = program.lower(self.arrays, np.int32(1)).compile()
 
-
-def chunk(period: Segment, most: int, arrays: list[Array], periods: Array) -> tuple[Array, list[Array], Any]:
+def chunk(period: Segment, many: bool, most: int, arrays: list[Array], periods: Array) -> tuple[Array, list[Array], Any]:
     """Up to so many periods, and what their clock closed ``[most, ...]``; none behind one with an update that is not finite."""
-    tallies = jax.eval_shape(period.run, arrays)[1]
-    buffers = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), tallies)
+    run = jax.vmap(period.run) if many else period.run
+    buffers = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1])
 
     def go_on(carry: Any) -> Array:
         return (carry[0] < periods) & ~carry[3]
 
     def one(carry: Any) -> Any:
         i, arrays, buffers, _ = carry
-        arrays, tallies = period.run(arrays)
+        arrays, tallies = run(arrays)
         buffers = jax.tree.map(lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, tallies)
         return i + 1, arrays, buffers, jnp.any(_bad(tallies))
 
@@ -194,7 +197,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
 
     def some() -> None:
-        place.begin(jnp.uint32(0))
+        place.begin(jnp.uint32(0), {})
         make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, hook=lambda node, *_: ran.add(node), failed=failed)
         schedule = Schedule(graph, make)
         for _ in range(UNROLLED):
@@ -212,25 +215,45 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
 def _told(error: Exception) -> str:
     if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError | jax.errors.NonConcreteBooleanIndexError):
         way = "in a program it sees no values: compute with jax.numpy, and choose by jnp.where or jax.lax.cond"
-        return f"{raised(error).split(chr(10))[0]}; {way}"
+        text, _, line = raised(error).rpartition(" (")
+        return f"{text.splitlines()[0]} ({line}; {way}"
     return raised(error)
 
 
 def fusable(plan: Plan) -> Rhythm:
-    """How a graph repeats itself, if all of it can be a program.
+    """How a graph repeats itself.
 
     Raises:
-        CheckError: it can't, and why.
+        CheckError: it does not, or not soon enough.
     """
     name = plan.graph.name
-    if problems := refused(plan):
-        raise CheckError(name, [f"{name}.{node}: {text}" for node, text in problems])
     found = rhythm(plan.graph, plan.found)
     if found is None:
         raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
     if max(found.settled, found.beat) > UNROLLED:
         raise CheckError(name, [f"{name}: {too_long(max(found.settled, found.beat))}"])
     return found
+
+
+def told(plan: Plan) -> tuple[bool, str]:
+    """Whether a plan can be one program; and in words: what can't and why, or what is spelled out, and what many runs at once would cost."""
+    problems = refused(plan)
+    if problems:
+        wide = max(len(node) for node, _ in problems)
+        fine = [n.name for n in plan.graph.nodes if n.name not in dict(problems)]
+        lines = ["xla: no program", *(f"  {node:<{wide}}  {text}" for node, text in problems), f"  nothing else was found in {', '.join(fine)}"]
+        return False, "\n".join(lines) + "\n"
+    try:
+        beat = fusable(plan)
+    except CheckError as error:
+        return False, f"xla: no program: {'; '.join(p.partition(': ')[2] for p in error.problems)}\n"
+    times = f", {beat.period // beat.beat} times over" if beat.period > beat.beat else ""
+    before = f", after {beat.warmup} that come before" if beat.warmup else ""
+    lines = [f"xla: one program of all {len(plan.graph.nodes)} operators; it spells out {beat.beat} round{'s' * (beat.beat > 1)}{times}{before}"]
+    for name in plan.graph.resources:
+        if any(traffic.counts.get(name, Counter())["most_gradient_steps"] for traffic in plan.found.steady.values()):
+            lines.append(f"     many runs at once: {name} computes the gradient steps, too, that target_kl would save one alone")
+    return True, "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -240,21 +263,40 @@ class XlaRuntime:
     Args:
         chunk: periods of the plan (a Row, where it says no more) that the program runs before it gives their rows; None for as many as take
             about half a second. A run stops at the end of one: with a goal, Ctrl-C, and an update that is not finite.
+        seeds: as many runs at once, of the seeds from the run's on; None for one that is not mapped.
+        sweep: settings of which they have different values, each with all seeds.
     """
 
     chunk: int | None = None
+    seeds: int | None = None
+    sweep: Sweep | None = None
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and self.chunk < 1:
-            raise SettingError(f"chunk must be at least 1 or None, got {self.chunk}")
+        for name in ("chunk", "seeds"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise SettingError(f"{name} must be at least 1 or None, got {value}")
 
     def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
         """Make the programs.
 
         Raises:
             CheckError: a part of the graph can't be traced.
+            SettingError: what is swept is no setting of the graph that a program may have as an input.
         """
-        found = fusable(plan)
-        graph = plan.graph
+        plan = Plan(swept_graph(plan.graph, self.sweep), plan.found)
+        graph, members = plan.graph, Members.of(seed, self.seeds, self.sweep)
         place = ProgramPlace(graph.name, graph.resources, seed, InlineSite, plan.found.totals)
-        return Session(plan, place, partial(Fused, place=place, seed=seed, beat=found, chunk=self.chunk), hook)
+        rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
+        try:
+            beat = fusable(plan)
+            best = (lambda: rows.best) if rows else (lambda: 0)
+
+            def turns(graph: Graph, make: Make) -> Fused:
+                return Fused(graph, make, place, members, best, beat, self.chunk)
+
+            session = Session(plan, place, turns, hook, rows=rows)
+        except Exception:
+            if problems := refused(plan):  # all of them at once, and by node
+                raise CheckError(graph.name, [f"{graph.name}.{node}: {text}" for node, text in problems]) from None
+            raise
+        return session

@@ -1,0 +1,312 @@
+"""One XLA program: the rows of the local runtime, chunks, many runs at once, devices, and what is refused."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flowrl as fl
+from conftest import rows_and_weights, timeless
+from environments import Corridor
+from flowrl.runtime.fused import Rhythm, rhythm
+from flowrl.runtime.members import Swept, substituted
+
+ENV = "gymnax:CartPole-v1"
+MLP = fl.Policy(fl.MLP, hidden=(16,))
+SMALL = {"envs": 4, "fragment": 16, "policy": MLP}
+ASYNC = {"runners": 2, **SMALL, "batch": 128, "report_every": 3}
+PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch=64, epochs=1, minibatch=None))
+GRAPHS = {
+    "ppo": PPO,
+    "a2c": fl.a2c(ENV, fl.A2CSettings(**SMALL, batch=64, report_every=3)),
+    "impala": fl.impala(ENV, fl.IMPALASettings(**ASYNC)),
+    "appo": fl.appo(ENV, fl.APPOSettings(**ASYNC)),
+}
+TINY = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))).set(
+    "runners.env", Corridor
+)
+
+
+def close(rows, others, **tolerance):
+    assert len(rows) == len(others)
+    for a, b in zip(rows, others, strict=True):
+        assert set(a) == set(b)
+        for k in a:
+            assert a[k] == pytest.approx(b[k], nan_ok=True, **{"rel": 1e-4, "abs": 1e-5, **tolerance}), k
+
+
+def learned(graph, count, runtime="xla", seed=0):
+    rows, weights = rows_and_weights(graph, count, runtime, seed)
+    return timeless(rows), weights
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_three_rows_and_the_weights_agree_with_the_local_runtime(name):
+    (local, a), (fused, b) = (learned(GRAPHS[name], 3, runtime) for runtime in ("local", fl.XlaRuntime(chunk=1)))
+    close(fused, local)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda g: g.insert(after="batch", again=fl.MixIn(batches=2, uses=2)),
+        lambda g: g.set("queue.max_lag", 1).set("queue.on_stale", "pace"),
+        lambda g: g.set("sync.to", "producer"),
+        lambda g: g.set("sample.mode", "sync").set("sample.min_fraction", 0.5),
+        lambda g: g.set("sample.local", fl.chain(half=fl.Map(halved))),
+        lambda g: g.insert(after="sync", play=fl.Evaluate(every=2, episodes=3)),
+        lambda g: g.set("queue.order", "lifo").set("runners.count", 3),
+    ],
+    ids=["circular replay", "paced", "to the producers", "partial rounds", "at the sampler", "evaluated", "lifo"],
+)
+def test_what_is_asked_of_an_asynchronous_graph_holds_in_a_program(edit):
+    graph = edit(fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, "report_every": 2})))
+    close(learned(graph, 5, fl.XlaRuntime(chunk=2))[0], learned(graph, 5, "local")[0])
+
+
+def halved(batch):
+    return batch.with_(reward=batch["reward"] / 2)
+
+
+def test_recurrent_policies_and_scaled_rewards_run_in_a_program():
+    policy = fl.Policy(fl.RNN, hidden=(8,), cell="gru")
+    graph = fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, "policy": policy})).set("runners.normalize_rewards", 0.99)
+    close(learned(graph, 2)[0], learned(graph, 2, "local")[0])
+
+
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_the_size_of_chunks_changes_nothing(chunk):
+    rows, _ = learned(TINY, 7, fl.XlaRuntime(chunk=chunk))
+    close(rows, learned(TINY, 7, "local")[0])
+
+
+def test_a_goal_is_reached_with_the_last_row_of_a_chunk_and_all_its_rows_are_given(tmp_path):
+    with fl.run(TINY, runtime=fl.XlaRuntime(chunk=5), until=lambda row: row["row"] == 7, out=tmp_path / "run") as run:
+        rows = list(run)
+    assert run.reason == "until" and [r["row"] for r in rows] == list(range(1, 11)) and len(run.rows) == 10
+    assert (tmp_path / "run/rows.jsonl").read_text().count("\n") == 10 and run.audit().closed
+    _, local = learned(TINY, 10, "local")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), local, run.policy.weights)
+    assert run.counts()["updates"] == 10 and run.policy.evaluate(2).shape == (2,)
+
+
+def test_a_run_that_is_left_within_a_chunk_has_all_its_rows():
+    with fl.run(TINY, runtime=fl.XlaRuntime(chunk=4)) as run:
+        next(run)
+    assert run.reason == "closed" and len(run.rows) == 4
+
+
+def test_steps_are_not_overshot_by_a_chunk_of_its_own_choice():
+    with fl.run(TINY, runtime="xla", steps=400) as run:
+        rows = list(run)
+    assert run.reason == "steps" and rows[-2]["env_steps"] < 400 <= rows[-1]["env_steps"]
+    assert all(a["seconds"] < b["seconds"] for a, b in zip(rows, rows[1:], strict=False))
+
+
+def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
+    script = """
+        import os, signal, sys, flowrl as fl
+        sys.path.insert(0, "tests")
+        from environments import Corridor
+        graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None)).set("runners.env", Corridor)
+        with fl.run(graph, runtime="xla", out=sys.argv[1]) as run:
+            for row in run:
+                if row["row"] == 30:
+                    os.kill(os.getpid(), signal.SIGINT)
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    assert (tmp_path / "run/rows.jsonl").read_text().count("\n") >= 30
+    fl.load(tmp_path / "run", allow=["environments"])
+
+
+def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
+    bad = TINY.set("runners.env_settings", {"nan_at": 11})
+    with pytest.raises(fl.NotFinite, match="update 3 gave a loss"), fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run:
+        list(run)
+    assert len(run.rows) == 2
+    _, good = learned(bad, 2, "local")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), good, run.policy.weights)
+
+
+# -- many at once
+
+
+def test_many_seeds_are_each_what_it_is_alone_and_a_row_is_their_mean():
+    with fl.run(TINY, runtime=fl.XlaRuntime(seeds=3, chunk=4), seed=5) as run:
+        rows = [next(run) for _ in range(4)]
+    curves = run.curves()
+    assert curves.labels == ("seed 5", "seed 6", "seed 7")
+    for seed, own in zip((5, 6, 7), curves.rows, strict=True):
+        close(timeless(own), learned(TINY, 4, "local", seed)[0], rel=1e-3)
+    for k in ("env_steps", "loss"):
+        assert rows[-1][k] == pytest.approx(np.mean([own[-1][k] for own in curves.rows]))
+    assert run.audit().closed and run.counts()["updates"] == 12
+
+
+def test_a_sweep_runs_every_value_with_every_seed():
+    sweep = fl.Sweep(lr=[1e-3, 1e-2], clip=[0.1, 0.3])
+    with fl.run(TINY, runtime=fl.XlaRuntime(seeds=2, sweep=sweep, chunk=4)) as run:
+        [next(run) for _ in range(4)]
+    curves = run.curves()
+    assert len(curves.rows) == 8 and curves.labels[2] == "lr=0.001, clip=0.3, seed 0"
+    for i in (1, 6):
+        lr, clip, seed = [(a, b, c) for a in (1e-3, 1e-2) for b in (0.1, 0.3) for c in (0, 1)][i]
+        graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.clip", clip)
+        close(timeless(curves.rows[i]), learned(graph, 4, "local", seed)[0], rel=1e-3, abs=1e-3)
+    assert len({rows[-1]["loss"] for rows in curves.rows}) == 8
+
+
+def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
+    with fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.5, 0.99]), chunk=2)) as run:
+        next(run)
+    for gamma, rows in zip((0.5, 0.99), run.curves().rows, strict=True):
+        close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rel=1e-3)
+    with pytest.raises(fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"):
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
+    with pytest.raises(fl.SettingError, match="lr has no values"):
+        fl.Sweep(lr=[])
+    with pytest.raises(fl.GraphError, match="this is one run"):
+        fl.run(TINY).curves()
+
+
+def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
+    adam = fl.Adam(Swept("lr", 1e-3))
+    assert substituted(adam, {"lr": 5.0}).lr == 5.0 and adam.lr == Swept("lr", 7.0) != 1e-3
+    same = fl.Adam(1e-3)
+    assert substituted(same, {"lr": 5.0}) is same
+    assert substituted((Swept("lr", 1.0), 2.0), {"lr": 5.0}) == (5.0, 2.0)
+
+
+def test_a_nan_names_its_seed():
+    bad = TINY.set("runners.env_settings", {"nan_at": 11})
+    with pytest.raises(fl.NotFinite, match=r"seed [0-3]: update 3 gave a loss"), fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run:
+        list(run)
+    assert len(run.rows) == 2 and run.policy.weights
+
+
+def test_the_policy_of_many_is_that_of_the_best(tmp_path):
+    with fl.run(TINY, runtime=fl.XlaRuntime(seeds=4, chunk=20), out=tmp_path / "run") as run:
+        next(run)
+    best = int(np.nanargmax([rows[-1]["return_mean"] for rows in run.curves().rows]))
+    _, weights = learned(TINY, 20, "local", best)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), weights, run.policy.weights)
+    assert {"curves.txt", "curves.svg", "members.jsonl"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    assert (tmp_path / "run/members.jsonl").read_text().count("\n") == 80
+    fl.load(tmp_path / "run", allow=["environments"])
+
+
+# -- what is refused
+
+
+def by_numpy(batch):
+    return batch.with_(reward=np.clip(np.asarray(batch["reward"]), -1, 1))
+
+
+def by_value(batch):
+    return batch if batch["reward"].sum() > 0 else batch.with_(reward=batch["reward"])
+
+
+@dataclass(frozen=True)
+class Peeks(fl.Stateless):
+    source: ClassVar[bool] = False
+
+    def step(self, state, batch, ctx):
+        yield batch if float(ctx.run(jnp.sum, batch["reward"])) > 0 else batch
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda g: g.set("runners.env", "CartPole-v1"), r"ppo\.runners: its environment is no part of a program; take one written in JAX"),
+        (lambda g: g.insert(after="batch", mine=fl.Map(by_numpy)), r"ppo\.mine: TracerArrayConversionError.*\(test_xla\.py:\d+\); .*compute with jax\.numpy"),
+        (lambda g: g.insert(after="batch", mine=fl.Map(by_value)), r"ppo\.mine: TracerBoolConversionError.*\(test_xla\.py:\d+\); .*choose by jnp\.where"),
+        (lambda g: g.set("report.every_seconds", 1.0), r"ppo\.report: looks at the clock, which a program can't; count items or steps"),
+    ],
+    ids=["gymnasium", "numpy", "a value", "the clock"],
+)
+def test_what_can_not_be_traced_is_refused_with_its_line_and_the_way_out(edit, says):
+    graph = edit(PPO)
+    with pytest.raises(fl.CheckError, match=says):
+        fl.run(graph, runtime="xla")
+
+
+def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
+    from flowrl.cli import main
+
+    assert main(["plan", "impala", "--env", ENV, "--runtime", "xla"]) == 0
+    assert "xla: one program of all 6 operators; it spells out 2 rounds, 10 times over, after 20 that come before" in capsys.readouterr().out
+    assert main(["plan", "ppo", "--env", ENV, "--runtime", "xla", "--set", "learner.loss.target_kl=0.01"]) == 0
+    assert "many runs at once: learner computes the gradient steps, too, that target_kl would save one alone" in capsys.readouterr().out
+    assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
+    assert "  runners  its environment is no part of a program" in capsys.readouterr().out
+    assert main(["run", "ppo", "--env", ENV, "--seeds", "2"]) == 2
+    assert "--seeds runs many seeds at once as one program: add --runtime xla" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (PPO, Rhythm(0, 1, 1, 0)),
+        (PPO.set("report.every", 6), Rhythm(0, 6, 1, 0)),
+        (PPO.set("sync.every", 2).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm").set("report.every", 6), Rhythm(0, 6, 2, 0)),
+        (GRAPHS["impala"], Rhythm(6, 6, 2, 4)),
+    ],
+    ids=["a row", "rows of six", "every other", "queue"],
+)
+def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expected):
+    assert rhythm(graph, graph.compile().found) == expected
+
+
+def test_a_period_that_is_too_long_is_refused():
+    graph = PPO.set("sync.every", 101).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm")
+    with pytest.raises(fl.CheckError, match="it repeats itself only after 101 rounds, and a program spells out 64 at most"):
+        fl.run(graph, runtime="xla")
+
+
+# -- machines
+
+EIGHT = """
+    import jax, numpy as np, flowrl as fl
+    assert jax.local_device_count() == 8
+    graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=2, minibatch=64))
+    for runtime in (fl.XlaRuntime(chunk=2), fl.XlaRuntime(chunk=2, seeds=8), "local"):
+        with fl.run(graph, runtime=runtime) as run:
+            rows = [next(run) for _ in range(2)]
+            if not isinstance(runtime, str):
+                arrays = run._session.turns.arrays
+                assert any(len(x.sharding.device_set) == 8 and not x.sharding.is_fully_replicated for x in arrays)
+        print(" ".join(f"{rows[-1][k]:.6f}" for k in ("env_steps", "loss", "entropy", "return_mean")))
+    policy = run.policy
+    gym = fl.ppo("CartPole-v1", fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=2, minibatch=64))
+    with fl.run(gym) as run:
+        for _ in range(2):
+            row = next(run)
+    print(f"{row['env_steps']:.6f} {row['loss']:.6f} {row['entropy']:.6f} {row['return_mean']:.6f}")
+"""
+
+
+def test_eight_devices_share_environments_and_batch_and_give_what_one_gives():
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EIGHT)], env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, many, local, gym = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
+    settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=2, minibatch=64)
+    for env, found in ((ENV, one), (ENV, local), ("CartPole-v1", gym)):
+        row = learned(fl.ppo(env, settings), 2, "local")[0][-1]
+        np.testing.assert_allclose(found, [row.get(k, np.nan) for k in ("env_steps", "loss", "entropy", "return_mean")], rtol=1e-4)
+    assert many[0] > 0
