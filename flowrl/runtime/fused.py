@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,9 @@ class InlineSite(HereSite):
         """What each of many runs has another value of."""
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
-        """Call it; what it does becomes part of the program."""
+        """Call it. Where a program is being traced what it does becomes part of that; if not, it is compiled by itself."""
+        if not (cast("ProgramPlace", self.place).tracing or self.swept):
+            return super().run(fn, *args, **static)
         check_pure(fn)
         if self.swept:
             static = {name: substituted(value, self.swept) for name, value in static.items()}
@@ -113,6 +115,17 @@ class ProgramPlace(Place):
     """Resources that are opened within a program."""
 
     site: InlineSite
+    tracing = False
+    """Whether a program is being traced."""
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Meanwhile what runs becomes part of a program."""
+        before, self.tracing = self.tracing, True
+        try:
+            yield
+        finally:
+            self.tracing = before
 
     def open(self) -> dict[str, Handle]:
         """None yet; `begin` opens them."""
@@ -329,7 +342,8 @@ class Tracing:
         def run(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
             back_to(ledger, before)
             self.state.put(arrays, form, 0)
-            rows = work()
+            with self.place.traced():
+                rows = work()
             after, again, newest = self.state.get()
             seen[:] = [again, newest, since(before, counted(ledger)), len(rows)]
             return strong(after), jax.tree.map(jnp.asarray, rows)

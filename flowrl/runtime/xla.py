@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.clock import START, UPDATE, By, Clock
+from flowrl.clock import OTHER, START, UPDATE, By, Clock
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Loop
@@ -24,7 +24,7 @@ from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, rhythm, strong
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, counted, rhythm, since, strong
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
 
 Array = Any
@@ -35,7 +35,7 @@ SECONDS = 0.5
 
 
 class Fused:
-    """Runs a graph as programs: one for what it does before it repeats itself, and one of its steady period, which goes on in chunks."""
+    """Runs a graph as a program of its steady period, which goes on in chunks; what comes before goes function by function."""
 
     def __init__(
         self, graph: Graph, make: Make, place: ProgramPlace, members: Members, best: Callable[[], int], beat: Rhythm, chunk: int | None
@@ -52,9 +52,11 @@ class Fused:
         self.next = 1
         """How many periods the next chunk is to have."""
         self.compiled: Any = None
+        self.period: Segment | None = None
+        self.steady = beat.warmup == 0
         with By(self.clock), START:
             self._open(make)
-            with self.tracing.apart():
+            if self.steady:
                 self._trace()
 
     def _open(self, make: Make) -> None:
@@ -70,28 +72,22 @@ class Fused:
             flags = self.tracing.state.shared_out()
             return [split(x, 0) if self.members.many or flag else split(x, x.ndim) for x, flag in zip(arrays, flags, strict=True)]
 
-        self.arrays = jax.jit(starts)(*self.members.inputs())
+        self.arrays = starts(*self.members.inputs())
         self._show()
 
     def _trace(self) -> None:
-        beat = self.rhythm
+        """See what the steady period is."""
+        beat, form = self.rhythm, self.form
         one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays] if self.members.many else self.arrays
-        self.warmup: Segment | None = None
-        form = self.form
-        if beat.warmup:
-            self.warmup = self.tracing.segment(form, one, lambda: [*self.tracing.rounds(beat.settled), *self._beats(beat.warmup - beat.settled)])
-            form, one = self.warmup.after, self.warmup.shapes
-        try:
-            self.period = self.tracing.segment(form, one, lambda: self._beats(beat.period))
-        except Uneven:
-            if beat.period > UNROLLED:
-                raise GraphError(too_long(beat.period), self.graph.name) from None
-            self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
+        with self.tracing.apart():
+            try:
+                self.period = self.tracing.segment(form, one, lambda: self.tracing.beats(beat.period // beat.beat, beat.beat))
+            except Uneven:
+                if beat.period > UNROLLED:
+                    raise GraphError(too_long(beat.period), self.graph.name) from None
+                self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
         if self.period.after != form:
             raise GraphError("its program does not come back to the state from which it started", self.graph.name)
-
-    def _beats(self, rounds: int) -> list[Tally]:
-        return self.tracing.beats(rounds // self.rhythm.beat, self.rhythm.beat) if rounds else []
 
     def _show(self) -> None:
         """Let the handles hold what there is now; of many, that of the best."""
@@ -124,37 +120,50 @@ class Fused:
     def round(self, most: float) -> list[Tally]:
         """What comes before the steady period; then chunk after chunk."""
         with By(self.clock):
-            return self._chunk(most) if self.warmup is None else self._warm(self.warmup)
+            return self._chunk(most) if self.steady else self._warmup()
 
-    def _warm(self, segment: Segment) -> list[Tally]:
-        with START, self.tracing.apart():
-            run = jax.vmap(segment.run) if self.members.many else segment.run
-            program = jax.jit(run, donate_argnums=0).lower(self.arrays).compile()
-        with UPDATE:
-            arrays, tallies = program(self.arrays)
-            tallies = jax.device_get(tallies)
-        self.warmup = None
-        self._past(segment, 1, arrays)
-        return list(tallies)
+    def _warmup(self) -> list[Tally]:
+        """The rounds before the steady period, function by function."""
+        before = counted(self.place.ledger)
+        seen: list[Any] = []
 
-    def _past(self, segment: Segment, times: int, arrays: list[Array]) -> None:
-        """A segment was run so many times."""
-        add(self.place.ledger, segment.counts, times * self.members.count)
-        self.form, self.newest, self.arrays = segment.after, self.newest + times * segment.updates, arrays
-        if not self.members.many:
-            self._show()
+        def rounds(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+            self.tracing.state.put(arrays, self.form, self.newest)
+            tallies = self.tracing.rounds(self.rhythm.warmup)
+            after, *seen[:] = self.tracing.state.get()
+            return strong(after), jax.tree.map(jnp.asarray, tallies)
 
-    def _chunk(self, most: float) -> list[Tally]:
+        with OTHER:
+            self.arrays, tallies = (jax.vmap(rounds) if self.members.many else rounds)(self.arrays)
+        self.form, self.newest = seen
+        add(self.place.ledger, since(before, counted(self.place.ledger)), self.members.count - 1)
+        self._show()
+        self.steady = True
+        return list(jax.device_get(tallies))
+
+    def _program(self) -> tuple[Segment, Any]:
+        if self.period is None:
+            with START:
+                self._trace()
+        period = cast("Segment", self.period)
         if self.compiled is None:
             with START, self.tracing.apart():
-                program = jax.jit(partial(chunk, self.period, self.members.many, self.size or MOST), donate_argnums=0)
+                self.arrays = [x.copy() for x in self.arrays]  # two may be the same one, and the program takes them for its own
+                program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0)
                 self.compiled = program.lower(self.arrays, np.int32(1)).compile()
-        periods = self.size or math.ceil(min(self.next, most / self.period.rows, MOST))
+        return period, self.compiled
+
+    def _chunk(self, most: float) -> list[Tally]:
+        period, compiled = self._program()
+        periods = self.size or math.ceil(min(self.next, most / period.rows, MOST))
         began = time.perf_counter()
         with UPDATE:
-            done, arrays, buffers = self.compiled(self.arrays, np.int32(periods))
+            done, arrays, buffers = compiled(self.arrays, np.int32(periods))
             done, buffers = int(done), jax.device_get(buffers)
-        self._past(self.period, done, arrays)
+        add(self.place.ledger, period.counts, done * self.members.count)
+        self.newest, self.arrays = self.newest + done * period.updates, arrays
+        if not self.members.many:
+            self._show()
         each = (time.perf_counter() - began) / max(done, 1)
         self.next = max(1, min(int(SECONDS / each), 4 * self.next))
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
@@ -200,16 +209,27 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         place.begin(jnp.uint32(0), {})
         make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, hook=lambda node, *_: ran.add(node), failed=failed)
         schedule = Schedule(graph, make)
-        for _ in range(UNROLLED):
-            if problems or len(ran) == len(graph.nodes):
-                return
-            schedule.round()
+        with place.traced():
+            for _ in range(UNROLLED):
+                if problems or len(ran) == len(graph.nodes):
+                    return
+                schedule.round()
 
     try:
         jax.eval_shape(some)
     except FlowrlError as error:
         problems.append((place.ledger.at.node or place.opening, error.message))
     return problems
+
+
+def refuse(plan: Plan) -> None:
+    """Raise what `refused` finds.
+
+    Raises:
+        CheckError: a part of the graph can't be traced.
+    """
+    if problems := refused(plan):
+        raise CheckError(plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems]) from None
 
 
 def _told(error: Exception) -> str:
@@ -289,6 +309,8 @@ class XlaRuntime:
         rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
         try:
             beat = fusable(plan)
+            if beat.warmup:
+                refuse(plan)  # its first rounds would not tell
             best = (lambda: rows.best) if rows else (lambda: 0)
 
             def turns(graph: Graph, make: Make) -> Fused:
@@ -296,7 +318,6 @@ class XlaRuntime:
 
             session = Session(plan, place, turns, hook, rows=rows)
         except Exception:
-            if problems := refused(plan):  # all of them at once, and by node
-                raise CheckError(graph.name, [f"{graph.name}.{node}: {text}" for node, text in problems]) from None
+            refuse(plan)  # tells of all at once, and by node
             raise
         return session

@@ -101,7 +101,9 @@ class Still(gym.Env):
 @settings(max_examples=30, deadline=None)
 @given(
     count=st.integers(1, 4),
-    calls=st.lists(st.one_of(st.tuples(st.just("next"), st.integers(1, 3)), st.tuples(st.just("collect"), st.sampled_from([0.3, 0.6, 1.0]))), max_size=8),
+    calls=st.lists(
+        st.one_of(st.tuples(st.just("next"), st.integers(1, 3)), st.tuples(st.just("collect"), st.sampled_from([0.3, 0.6, 1.0]))), max_size=8
+    ),
     data=st.data(),
 )
 def test_they_ask_and_give_in_the_order_of_runners_over_gymnasium(count, calls, data):
