@@ -29,10 +29,11 @@ format: $(DEV) ## put the code into the house's format
 learn: $(READY) ## train every stock graph over seeds and write docs/learning.md
 	$(BIN)/python bench/learn.py
 
-bench: $(READY) ## measure beside hand-written loops and write docs/benchmarks/
+bench: $(DEV) ## measure beside hand-written loops and write docs/benchmarks/
 	$(BIN)/python bench/bench.py
 	$(BIN)/python bench/bench_ray.py
 	$(BIN)/python bench/slow_steps.py
+	$(BIN)/python bench/xla.py
 
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -18,8 +19,8 @@ def devices() -> Mesh:
 def split(x: Any, axis: int) -> Any:
     """An array with an axis split over the devices, where their number divides it; within a program a constraint on one."""
     size = jax.local_device_count()
-    fits = size > 1 and x.ndim > axis and x.shape[axis] % size == 0
-    if size == 1:
+    if size == 1 or not isinstance(x, jax.Array | np.ndarray):
         return x
+    fits = x.ndim > axis and x.shape[axis] % size == 0
     where = NamedSharding(devices(), PartitionSpec(*[None] * axis, "data") if fits else PartitionSpec())
     return jax.lax.with_sharding_constraint(x, where) if isinstance(x, jax.core.Tracer) else jax.device_put(x, where)

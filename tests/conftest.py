@@ -18,6 +18,7 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
     }
 
 import jax
+import numpy as np
 import pytest
 
 import flowrl as fl
@@ -38,7 +39,7 @@ def runtime(request):
     """The runtime that a test is parametrised with, by name."""
     if request.param == "ray":
         request.getfixturevalue("ray_up")
-    return request.param
+    return fl.XlaRuntime(chunk=1) if request.param == "xla" else request.param
 
 
 def rows_and_weights(graph, count, runtime="local", seed=0):
@@ -54,6 +55,11 @@ remembered = functools.cache(rows_and_weights)
 def timeless(rows):
     """Rows without what differs from run to run."""
     return [{k: v for k, v in row.items() if k not in ("seconds", "steps_per_second") and v == v} for row in rows]
+
+
+def close(rows, others, rtol=1e-4, atol=1e-5):
+    """That rows, or trees of arrays, are equal but for rounding."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), rows, others)
 
 
 def same(a, b):

@@ -16,6 +16,7 @@ import optax
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import COLUMNS, Batch, Metrics, Trained
+from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import sequence_columns, values_of
 from flowrl.resources.runners import Runners
@@ -233,6 +234,7 @@ class LearnerHandle(Handle):
         lag = self.site.call(lag_of, version, batch.columns["version"])
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
+        data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
         core, metrics = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}

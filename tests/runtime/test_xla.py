@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import rows_and_weights, timeless
+from conftest import close, rows_and_weights, timeless
 from environments import Corridor
 from flowrl.runtime.fused import Rhythm, rhythm
 from flowrl.runtime.members import Swept, substituted
@@ -32,14 +32,6 @@ GRAPHS = {
 TINY = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))).set(
     "runners.env", Corridor
 )
-
-
-def close(rows, others, **tolerance):
-    assert len(rows) == len(others)
-    for a, b in zip(rows, others, strict=True):
-        assert set(a) == set(b)
-        for k in a:
-            assert a[k] == pytest.approx(b[k], nan_ok=True, **{"rel": 1e-4, "abs": 1e-5, **tolerance}), k
 
 
 def learned(graph, count, runtime="xla", seed=0):
@@ -148,7 +140,7 @@ def test_many_seeds_are_each_what_it_is_alone_and_a_row_is_their_mean():
     curves = run.curves()
     assert curves.labels == ("seed 5", "seed 6", "seed 7")
     for seed, own in zip((5, 6, 7), curves.rows, strict=True):
-        close(timeless(own), learned(TINY, 4, "local", seed)[0], rel=1e-3)
+        close(timeless(own), learned(TINY, 4, "local", seed)[0], rtol=1e-3)
     for k in ("env_steps", "loss"):
         assert rows[-1][k] == pytest.approx(np.mean([own[-1][k] for own in curves.rows]))
     assert run.audit().closed and run.counts()["updates"] == 12
@@ -163,7 +155,7 @@ def test_a_sweep_runs_every_value_with_every_seed():
     for i in (1, 6):
         lr, clip, seed = [(a, b, c) for a in (1e-3, 1e-2) for b in (0.1, 0.3) for c in (0, 1)][i]
         graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.clip", clip)
-        close(timeless(curves.rows[i]), learned(graph, 4, "local", seed)[0], rel=1e-3, abs=1e-3)
+        close(timeless(curves.rows[i]), learned(graph, 4, "local", seed)[0], rtol=1e-3, atol=1e-3)
     assert len({rows[-1]["loss"] for rows in curves.rows}) == 8
 
 
@@ -171,7 +163,7 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
     with fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.5, 0.99]), chunk=2)) as run:
         next(run)
     for gamma, rows in zip((0.5, 0.99), run.curves().rows, strict=True):
-        close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rel=1e-3)
+        close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rtol=1e-3)
     with pytest.raises(fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
     with pytest.raises(fl.SettingError, match="lr has no values"):
@@ -277,7 +269,8 @@ def test_a_period_that_is_too_long_is_refused():
 EIGHT = """
     import jax, numpy as np, flowrl as fl
     assert jax.local_device_count() == 8
-    graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,))))
+    settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,)))
+    graph = fl.ppo("gymnax:CartPole-v1", settings)
     for runtime in (fl.XlaRuntime(chunk=2), fl.XlaRuntime(chunk=2, seeds=8), "local"):
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2)]
@@ -286,8 +279,7 @@ EIGHT = """
                 assert any(len(x.sharding.device_set) == 8 and not x.sharding.is_fully_replicated for x in arrays)
         print(" ".join(f"{rows[-1][k]:.6f}" for k in ("env_steps", "loss", "entropy", "return_mean")))
     policy = run.policy
-    gym = fl.ppo("CartPole-v1", fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,))))
-    with fl.run(gym) as run:
+    with fl.run(fl.ppo("CartPole-v1", settings)) as run:
         for _ in range(2):
             row = next(run)
     print(f"{row['env_steps']:.6f} {row['loss']:.6f} {row['entropy']:.6f} {row['return_mean']:.6f}")

@@ -1,0 +1,164 @@
+"""`make bench`: the XLA runtime beside one `lax.scan` written by hand. Writes docs/benchmarks/xla.md, or for a GPU xla-DEVICE.md.
+
+Both programs are compiled once; then so many updates of each are run in turn, and the median of the pairs' ratios counts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import flowrl as fl
+import handwritten as h
+import handwritten_scan as scan
+
+ROOT = Path(__file__).parents[1]
+PAIRS = 9
+SIZES = {4: 300, 256: 10, 2048: 2} if jax.default_backend() == "cpu" else {256: 200, 4096: 100, 65536: 10}
+"""Environments, and the updates of one measurement."""
+
+
+def graph(envs: int) -> fl.Graph:
+    """The same algorithm in flowrl."""
+    n = envs * scan.STEPS
+    settings = fl.PPOSettings(
+        envs=envs, fragment=scan.STEPS, batch=n, epochs=scan.EPOCHS, minibatch=n // scan.MINIBATCHES, lr=h.LR, gamma=h.GAMMA,
+        lam=h.LAM, clip=h.CLIP, value_clip=h.VALUE_CLIP, entropy=h.ENTROPY,
+    )  # fmt: skip
+    return fl.ppo("gymnax:CartPole-v1", settings)
+
+
+def side_by_side(envs: int, updates: int) -> dict[str, Any]:
+    """Steps a second of both, rows included, and the seconds that each takes to be ready."""
+    start = time.perf_counter()
+    by_hand = jax.jit(scan.make(envs, updates)).lower(0).compile()
+    hand_ready = time.perf_counter() - start
+    plan = graph(envs).compile()
+    start = time.perf_counter()
+    with fl.run(plan, runtime=fl.XlaRuntime(chunk=updates)) as run:
+        next(run)
+        ready = run.diagnosis().processes["this process"]["start"]
+        ours, theirs = [], []
+        while run._session.coming:
+            next(run)
+        for pair in range(PAIRS):
+            start = time.perf_counter()
+            for _ in range(updates):
+                next(run)
+            ours.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            jax.device_get(by_hand(pair)[1])
+            theirs.append(time.perf_counter() - start)
+    steps = updates * envs * scan.STEPS
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    print(f"  {envs:,} environments: ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
+    return {
+        "envs": envs,
+        "ours": steps / statistics.median(ours),
+        "hand": steps / statistics.median(theirs),
+        "ratios": ratios,
+        "ready": ready,
+        "hand_ready": hand_ready,
+    }
+
+
+def many_seeds(seeds: int = 32, steps: int = 500_000) -> tuple[float, float, float, float]:
+    """Seconds of a command that runs many seeds, and of one that runs one: all of it, and without what comes before the first chunk."""
+    found = []
+    for extra in ([], ["--seeds", str(seeds)]):
+        out = ROOT / f"runs/bench-{os.getpid()}-{len(extra)}"
+        command = [
+            sys.executable,
+            "-m",
+            "flowrl",
+            "run",
+            "ppo",
+            "--env",
+            "gymnax:CartPole-v1",
+            "--runtime",
+            "xla",
+            "--steps",
+            str(steps),
+            "--out",
+            str(out),
+        ]
+        start = time.perf_counter()
+        subprocess.run([*command, *extra], cwd=ROOT, check=True, capture_output=True)
+        whole = time.perf_counter() - start
+        table = (out / "diagnosis.txt").read_text().splitlines()
+        named = dict(zip(table[0].split()[1:], map(float, re.findall(r"[\d.]+", table[1])), strict=False))
+        found += [whole, named["update"]]
+    return found[0], found[1], found[2], found[3]
+
+
+def chunking(envs: int = 4, rows: int = 600) -> float:
+    """What chunks of the size that is chosen cost beside one of the whole run: the median of the pairs' ratios, less one."""
+    plan, ratios = graph(envs).compile(), []
+    sessions = [fl.run(plan, runtime=fl.XlaRuntime(chunk=chunk)) for chunk in (rows, None)]
+    for run in sessions:
+        next(run)
+        while run._session.coming or run.rows[-1]["row"] < rows:
+            next(run)
+    for _ in range(PAIRS):
+        times = []
+        for run in sessions:
+            start, before = time.perf_counter(), len(run.rows)
+            while len(run.rows) - before < rows or run._session.coming:
+                next(run)
+            times.append((time.perf_counter() - start) / (len(run.rows) - before))
+        ratios.append(times[1] / times[0])
+    for run in sessions:
+        run.close()
+    return statistics.median(ratios) - 1
+
+
+def main() -> None:
+    device = jax.devices()[0].device_kind
+    print(f"PPO on gymnax CartPole-v1 as one program, on {device}")
+    found = [side_by_side(envs, updates) for envs, updates in SIZES.items()]
+    chunks = chunking(min(SIZES))
+    print(f"  chunks cost {chunks:+.1%}", flush=True)
+    one, one_update, many, many_update = many_seeds()
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__} on {device}"
+    lines = [
+        f"| {f['envs']:,} | {f['ours']:,.0f} | {f['hand']:,.0f} "
+        f"| **{statistics.median(f['ratios']):.3f}** ({min(f['ratios']):.3f} to {max(f['ratios']):.3f}) "
+        f"| {f['ready']:.1f} | {f['hand_ready']:.1f} | {f['ready'] / f['hand_ready']:.2f} |"
+        for f in found
+    ]
+    text = f"""# The XLA runtime beside one `lax.scan` written by hand
+
+Written by `make bench`: {machine}.
+
+PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update, {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches. By hand:
+[bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all updates, which tells the loss and the mean return of
+each. flowrl gives its Rows, in chunks of as many updates as one measurement has. {PAIRS} pairs in turn; the ratio is the pairs' median, lowest and
+highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
+
+| environments | flowrl, steps/s | by hand, steps/s | ratio | flowrl ready, s | by hand ready, s | ratio |
+|---:|---:|---:|---:|---:|---:|---:|
+{chr(10).join(lines)}
+
+Chunks of the size that flowrl chooses cost {chunks:+.1%} beside chunks of 600 rows ({min(SIZES)} environments; median of {PAIRS} pairs).
+
+32 seeds of `flowrl run ppo --env gymnax:CartPole-v1 --runtime xla --steps 500_000` at once (`--seeds 32`): {many:.1f} s as a command, of which
+{many_update:.1f} s without starting and compiling. One seed: {one:.1f} s and {one_update:.1f} s, so 32 commands one after another take
+{32 * one / many:.1f} times as long, and {32 * one_update / many_update:.2f} times as long without starting and compiling.
+"""
+    name = "xla" if jax.default_backend() == "cpu" else f"xla-{re.sub(r'[^a-z0-9]+', '-', device.lower())}"
+    target = ROOT / f"docs/benchmarks/{name}.md"
+    target.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
