@@ -43,6 +43,10 @@ GATES = (
     Gate("appo", "CartPole-v1", 450, 1_000_000, 3),
     Gate("appo", "CartPole-v1", 450, 1_000_000, 3, "ray"),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray, a runner killed every 5 s"),
+    Gate("ppo", "gymnax:CartPole-v1", 475, 500_000, 3, "xla"),
+    Gate("ppo", "gymnax:Acrobot-v1", -100, 500_000, 3, "xla"),
+    Gate("ppo", "gymnax:Pendulum-v1", -200, 1_000_000, 3, "xla"),
+    Gate("ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, "xla"),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3),
 )
 
@@ -83,6 +87,7 @@ def reach(gate: Gate, seed: int) -> tuple[bool, str]:
             print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
     seconds, greedy = time.perf_counter() - start, run.policy.evaluate(20, seed=10_000)
     good = run.reason == "until"
+    row = next(filter(reached, run.rows), run.rows[-1])  # a program goes on to the end of its chunk
     verdict = f"{row['env_steps']:,}" if good else f"**not reached** ({row['return_mean']:.1f})"
     lost = f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
     print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s{lost}", flush=True)

@@ -139,10 +139,10 @@ def main() -> None:
 
 Written by `make bench`: {machine}.
 
-PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update, {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches. By hand:
-[bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all updates, which tells the loss and the mean return of
-each. flowrl gives its Rows, in chunks of as many updates as one measurement has. {PAIRS} pairs in turn; the ratio is the pairs' median, lowest and
-highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
+PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update, {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches.
+By hand: [bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all updates, which tells the loss and the mean
+return of each. flowrl gives its Rows, in chunks of as many updates as one measurement has. {PAIRS} pairs in turn; the ratio is the pairs' median,
+lowest and highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
 
 | environments | flowrl, steps/s | by hand, steps/s | ratio | flowrl ready, s | by hand ready, s | ratio |
 |---:|---:|---:|---:|---:|---:|---:|

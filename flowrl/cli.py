@@ -168,7 +168,17 @@ def _draw(args: argparse.Namespace) -> int:
     return 0
 
 
+def _share_cores(runs: int) -> None:
+    """Let each core be a device of its own, as many as divide the runs: XLA itself finds little to share in small networks. Not once JAX is up."""
+    flag, flags = "--xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={max(n for n in range(1, cores + 1) if runs % n == 0)}".strip()
+
+
 def _run(args: argparse.Namespace) -> int:
+    if args.seeds is not None and args.runtime == "xla":
+        _share_cores(args.seeds)
     from flowrl.observe.progress import Progress
     from flowrl.running import run as start
     from flowrl.saving import to_json

@@ -16,6 +16,9 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "ALE/*"): {  # Schulman et al. 2017, table 5, with the 4 epochs of OpenAI Baselines, no rate annealed
         "envs": 8, "fragment": 128, "batch": 1024, "epochs": 4, "minibatch": 256, "lr": 2.5e-4, "clip": 0.1, "entropy": 0.01, "clip_rewards": 1.0,
     },
+    ("ppo", "Breakout-MinAtar"): {
+        "envs": 64, "fragment": 128, "batch": 8192, "epochs": 4, "minibatch": 1024, "lr": 5e-3, "gamma": 0.99, "entropy": 0.01,
+    },
     **{(graph, "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98} for graph in ("impala", "appo")},
     ("a2c", "ALE/*"): {"envs": 16, "batch": 80, "entropy": 0.01, "clip_rewards": 1.0},  # OpenAI Baselines
     **{(graph, "ALE/*"): {"clip_rewards": 1.0} for graph in ("pg", "impala", "appo")},  # Mnih et al. 2015; Espeholt et al. 2018
@@ -23,9 +26,10 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 
 def tuned(graph: str, env: str) -> dict[str, Any]:
-    """The tuned settings of a stock graph for an environment; empty where there are none.
+    """The tuned settings of a stock graph for an environment; empty where there are none. gymnax's environments have those of Gymnasium's.
 
     >>> tuned("impala", "ALE/Pong-v5")
     {'clip_rewards': 1.0}
     """
-    return dict(next((settings for (name, pattern), settings in TUNED.items() if name == graph and fnmatchcase(env, pattern)), {}))
+    id_ = env.removeprefix("gymnax:")
+    return dict(next((settings for (name, pattern), settings in TUNED.items() if name == graph and fnmatchcase(id_, pattern)), {}))

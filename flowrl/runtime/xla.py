@@ -285,6 +285,9 @@ class XlaRuntime:
             about half a second. A run stops at the end of one: with a goal, Ctrl-C, and an update that is not finite.
         seeds: as many runs at once, of the seeds from the run's on; None for one that is not mapped.
         sweep: settings of which they have different values, each with all seeds.
+
+    Environments, or many runs, are split over all devices of the process. On CPUs these are as many as XLA is told: for many runs,
+    ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` makes each of 8 cores one (`flowrl run --seeds` sees to that).
     """
 
     chunk: int | None = None
