@@ -264,6 +264,18 @@ def test_a_period_that_is_too_long_is_refused():
         fl.run(graph, runtime="xla")
 
 
+def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
+    with fl.run(TINY, runtime=fl.XlaRuntime(chunk=100)) as run:
+        held = []
+        for row in run:
+            if row["row"] % 100 == 0:
+                held.append(sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted()))
+            if row["row"] == 10_000:
+                break
+    assert len(held) == 100 and max(held[1:]) <= held[1] + 10_000
+    assert run.rows[-1]["updates"] == 10_000 and run.audit().closed
+
+
 # -- machines
 
 EIGHT = """
