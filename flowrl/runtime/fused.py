@@ -20,7 +20,7 @@ from flowrl.graph.site import HereSite, Place, check_pure
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import VERSION, Trace, Tracer
 from flowrl.items import Tally
-from flowrl.runtime.members import substituted
+from flowrl.runtime.members import Values, substituted
 
 Array = Any
 UNROLLED = 64
@@ -71,7 +71,7 @@ class InlineSite(HereSite):
 
     def __init__(self, place: Place, name: str, seed: int) -> None:
         super().__init__(place, name, seed)
-        self.swept: dict[str, Array] = {}
+        self.swept = Values()
         """What each of many runs has another value of."""
 
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:

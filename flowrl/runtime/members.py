@@ -59,6 +59,18 @@ class Swept(float):
         return hash(("swept", self.name))
 
 
+class Values(dict[str, Array]):
+    """What is swept, by name, and which of it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Array:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
 def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
     """A value with numbers in the place of what is swept, within frozen dataclasses and tuples too."""
     if isinstance(value, Swept):

@@ -88,6 +88,8 @@ class Fused:
                 self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
         if self.period.after != form:
             raise GraphError("its program does not come back to the state from which it started", self.graph.name)
+        if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
+            raise SettingError(f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one", self.graph.name)
 
     def _show(self) -> None:
         """Let the handles hold what there is now; of many, that of the best."""

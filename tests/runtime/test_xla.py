@@ -166,6 +166,8 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rtol=1e-3)
     with pytest.raises(fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
+    with pytest.raises(fl.SettingError, match=r"sweep: min_fraction shapes the program and is no number in it"):
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(min_fraction=[0.5, 1.0])))
     with pytest.raises(fl.SettingError, match="lr has no values"):
         fl.Sweep(lr=[])
     with pytest.raises(fl.GraphError, match="this is one run"):
