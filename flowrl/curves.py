@@ -48,7 +48,7 @@ class Curves:
 
         The interval is that of the percentile bootstrap: of means over as many runs, drawn with replacement.
         """
-        return {group: _bootstrapped(values) for group, values in self.of(column).items()}
+        return {group: _bootstrapped(values) for group, values in self.of(column).items() if values.size}
 
     def text(self) -> str:
         """Every run's Rows, a JSON object a line, each with the `run` that it is of."""

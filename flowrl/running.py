@@ -275,7 +275,7 @@ class Run:
 
     def _told(self) -> dict[str, str]:
         told = {"audit.txt": str(self.audit()), "diagnosis.txt": str(self.diagnosis())}
-        if isinstance(self._session.rows, MemberRows):
+        if isinstance(self._session.rows, MemberRows) and self.rows:
             curves = self.curves()
             told |= {"curves.txt": str(curves), "members.jsonl": curves.text()}
             with suppress(SaveError):  # without matplotlib

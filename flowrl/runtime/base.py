@@ -38,6 +38,9 @@ class Runtime(Protocol):
 class RowMaker:
     """Makes Rows: the running totals, which live here and nowhere else, and the means since the last Row."""
 
+    runs = 1
+    """That go on at once."""
+
     def __init__(self, graph: str, started: float) -> None:
         self.graph = graph
         self.started = self.last = started
@@ -219,15 +222,17 @@ class Session:
         """
         while True:
             self.turns.wait()
-            began = self.rows.last
+            began, before = self.rows.last, self._dropped()
             with interrupts_wait() as pressed:
                 tallies = self.turns.round(self._wanted())
             self.interrupted = pressed()
             each = (time.perf_counter() - began) / max(len(tallies), 1)  # those that one round closed share its time
             for number, tally in enumerate(tallies, 1):
                 self.coming = len(tallies) - number
+                share = number / len(tallies)
+                dropped = {k: before[k] + share * (now - before[k]) for k, now in self._dropped().items()}
                 with By(self.turns.clock), UPDATE:
-                    row = self.rows.row(tally, began + number * each if len(tallies) > 1 else None, **self._dropped())
+                    row = self.rows.row(tally, began + number * each if len(tallies) > 1 else None, **dropped)
                 yield row
             self.raise_interrupt()
 
@@ -254,11 +259,12 @@ class Session:
             yield self.place.handles[name]
 
     def counts(self) -> Counter[str]:
-        """What the nodes did so far, summed over them: the counters that the plan predicts."""
-        return sum((c for (node, _), c in list(self.place.ledger.counts.items()) if node), Counter())
+        """What the nodes did so far, summed over them and over all runs that go on at once: the counters that the plan predicts."""
+        total: Counter[str] = sum((c for (node, _), c in list(self.place.ledger.counts.items()) if node), Counter())
+        return Counter({name: self.rows.runs * number for name, number in total.items()})
 
     def audit(self) -> Audit:
-        """The conservation audit so far."""
+        """The conservation audit so far; of many runs at once that of each, for they do the same."""
         with self.turns.still():
             return audit(self.place.ledger, self.turns.loops, self.turns.channels)
 

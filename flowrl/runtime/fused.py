@@ -85,6 +85,11 @@ class InlineSite(HereSite):
                 fn = getattr(substituted(owner, self.swept), fn.__name__)
         return fn(*args, **static)
 
+    def key(self, *folds: int | str) -> Any:
+        """A key of the run's own seed, which many runs have one each of."""
+        self.seed = cast("ProgramPlace", self.place).seed
+        return super().key(*folds)
+
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Any:
         """Refuse them.
 
@@ -117,6 +122,7 @@ class ProgramPlace(Place):
     site: InlineSite
     tracing = False
     """Whether a program is being traced."""
+    seed: Array = 0
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -134,7 +140,7 @@ class ProgramPlace(Place):
     def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
         """Open them, by a seed and values of what is swept that may be tracers."""
         self.handles.clear()
-        self.site.seed = seed
+        self.seed = seed
         self.site.swept.update(swept)
         super().open()
 
@@ -149,7 +155,7 @@ class State:
     def _tree(self) -> Any:
         handles = {name: handle.state for name, handle in self.place.handles.items()}
         queues = {name: list(channel.items) for name, channel in self.schedule.channels.items()}
-        return [loop.states for loop in self.schedule.loops], handles, queues, dict(self.place.site.swept)
+        return [loop.states for loop in self.schedule.loops], handles, queues, dict(self.place.site.swept), self.place.seed
 
     def shared_out(self) -> list[bool]:
         """By array: whether its first axis is one of environments, which may be split over devices."""
@@ -183,7 +189,7 @@ class State:
                 leaves.append(next(left))
             else:
                 leaves.append(_back(value[0]) if kind == "value" else (newest - _back(value[0])).astype(np.int32)[()])
-        loops, handles, channels, swept = jax.tree.unflatten(form.tree, leaves)
+        loops, handles, channels, swept, self.place.seed = jax.tree.unflatten(form.tree, leaves)
         self.place.site.swept.update(swept)
         for loop, states in zip(self.schedule.loops, loops, strict=True):
             loop.states = states

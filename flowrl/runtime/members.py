@@ -137,12 +137,21 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
                 f"sweep: {unknown('setting', name, sorted({p.rpartition('.')[2] for p in known}))}. Only fractional numbers can be swept"
             )
         for path in paths:
+            if isinstance(known[path], Swept):
+                raise SettingError(f"sweep: {path} is meant by {known[path].name} and by {name}; give one of them")
+            for value in values:
+                graph.set(path, value)  # which says if it can't be taken
             graph = graph.set(path, Swept(name, values[0]))
     return graph
 
 
-def _numbers(graph: Graph) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+def swept_names(graph: Graph) -> set[str]:
+    """What is swept in a graph."""
+    return {value.name for _, value in _numbers(graph) if isinstance(value, Swept)}
+
+
+def _numbers(graph: Graph) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
 
     def walk(path: str, value: Any) -> None:
         if isinstance(value, float):
@@ -165,6 +174,7 @@ class MemberRows:
         self.members = members
         self.makers = [RowMaker(graph, started) for _ in range(members.count)]
         self.rows: list[list[Row]] = [[] for _ in range(members.count)]
+        self.runs = members.count
 
     @property
     def last(self) -> float:
@@ -184,15 +194,15 @@ class MemberRows:
         """
         import jax
 
-        tally = jax.device_get(tally)
+        tally, newest = jax.device_get(tally), []
         for i, maker in enumerate(self.makers):
             try:
-                row = maker.row(jax.tree.map(lambda x, i=i: x[i], tally), now, **extra)
+                newest.append(maker.row(jax.tree.map(lambda x, i=i: x[i], tally), now, **extra))
             except NotFinite as error:
                 error.message = f"{self.members.label(i)}: {error.message}"
                 raise
-            self.rows[i].append(row)
-        newest = [rows[-1] for rows in self.rows]
+        for rows, row in zip(self.rows, newest, strict=True):
+            rows.append(row)
         return Row({name: float(np.mean([row[name] for row in newest])) for name in newest[0]})
 
     @property

@@ -24,8 +24,8 @@ from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, counted, rhythm, since, strong
-from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, rhythm, strong
+from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
 
 Array = Any
 MOST = 256
@@ -53,10 +53,11 @@ class Fused:
         """How many periods the next chunk is to have."""
         self.compiled: Any = None
         self.period: Segment | None = None
-        self.steady = beat.warmup == 0
+        self.left = beat.warmup
+        """Rounds before the steady period."""
         with By(self.clock), START:
             self._open(make)
-            if self.steady:
+            if not self.left:
                 self._trace()
 
     def _open(self, make: Make) -> None:
@@ -122,25 +123,23 @@ class Fused:
     def round(self, most: float) -> list[Tally]:
         """What comes before the steady period; then chunk after chunk."""
         with By(self.clock):
-            return self._chunk(most) if self.steady else self._warmup()
+            return self._warmup() if self.left else self._chunk(most)
 
     def _warmup(self) -> list[Tally]:
-        """The rounds before the steady period, function by function."""
-        before = counted(self.place.ledger)
+        """A round before the steady period, function by function."""
         seen: list[Any] = []
 
-        def rounds(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+        def one(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
             self.tracing.state.put(arrays, self.form, self.newest)
-            tallies = self.tracing.rounds(self.rhythm.warmup)
+            tallies = self.tracing.rounds(1)
             after, *seen[:] = self.tracing.state.get()
             return strong(after), jax.tree.map(jnp.asarray, tallies)
 
         with OTHER:
-            self.arrays, tallies = (jax.vmap(rounds) if self.members.many else rounds)(self.arrays)
+            self.arrays, tallies = (jax.vmap(one) if self.members.many else one)(self.arrays)
         self.form, self.newest = seen
-        add(self.place.ledger, since(before, counted(self.place.ledger)), self.members.count - 1)
         self._show()
-        self.steady = True
+        self.left -= 1
         return list(jax.device_get(tallies))
 
     def _program(self) -> tuple[Segment, Any]:
@@ -160,10 +159,10 @@ class Fused:
         periods = self.size or math.ceil(min(self.next, most / period.rows, MOST))
         began = time.perf_counter()
         with UPDATE:
-            done, arrays, buffers = compiled(self.arrays, np.int32(periods))
+            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods))  # it took the old ones for its own
             done, buffers = int(done), jax.device_get(buffers)
-        add(self.place.ledger, period.counts, done * self.members.count)
-        self.newest, self.arrays = self.newest + done * period.updates, arrays
+        add(self.place.ledger, period.counts, done)
+        self.newest += done * period.updates
         if not self.members.many:
             self._show()
         each = (time.perf_counter() - began) / max(done, 1)
@@ -207,8 +206,8 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     def failed(node: str, error: Exception) -> None:
         problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
 
-    def some() -> None:
-        place.begin(jnp.uint32(0), {})
+    def some(seed: Array, swept: dict[str, Array]) -> None:
+        place.begin(seed, swept)
         make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, hook=lambda node, *_: ran.add(node), failed=failed)
         schedule = Schedule(graph, make)
         with place.traced():
@@ -218,9 +217,9 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
                 schedule.round()
 
     try:
-        jax.eval_shape(some)
-    except FlowrlError as error:
-        problems.append((place.ledger.at.node or place.opening, error.message))
+        jax.eval_shape(some, jnp.uint32(0), dict.fromkeys(swept_names(graph), jnp.float32(0)))
+    except Exception as error:  # noqa: BLE001 - told on
+        failed(place.ledger.at.node or place.opening, error)
     return problems
 
 

@@ -168,6 +168,12 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
     with pytest.raises(fl.SettingError, match=r"sweep: min_fraction shapes the program and is no number in it"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(min_fraction=[0.5, 1.0])))
+    with pytest.raises(fl.SettingError, match="gamma must be from 0 to 1, got 1.5"):
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.9, 1.5])))
+    with pytest.raises(fl.SettingError, match=r"learner\.optimizer\.lr is meant by lr and by learner\.optimizer\.lr"):
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3], **{"learner.optimizer.lr": [1e-3]})))
+    with pytest.raises(fl.CheckError, match=r"ppo\.learner: TracerBoolConversionError"):
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(weight_decay=[0.0, 0.1])))
     with pytest.raises(fl.SettingError, match="lr has no values"):
         fl.Sweep(lr=[])
     with pytest.raises(fl.GraphError, match="this is one run"):
@@ -186,7 +192,35 @@ def test_a_nan_names_its_seed():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
     with pytest.raises(fl.NotFinite, match=r"seed [0-3]: update 3 gave a loss"), fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run:
         list(run)
-    assert len(run.rows) == 2 and run.policy.weights
+    assert len(run.rows) == 2 and run.policy.weights and {len(rows) for rows in run.curves().rows} == {2}
+
+
+def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
+    many = fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3, 1e38]), chunk=4)
+    with pytest.raises(fl.NotFinite, match=r"lr=1e\+38, seed 0: update"), fl.run(TINY, runtime=many, out=tmp_path / "run") as run:
+        list(run)
+    assert {"audit.txt", "policy"} <= {p.name for p in (tmp_path / "run").iterdir()}
+
+
+def test_what_many_runs_drop_is_told_of_each_and_their_audit_closes():
+    graph = fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch": 4, "report_every": 1})).set("runners.env", Corridor)
+    graph = graph.replace(queue=fl.Queue(2, full="drop_oldest"), batch=fl.FlatMap(twice))
+    local, _ = learned(graph, 8, "local")
+    for runtime in (fl.XlaRuntime(chunk=3), fl.XlaRuntime(seeds=3, chunk=3)):
+        with fl.run(graph, runtime=runtime) as run:
+            rows = [next(run) for _ in range(8)]
+        assert run.audit().closed and local[-1]["dropped_steps"] > 0
+        assert [r["dropped_steps"] for r in rows] == [r["dropped_steps"] for r in local]
+
+
+def twice(batch):
+    return [batch, batch]
+
+
+def test_many_runs_without_a_learner_have_weights_of_their_own():
+    graph = fl.Graph("watch", runners=TINY.resources["runners"]).then(sample=fl.ParallelSample(), report=fl.Report())
+    with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2)) as run:
+        assert next(run)["row"] == 1
 
 
 def test_the_policy_of_many_is_that_of_the_best(tmp_path):
