@@ -98,7 +98,7 @@ class Still(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     count=st.integers(1, 4),
     calls=st.lists(
