@@ -37,8 +37,6 @@ class Rhythm:
     """Rounds from there to the next."""
     beat: int
     """Rounds in which all but the clock's own state repeats itself: of these a period is made."""
-    settled: int
-    """Rounds before which it does not."""
 
 
 class Beats(Tracer):
@@ -62,8 +60,7 @@ def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
     end = again.passes
     period = end - again.warmup_rounds
     beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[end - n] == seen[end]))
-    settled = next(i for i in range(end % beat, end + 1, beat) if seen[i] == seen[end])
-    return Rhythm(again.warmup_rounds, period, beat, settled)
+    return Rhythm(again.warmup_rounds, period, beat)
 
 
 class InlineSite(HereSite):
@@ -249,8 +246,6 @@ class Segment:
     """A part of a run as a function of arrays, and what is static about it, which is known once it was traced."""
 
     run: Callable[[list[Array]], tuple[list[Array], list[Tally]]]
-    shapes: list[Array]
-    """Of the arrays behind it."""
     after: Form
     updates: int
     """By which the newest version rises."""
@@ -354,8 +349,8 @@ class Tracing:
             seen[:] = [again, newest, since(before, counted(ledger)), len(rows)]
             return strong(after), jax.tree.map(jnp.asarray, rows)
 
-        shapes, _ = jax.eval_shape(run, list(arrays))
-        return Segment(run, shapes, *seen)
+        jax.eval_shape(run, list(arrays))
+        return Segment(run, *seen)
 
 
 class Uneven(GraphError):

@@ -230,7 +230,7 @@ def refuse(plan: Plan) -> None:
         CheckError: a part of the graph can't be traced.
     """
     if problems := refused(plan):
-        raise CheckError(plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems]) from None
+        raise CheckError(plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems])
 
 
 def _told(error: Exception) -> str:
@@ -251,8 +251,8 @@ def fusable(plan: Plan) -> Rhythm:
     found = rhythm(plan.graph, plan.found)
     if found is None:
         raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
-    if max(found.settled, found.beat) > UNROLLED:
-        raise CheckError(name, [f"{name}: {too_long(max(found.settled, found.beat))}"])
+    if found.beat > UNROLLED:
+        raise CheckError(name, [f"{name}: {too_long(found.beat)}"])
     return found
 
 

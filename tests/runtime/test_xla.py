@@ -283,10 +283,10 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (PPO, Rhythm(0, 1, 1, 0)),
-        (PPO.set("report.every", 6), Rhythm(0, 6, 1, 0)),
-        (PPO.set("sync.every", 2).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm").set("report.every", 6), Rhythm(0, 6, 2, 0)),
-        (GRAPHS["impala"], Rhythm(6, 6, 2, 4)),
+        (PPO, Rhythm(0, 1, 1)),
+        (PPO.set("report.every", 6), Rhythm(0, 6, 1)),
+        (PPO.set("sync.every", 2).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm").set("report.every", 6), Rhythm(0, 6, 2)),
+        (GRAPHS["impala"], Rhythm(6, 6, 2)),
     ],
     ids=["a row", "rows of six", "every other", "queue"],
 )
