@@ -86,10 +86,9 @@ def loss_of(params: Params, b: dict[str, Any]) -> Any:
     return policy + VALUE * critic - ENTROPY * entropy
 
 
-@partial(jax.jit, donate_argnums=(0, 1))
-def update(params: Params, opt: Any, key: Any, b: dict[str, Any], last_obs: Any) -> Any:
-    n = ENVS * STEPS
-    rows = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), gae(params, b, last_obs))
+def epochs(params: Params, opt: Any, rows: dict[str, Any], keys: Any, minibatch: int) -> Any:
+    """An epoch of minibatches for each key."""
+    n = rows["reward"].shape[0]
 
     def step(carry: Any, index: Any) -> Any:
         params, opt = carry
@@ -98,10 +97,18 @@ def update(params: Params, opt: Any, key: Any, b: dict[str, Any], last_obs: Any)
         return (optax.apply_updates(params, updates), opt), loss
 
     def epoch(carry: Any, key: Any) -> Any:
-        return jax.lax.scan(step, carry, jax.random.permutation(key, n).reshape(-1, MINIBATCH))
+        return jax.lax.scan(step, carry, jax.random.permutation(key, n).reshape(-1, minibatch))
 
-    (params, opt), losses = jax.lax.scan(epoch, (params, opt), jax.random.split(key, EPOCHS))
+    (params, opt), losses = jax.lax.scan(epoch, (params, opt), keys)
     return params, opt, losses.mean()
+
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def update(params: Params, opt: Any, key: Any, b: dict[str, Any], last_obs: Any) -> Any:
+    n = ENVS * STEPS
+    rows = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), gae(params, b, last_obs))
+
+    return epochs(params, opt, rows, jax.random.split(key, EPOCHS), MINIBATCH)
 
 
 def train(seed: int, updates: int) -> list[float]:

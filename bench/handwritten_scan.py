@@ -12,9 +12,8 @@ from typing import Any
 import gymnax
 import jax
 import jax.numpy as jnp
-import optax
 
-from handwritten import TX, gae, init, loss_of, net
+from handwritten import TX, epochs, gae, init, net
 
 STEPS, EPOCHS, MINIBATCHES = 128, 4, 4
 
@@ -56,17 +55,8 @@ def make(envs: int, updates: int) -> Any:
         ended = jnp.sum(jnp.where(over, totals, 0.0)) / jnp.maximum(jnp.sum(over), 1)
         rows = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), gae(params, b, obs))
 
-        def gradient_step(now: Any, index: Any) -> Any:
-            params, opt = now
-            loss, grads = jax.value_and_grad(loss_of)(params, jax.tree.map(lambda x: x[index], rows))
-            changes, opt = TX.update(grads, opt, params)
-            return (optax.apply_updates(params, changes), opt), loss
-
-        def epoch(now: Any, key: Any) -> Any:
-            return jax.lax.scan(gradient_step, now, jax.random.permutation(key, n).reshape(MINIBATCHES, -1))
-
-        (params, opt), losses = jax.lax.scan(epoch, (params, opt), jax.random.split(k_update, EPOCHS))
-        return (params, opt, state, obs, done, returns, key), (losses.mean(), ended)
+        params, opt, loss = epochs(params, opt, rows, jax.random.split(k_update, EPOCHS), n // MINIBATCHES)
+        return (params, opt, state, obs, done, returns, key), (loss, ended)
 
     def train(seed: Any) -> Any:
         key, k_params, k_env = jax.random.split(jax.random.key(seed), 3)
