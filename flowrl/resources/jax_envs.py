@@ -145,7 +145,14 @@ def advance(env: JaxEnv, states: State, done: Array, action: Array, bits: Array)
         bits: random, ``uint32[n, 2, 2]``.
     """
     after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
-    fresh = jax.vmap(env.reset)(jax.random.wrap_key_data(bits[:, 1]))
+    if not isinstance(after, tuple) or len(after) != 5:
+        raise EnvironmentFailed(f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)")
+    fresh = _begun(env, bits[:, 1])
+    _same(env, "state", states, after[0])
+    _same(env, "observation", fresh[1], after[1])
+    for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
+        if jnp.shape(value) != done.shape:
+            raise EnvironmentFailed(f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it must be a single number")
     state, obs = jax.tree.map(lambda new, old: _where(done, new, old), fresh, after[:2])
     reward, terminated, truncated = after[2:]
     return state, obs, jnp.where(done, 0.0, reward).astype(jnp.float32), terminated.astype(bool) & ~done, truncated.astype(bool) & ~done
@@ -158,9 +165,41 @@ def _where(flags: Array, a: Array, b: Array) -> Array:
 
 def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     """First states and observations of n environments, by random ``uint32[n, 2]``."""
-    found = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
-    states, obs = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), found)
+    states, obs = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), _begun(env, bits))
     return states, obs
+
+
+def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
+    begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
+    if not isinstance(begun, tuple) or len(begun) != 2:
+        raise EnvironmentFailed(f"{_name(env)}.reset must return (state, obs)")
+    space, got = env.observation_space, begun[1]
+    if jnp.shape(got)[1:] != space.shape or not _fits(got.dtype, space.dtype):
+        raise EnvironmentFailed(
+            f"{_name(env)}.reset returned an observation {got.dtype}{list(got.shape[1:])}, but its observation_space declares "
+            f"{space.dtype}{list(space.shape or ())}; mend the environment or its space"
+        )
+    return begun
+
+
+def _same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
+    """That what `step` returned has the form of what `reset` did, as it must to go round a loop."""
+    form: Any = jax.tree.structure(before)
+    if form != (other := jax.tree.structure(after)):
+        raise EnvironmentFailed(f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not {form}")
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if jnp.shape(a) != jnp.shape(b) or not _fits(jnp.result_type(b), jnp.result_type(a)):
+            was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
+            raise EnvironmentFailed(f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but reset's is {was}; make them equal")
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Whether numbers of one type become another's without loss of their kind."""
+    return found == wanted or np.can_cast(np.dtype(found), np.dtype(wanted), "same_kind") or {np.dtype(x).kind for x in (found, wanted)} == {"i", "u"}
+
+
+def _name(env: JaxEnv) -> str:
+    return type(env).__qualname__
 
 
 class JaxVector(VectorEnv[Any, Any, Any]):

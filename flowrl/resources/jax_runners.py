@@ -26,12 +26,21 @@ if TYPE_CHECKING:
 
 Array = Any
 State = dict[str, Any]
+NONE = -(2**30)
+"""The number of no environment."""
 
 
 @lru_cache(maxsize=64)
 def core_of(spec: Runners) -> Core:
     """The core for these settings: one and the same for equal ones, so that what was compiled for one run serves the next."""
     return Core(spec)
+
+
+def _broken(*seen: Array) -> Array:
+    """The first column of arrays ``[T, B, ...]`` with a NaN or infinity, far below 0 if there is none. A maximum takes both along."""
+    most = [jnp.max(jnp.abs(x), axis=[i for i in range(x.ndim) if i != 1]) for x in seen if jnp.issubdtype(x.dtype, jnp.floating)]
+    broken = ~jnp.isfinite(sum(most))
+    return jnp.where(jnp.any(broken), jnp.argmax(broken), NONE).astype(jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,8 @@ class Core:
         """A fragment of `count` runners from the first on.
 
         Returns:
-            What they go on from, the data ``[T, B]`` and columns ``[B]`` of a batch, and what ended: flags, returns and lengths ``[T, B]``.
+            What they go on from, the data ``[T, B]`` and columns ``[B]`` of a batch, and what ended: flags, returns and lengths
+            ``[T, B]``; and the number of an environment that gave NaN or infinity, below 0 if none did.
         """
         spec, envs = self.spec, self.spec.envs
         all_of_them = count == spec.count
@@ -96,6 +106,7 @@ class Core:
         step = self._step(weights)
         after, rows = jax.lax.scan(step, columns, self._random(runners))
         ended = {k: rows.pop(k) for k in ("over", "return", "length")}
+        ended["broken"] = first * envs + _broken(rows["reward"], rows["obs"], after["obs"][None])
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if spec.clip_rewards is not None:
             rows["reward"] = jnp.clip(rows["reward"], -spec.clip_rewards, spec.clip_rewards)
@@ -177,6 +188,7 @@ class Core:
             "ever": jnp.int32(0),
             "env_steps": jnp.int32(0),
             "episodes": jnp.int32(0),
+            "broken": jnp.int32(NONE),
         }
 
     def note(self, told: State, ended: dict[str, Array], valid: Array) -> State:
@@ -191,6 +203,7 @@ class Core:
             "ever": told["ever"] + number,
             "env_steps": told["env_steps"] + jnp.sum(valid, dtype=jnp.int32),
             "episodes": told["episodes"] + number,
+            "broken": jnp.where(told["broken"] < 0, ended["broken"], told["broken"]),
         }
 
     def tell(self, told: State) -> tuple[State, State]:
@@ -198,11 +211,8 @@ class Core:
         there = jnp.arange(RECENT) < told["ever"]
         count = jnp.sum(there)
         means = {f"{k}_mean": jnp.where(count > 0, jnp.sum(jnp.where(there, told[f"{k}s"], 0)) / count, math.nan) for k in ("return", "length")}
-        return {"env_steps": told["env_steps"], "episodes": told["episodes"], **means}, {
-            **told,
-            "env_steps": jnp.zeros_like(told["env_steps"]),
-            "episodes": jnp.zeros_like(told["episodes"]),
-        }
+        since = {name: told[name] for name in ("env_steps", "episodes", "broken")}
+        return {**since, **means}, {**told, **{name: self.nothing()[name] for name in since}}
 
     def evaluate(self, weights: Weights, key: Array, *, episodes: int) -> dict[str, Array]:
         """Whole episodes with the likeliest actions, all at once."""

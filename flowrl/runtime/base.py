@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from flowrl.clock import UPDATE, By
-from flowrl.errors import NotFinite
+from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
 from flowrl.graph.plan import Plan
@@ -50,16 +50,24 @@ class RowMaker:
         """The next Row, with `extra` columns; it closed at the time `now`, which is this moment if not given. Waits for the device.
 
         Raises:
+            EnvironmentFailed: an environment gave NaN or infinity since the last Row.
             NotFinite: an update since the last Row gave NaN or infinity.
         """
         tally = jax.device_get(tally)
+        told = dict(tally.episodes)
+        broken = int(told.pop("broken", -1))
+        if broken >= 0:
+            raise EnvironmentFailed(
+                f"environment {broken}, counted over all runners, gave an observation or a reward that is not finite before row "
+                f"{self.totals['row'] + 1}; mend the environment",
+                self.graph,
+            )
         updates = [dict(zip(u.metrics.names, map(float, u.metrics.values), strict=True)) for u in tally.updates]
         self._check(updates)
         names = dict.fromkeys(name for u in updates for name in u)
         metrics = {name: float(np.mean([u[name] for u in updates if name in u])) for name in names}
         for name in ("bad", "gradient_steps"):
             metrics.pop(name, None)
-        told = dict(tally.episodes)
         steps = int(told.pop("env_steps"))
         totals = self.totals
         totals["row"] += 1
@@ -91,8 +99,8 @@ class RowMaker:
         for number, update in enumerate(updates, self.totals["updates"] + 1):
             if update["bad"]:
                 raise NotFinite(
-                    f"update {number} gave a loss or weights that are not finite (loss {update['loss']}); the weights were left as they were "
-                    "before it. Usual causes: a learning rate too high, rewards too large, a division by zero in a loss",
+                    f"update {number}, of row {self.totals['row'] + 1}, gave a loss or weights that are not finite (loss {update['loss']}); the "
+                    "weights were left as they were before it. Usual causes: too high a learning rate, large rewards, a division by zero in a loss",
                     self.graph,
                 )
 

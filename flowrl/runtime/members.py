@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from flowrl.curves import Curves
-from flowrl.errors import NotFinite, SettingError, unknown
+from flowrl.errors import EnvironmentFailed, NotFinite, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.items import Row, Tally
 from flowrl.runtime.base import RowMaker
@@ -190,7 +190,7 @@ class MemberRows:
         """The means of the next Row of each.
 
         Raises:
-            NotFinite: an update gave NaN or infinity; which seed's is told.
+            EnvironmentFailed, NotFinite: an environment or an update gave NaN or infinity; which seed's is told.
         """
         import jax
 
@@ -198,7 +198,7 @@ class MemberRows:
         for i, maker in enumerate(self.makers):
             try:
                 newest.append(maker.row(jax.tree.map(lambda x, i=i: x[i], tally), now, **extra))
-            except NotFinite as error:
+            except (EnvironmentFailed, NotFinite) as error:
                 error.message = f"{self.members.label(i)}: {error.message}"
                 raise
         for rows, row in zip(self.rows, newest, strict=True):

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import flowrl as fl
 from environments import Corridor
 from flowrl.resources.environments import make_env, make_vector, probe
-from flowrl.resources.jax_envs import BraxEnv, GymnaxEnv, JaxVector
+from flowrl.resources.jax_envs import BraxEnv, GymnaxEnv, JaxVector, advance, begin
 
 
 def test_a_step_of_gymnax_is_that_of_gymnasium():
@@ -64,6 +64,53 @@ def test_the_gymnasium_form_is_that_of_single_environments_in_next_step_form():
         kinds |= {("terminated", bool(terminated.any())), ("truncated", bool(truncated.any()))}
         before, over = obs[:, 0] * 6, terminated | truncated
     assert len(kinds) == 4
+
+
+class Wrong(Corridor):
+    """Breaks what an environment promises, in one of many ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def observe(self, place):
+        return jnp.zeros(2) if self.way == "obs" else super().observe(place)
+
+    def step(self, state, action, key):
+        state, obs, *told = super().step(state, action, key)
+        match self.way:
+            case "reward":
+                told[0] = told[0][None]
+            case "state":
+                state["age"] = state["age"] * 0.5
+            case "tree":
+                state["more"] = 1
+            case "four":
+                told.pop()
+        return state, obs, *told
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("obs", r"Wrong\.reset returned an observation float32\[2\], but its observation_space declares float32\[1\]"),
+        ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
+        ("state", r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; make them equal"),
+        ("tree", r"Wrong\.step returned a state that is another tree than reset's"),
+        ("four", r"Wrong\.step must return \(state, obs, reward, terminated, truncated\)"),
+    ],
+)
+def test_an_environment_that_breaks_its_promise_is_told_which(way, says):
+    with pytest.raises(fl.EnvironmentFailed, match=says):
+        jax.eval_shape(
+            lambda: advance(
+                env := Wrong(way),
+                begin(env, bits := jnp.zeros((3, 2), jnp.uint32))[0],
+                jnp.zeros(3, bool),
+                jnp.zeros(3, int),
+                jnp.stack([bits, bits], 1),
+            )
+        )
 
 
 def test_brax_runs_and_is_cut_after_its_episodes_length():

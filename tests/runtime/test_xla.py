@@ -124,7 +124,8 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
 
 def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
-    with pytest.raises(fl.NotFinite, match="update 3 gave a loss"), fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run:
+    says = "environment [01], .* gave an observation or a reward that is not finite before row 3; mend the environment"
+    with pytest.raises(fl.EnvironmentFailed, match=says), fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run:
         list(run)
     assert len(run.rows) == 2
     _, good = learned(bad, 2, "local")
@@ -190,7 +191,10 @@ def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
 
 def test_a_nan_names_its_seed():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
-    with pytest.raises(fl.NotFinite, match=r"seed [0-3]: update 3 gave a loss"), fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run:
+    with (
+        pytest.raises(fl.EnvironmentFailed, match=r"seed [0-3]: environment [01], .* before row 3"),
+        fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run,
+    ):
         list(run)
     assert len(run.rows) == 2 and run.policy.weights and {len(rows) for rows in run.curves().rows} == {2}
 
