@@ -10,11 +10,12 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
     os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it.
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
     os.environ |= {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
     }
 
 import jax

@@ -150,7 +150,7 @@ def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_r
 def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_names_the_update(runtime):
     graph = on(runtime).insert(after="norm", poison=Poison(from_=3)).set("report.every", 2)
     with (
-        pytest.raises(fl.NotFinite, match=r"ppo: update 3, of row 3, gave a loss or weights that are not finite"),
+        pytest.raises(fl.NotFinite, match=r"ppo: update 3, of row 2, gave a loss or weights that are not finite"),
         fl.run(graph, runtime=runtime) as run,
     ):
         list(run)
