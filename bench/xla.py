@@ -22,7 +22,7 @@ import handwritten as h
 import handwritten_scan as scan
 
 ROOT = Path(__file__).parents[1]
-PAIRS = 9
+PAIRS = 15
 SIZES = {4: 300, 256: 10, 2048: 2} if jax.default_backend() == "cpu" else {256: 200, 4096: 100, 65536: 10}
 """Environments, and the updates of one measurement."""
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from flowrl.clock import UPDATE, By
 from flowrl.errors import EnvironmentFailed, NotFinite
@@ -53,7 +53,8 @@ class RowMaker:
             EnvironmentFailed: an environment gave NaN or infinity since the last Row.
             NotFinite: an update since the last Row gave NaN or infinity.
         """
-        tally = jax.device_get(tally)
+        if any(isinstance(x, jax.Array) for x in jax.tree.leaves(tally)):
+            tally = jax.device_get(tally)
         told = dict(tally.episodes)
         broken = int(told.pop("broken", -1))
         if broken >= 0:
@@ -62,10 +63,10 @@ class RowMaker:
                 f"{self.totals['row'] + 1}; mend the environment",
                 self.graph,
             )
-        updates = [dict(zip(u.metrics.names, map(float, u.metrics.values), strict=True)) for u in tally.updates]
+        updates = [dict(zip(u.metrics.names, u.metrics.values.tolist(), strict=True)) for u in tally.updates]
         self._check(updates)
         names = dict.fromkeys(name for u in updates for name in u)
-        metrics = {name: float(np.mean([u[name] for u in updates if name in u])) for name in names}
+        metrics = {name: fmean(u[name] for u in updates if name in u) for name in names}
         for name in ("bad", "gradient_steps"):
             metrics.pop(name, None)
         steps = int(told.pop("env_steps"))
@@ -76,7 +77,7 @@ class RowMaker:
         totals["trained_steps"] += sum(u.steps for u in tally.updates)
         totals["updates"] += len(updates)
         totals["gradient_steps"] += sum(int(u["gradient_steps"]) for u in updates)
-        lags = np.array([u.lag for u in tally.updates], float).reshape(-1, 2)
+        lags = [(float(mean), float(most)) for mean, most in (u.lag for u in tally.updates)]
         now = time.perf_counter() if now is None else now
         passed, self.last = max(now - self.last, 1e-9), now
         return Row(
@@ -86,8 +87,8 @@ class RowMaker:
                 "length_mean": float(told.pop("length_mean")),
                 "seconds": now - self.started,
                 "steps_per_second": steps / passed,
-                "lag_mean": float(lags[:, 0].mean()) if len(lags) else math.nan,
-                "lag_max": float(lags[:, 1].max()) if len(lags) else math.nan,
+                "lag_mean": fmean(mean for mean, _ in lags) if lags else math.nan,
+                "lag_max": max((most for _, most in lags), default=math.nan),
                 "loss": metrics.pop("loss", math.nan),
                 **metrics,
                 **{k: float(v) for k, v in told.items()},
