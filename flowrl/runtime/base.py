@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from flowrl.clock import UPDATE, By
 from flowrl.errors import EnvironmentFailed, NotFinite
@@ -53,7 +54,7 @@ class RowMaker:
             EnvironmentFailed: an environment gave NaN or infinity since the last Row.
             NotFinite: an update since the last Row gave NaN or infinity.
         """
-        if any(isinstance(x, jax.Array) for x in jax.tree.leaves(tally)):
+        if not all(isinstance(x, np.ndarray | np.generic | float | int) for x in jax.tree.leaves(tally)):
             tally = jax.device_get(tally)
         told = dict(tally.episodes)
         broken = int(told.pop("broken", -1))
