@@ -29,9 +29,8 @@ def script(text, *args, **kwargs):
 
 def ours(before):
     """Processes of Ray that were not there before."""
-    return {
-        p.pid: p.info["name"] for p in psutil.process_iter(["name", "cmdline"]) if p.pid not in before and "ray" in " ".join(p.info["cmdline"] or [])
-    }
+    found = {p.pid: (p.info["name"], " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["name", "cmdline"])}
+    return {pid: name for pid, (name, line) in found.items() if pid not in before and ("/ray/" in line or "ray::" in line)}
 
 
 def wait_gone(before, seconds=20):
