@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from flowrl.algos.a2c import a2c as a2c
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.dqn import DQNSettings as DQNSettings
+    from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
     from flowrl.algos.impala import impala as impala
     from flowrl.algos.pg import PGSettings as PGSettings
     from flowrl.algos.pg import pg as pg
     from flowrl.algos.ppo import PPOSettings as PPOSettings
     from flowrl.algos.ppo import ppo as ppo
+    from flowrl.algos.sac import SACSettings as SACSettings
+    from flowrl.algos.sac import sac as sac
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.curves import Curves as Curves
     from flowrl.errors import CheckError as CheckError
@@ -56,6 +60,9 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
+    from flowrl.ops.replay import ReplayAdd as ReplayAdd
+    from flowrl.ops.replay import ReplaySample as ReplaySample
+    from flowrl.ops.replay import UpdatePriorities as UpdatePriorities
     from flowrl.ops.report import Evaluate as Evaluate
     from flowrl.ops.report import Report as Report
     from flowrl.ops.sample import ParallelSample as ParallelSample
@@ -66,9 +73,16 @@ if TYPE_CHECKING:
     from flowrl.resources.jax_envs import JaxEnv as JaxEnv
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
+    from flowrl.resources.replay import Replay as Replay
+    from flowrl.resources.replay import ReplayHandle as ReplayHandle
+    from flowrl.resources.replay import Stock as Stock
     from flowrl.resources.requests import AsyncRequests as AsyncRequests
     from flowrl.resources.requests import Late as Late
     from flowrl.resources.runners import Runners as Runners
+    from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
+    from flowrl.rl.explore import Explore as Explore
+    from flowrl.rl.explore import GaussianNoise as GaussianNoise
+    from flowrl.rl.explore import Sampled as Sampled
     from flowrl.rl.losses import APPOLoss as APPOLoss
     from flowrl.rl.losses import Loss as Loss
     from flowrl.rl.losses import PGLoss as PGLoss
@@ -86,6 +100,10 @@ if TYPE_CHECKING:
     from flowrl.rl.optimizers import RMSProp as RMSProp
     from flowrl.rl.policies import Policy as Policy
     from flowrl.rl.policies import RunningNorm as RunningNorm
+    from flowrl.rl.value_losses import DQNLoss as DQNLoss
+    from flowrl.rl.value_losses import SACLoss as SACLoss
+    from flowrl.rl.value_networks import QNetwork as QNetwork
+    from flowrl.rl.value_networks import SACNetwork as SACNetwork
     from flowrl.running import Run as Run
     from flowrl.running import run as run
     from flowrl.runtime.local import LocalRuntime as LocalRuntime
@@ -104,6 +122,7 @@ _HOMES = {
     "algos.impala": "IMPALASettings impala",
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
+    "algos.sac": "SACSettings sac",
     "algos.tuned": "tuned",
     "curves": "Curves",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
@@ -132,6 +151,12 @@ _HOMES = {
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
+    "algos.dqn": "DQNSettings dqn",
+    "ops.replay": "ReplayAdd ReplaySample UpdatePriorities",
+    "resources.replay": "Replay ReplayHandle Stock",
+    "rl.explore": "EpsilonGreedy Explore GaussianNoise Sampled",
+    "rl.value_losses": "DQNLoss SACLoss",
+    "rl.value_networks": "QNetwork SACNetwork",
     "saving": "TrainedPolicy load",
 }
 _HOME = {name: f"flowrl.{home}" for home, names in _HOMES.items() for name in names.split()}

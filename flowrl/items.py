@@ -26,7 +26,9 @@ class Batch:
 
     `data` holds one array per field, ``[T, B, ...]``: ``obs action reward terminated truncated logp value valid``
     and what operators add. `columns` holds what there is once per column, ``[B, ...]``: ``bootstrap_obs`` (the
-    observation after the last row), ``version`` (of the weights that acted) and ``producer`` (the runner's index).
+    observation after the last row), ``version`` (of the weights that acted), ``producer`` (the runner's index), ``env`` (the environment's number,
+    counted over all runners) and ``first`` (the steps that it had gone before the first row: those of one fragment follow on from the last's if
+    this is where that ended).
 
     The form is Gymnasium's NEXT_STEP: after a row with ``terminated`` or ``truncated`` comes one that holds the
     episode's final observation and has ``valid`` 0; the next episode starts behind it.
@@ -154,8 +156,9 @@ class Trained:
     metrics: Metrics
     lag: tuple[Array, Array]
     """Mean and maximum of (version before the update - version of the data)."""
-    producers: Array | None = None
-    """By column ``[B]``: the runner that gave it."""
+    feedback: dict[str, Array] = field(default_factory=dict)
+    """By column ``[B]``, what those may want to know who gave it: ``producer``; of what was drawn from a replay ``slot``, ``stamp``, ``shard`` and,
+    if the loss tells it, ``priority``."""
 
 
 @jax.tree_util.register_dataclass

@@ -120,6 +120,7 @@ class Run:
         self._stream = Stream(observers)
         self._final: TrainedPolicy | None = None
         self._diagnosed: Diagnosis | None = None
+        self._audited: Audit | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
         try:
@@ -201,7 +202,7 @@ class Run:
 
     def audit(self) -> Audit:
         """The conservation audit so far."""
-        return self._session.audit()
+        return self._audited or self._session.audit()
 
     def diagnosis(self) -> Diagnosis:
         """Where the time went, by process: a table, and what would mend it. After the end of the run, that of the end."""
@@ -254,7 +255,7 @@ class Run:
             self._session.raise_interrupt()
 
     def _keep(self) -> None:
-        self._diagnosed = self._session.diagnosis()
+        self._diagnosed, self._audited = self._session.diagnosis(), self._session.audit()
         self._final = self._policy()
 
     def _policy(self) -> TrainedPolicy | None:

@@ -22,7 +22,7 @@ from flowrl.graph import values
 from flowrl.items import Row
 from flowrl.resources.environments import Make
 from flowrl.resources.evaluation import play
-from flowrl.rl.policies import Memory, Network, Policy, Weights, network
+from flowrl.rl.policies import Memory, Network, Policy, Weights, jitted_act, network
 from flowrl.rl.spaces import Spaces
 
 MANIFEST = "manifest.json"
@@ -67,7 +67,7 @@ class TrainedPolicy:
         net, given = self.network, given[None] if single else given
         memory = net.memory(self.weights, len(given)) if carry is None else Memory(carry, np.zeros(len(given), bool))
         noise = None if greedy else net.head.noise(jax.random.key(seed), len(given))
-        packed, carry = net.jitted_act(self.weights, given, noise, memory)
+        packed, carry = jitted_act(net)(self.weights, given, noise, memory)
         action = net.head.to_env(net.unpack(np.asarray(packed))[0])
         action = action[0] if single else action
         return (action, carry) if net.recurrent else action

@@ -26,6 +26,7 @@ def test_the_readmes_python_runs_and_prints_what_it_says(tmp_path, monkeypatch, 
         with redirect_stdout(said):
             exec(compile(block, "README.md", "exec"), names)
     assert str(names["ppo"].compile()) == TEXT[0]
+    assert str(names["dqn"].compile()) in TEXT
     assert TEXT[1] in said.getvalue()
     assert len(names["rows"]) == 5
     assert fl.Graph.from_text(names["watched"].text()) == names["watched"]

@@ -48,6 +48,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             name,
             graph.resources,
             traced,
+            traced and found.exact,
             counts,
             {n: max(lags, key=lambda x: math.inf if math.isnan(x) else x) for n, lags in found.lags.items() if n in counts.get(name, {})},
             {n: q for n, q in queues.items() if n in users},

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -62,7 +63,13 @@ class NodeContext:
         self.test = site.test
         self.seconds = site.seconds
         self.planned = site.planned
+        self._when = site.when
         self._handles = handles
+
+    def when(self, due: Any, ref: Any, verb: str, *args: Any) -> None:
+        """Call a verb if it is due."""
+        handle = self[ref]
+        self._when(due, handle, partial(getattr(handle, verb), *args))
 
     def drop(self) -> None:
         """The item that was taken from a queue goes no further: it counts as dropped."""

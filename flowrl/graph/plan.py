@@ -11,10 +11,9 @@ from typing import Any
 import jax
 
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import refs
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
-from flowrl.items import Batch, Tally, Trained
+from flowrl.items import Batch, Trained
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,11 @@ class Plan:
     def __str__(self) -> str:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
         shown = {text for _, text, _ in lines}
-        rest = [(name, r.describe(), "") for name, r in self.graph.resources.items() if r.describe() not in shown]
+        rest = [
+            (name, r.describe(), in_bytes(self.found.nbytes[name]) if name in self.found.nbytes else "")
+            for name, r in self.graph.resources.items()
+            if r.describe() not in shown
+        ]
         wide = max(len(name) for name, _, _ in [*lines, *rest])
         left = max((len(text) for _, text, right in lines if right), default=0)
         body = [f"  {name:<{wide}}  {text:<{left}}   {right}".rstrip() for name, text, right in [*lines, *rest]]
@@ -93,15 +96,22 @@ class Plan:
             parts.append(f"no row within {self.found.passes:,} passes, whose numbers these are")
         elif not self.found.exact:
             parts.append(f"means over {self.found.rows:,} rows, no period found")
-        elif (self.found.rows, self.found.warmup_rows) != (1, 0):
+        elif (self.found.rows, self.found.warmup_rows) != (1, 0) or self._warmup():
             every = "row" if self.found.rows == 1 else f"{self.found.rows:,} rows"
-            warmup = f" after {self.found.warmup_rows:,} of warm-up" if self.found.warmup_rows else ""
-            parts.append(f"repeats every {every}{warmup}")
+            parts.append(f"repeats every {every}{self._warmup()}")
         if self.found.timed:
             parts.append("rows close by the clock: these are the numbers of the shortest")
         return f"{self.graph.name}: {', '.join(parts)}"
 
+    def _warmup(self) -> str:
+        """What comes before the steady period: rows, or steps where none of these trains."""
+        rows, steps = self.found.warmup_rows, self.found.warmup_steps * bool(self.total("draws"))
+        idle = f" after {steps:,} steps of warm-up, {self.found.idle_steps:,} of them before the first update"
+        return idle if steps else f" after {rows:,} of warm-up" if rows else ""
+
     def _lag(self) -> str:
+        if self.total("draws") and math.isnan(self.lag):
+            return "data of any age"
         if math.isnan(self.lag):
             return "lag unknown"
         if self.lag_bound == self.lag:
@@ -112,28 +122,7 @@ class Plan:
         traffic = self.found.steady.get(node.name)
         if traffic is None:
             return type(node.op).__name__, ""
-        counts: Counter[str] = sum(traffic.counts.values(), Counter())
-        form = self.found.forms.get(node.name)
-        calls = Fraction(traffic.given, self.rows)
-        if counts["requests"]:
-            sampled = counts["sampled_steps"] // max(traffic.given, 1)
-            return self._described(node), f"{sampled:,} steps a call, {_amount(calls, 'call')} a row"
-        if counts["updates"]:
-            return _training(counts, self)
-        if counts["publishes"]:
-            return (
-                f"{' -> '.join(t for t, _ in refs(node.op).values())}",
-                f"{_bytes(counts['weight_bytes'] // counts['publishes'])}, {_amount(Fraction(counts['publishes'], self.rows), 'time')} a row",
-            )
-        if counts["evaluations"]:
-            each = Fraction(counts["evaluated_episodes"], counts["evaluations"])
-            return f"plays {_amount(each, 'episode')} greedily", f"{_amount(Fraction(counts['evaluations'], self.rows), 'time')} a row"
-        if isinstance(form, Tally):
-            steps, updates = (Fraction(self.total(k), self.rows) for k in ("sampled_steps", "updates"))
-            every = Fraction(traffic.taken, max(traffic.given, 1))
-            left = "every item" if every == 1 else f"every {every} items"
-            return left, f"1 row = {_amount(steps, 'step')}, {_amount(updates, 'update')}"
-        return self._generic(node, traffic, form)
+        return node.op.line(self, node.name) or self._generic(node, traffic, self.found.forms.get(node.name))
 
     def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:
         before = self.found.forms.get(node.after[0]) if node.after else None
@@ -147,34 +136,30 @@ class Plan:
                 return f"+ {', '.join(new)}", _array(form.data[new[0]])
             if changed and len(changed) < len(form.data):
                 return f"~ {', '.join(changed)}", _array(form.data[changed[0]])
-        return to_text(node.op, defaults=False), _form(form)
+        counted = [f"{name} {number / self.rows:g}" for name, number in self.counts(node.name).items() if number]
+        return to_text(node.op, defaults=False), f"{', '.join(counted)} a row" if counted and not isinstance(form, Batch) else _form(form)
 
     def total(self, counter: str) -> int:
         """A counter summed over all nodes, in the steady period."""
         return sum(c[counter] for t in self.found.steady.values() for c in t.counts.values())
 
-    def _described(self, node: Node) -> str:
-        return ", ".join(self.graph.resources[target].describe() for target, _ in refs(node.op).values())
+    def counts(self, node: str) -> Counter[str]:
+        """What a node counts of all resources in the steady period."""
+        return sum(self.found.steady[node].counts.values(), Counter())
+
+    def a_row(self, number: int, word: str) -> str:
+        """``2 calls a row``, of a number in the steady period."""
+        return f"{amount(Fraction(number, self.rows), word)} a row"
 
 
-def _training(counts: Counter[str], plan: Plan) -> tuple[str, str]:
-    steps = counts["gradient_steps"] or counts["most_gradient_steps"]
-    epochs = Fraction(counts["used_steps"], counts["trained_steps"])
-    per_update = Fraction(steps, counts["updates"])
-    most = "<= " if counts["most_gradient_steps"] else ""
-    uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
-    return (
-        f"{_amount(epochs, 'epoch')} x {_amount(per_update / epochs, 'minibatch')}",
-        f"{most}{_amount(Fraction(steps, plan.rows), 'gradient step')} a row, each sample used {uses:g} time{'s' * (uses != 1)}",
-    )
-
-
-def _amount(n: Fraction, word: str) -> str:
+def amount(n: Fraction, word: str) -> str:
+    """``3 minibatches``, ``1.25 calls``."""
     number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
     return f"{number} {word}{('es' if word.endswith('tch') else 's') * (n != 1)}"
 
 
-def _bytes(n: int) -> str:
+def in_bytes(n: int) -> str:
+    """``36.6 KB``."""
     for unit in ("B", "KB", "MB"):
         if n < 1000:
             return f"{n:.3g} {unit}"

@@ -95,6 +95,9 @@ class Site(Protocol):
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """Run a pure function: jitted, abstractly, or inline on tracers. `donate`: arguments whose buffers it may reuse."""
 
+    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
+        """Call what changes a resource's state if it is due, which may be known only on the device."""
+
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call any function of items as it is; the abstract trace finds the form of what it returns."""
 
@@ -104,8 +107,8 @@ class Site(Protocol):
     def settle(self, item: Any) -> Any:
         """An item that leaves its stage, with arrays that lie where they will be taken from."""
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
-        """Make `count` workers by ``make(index, 0)``; the abstract trace takes ``twin(index, 0)``, whose methods give shapes."""
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+        """Make `count` workers by ``make(index, 0)``, in this process if `near`; the abstract trace takes ``twin(index, 0)``, which gives shapes."""
 
     def resource(self, name: Any) -> Any:
         """The handle of another resource, opened on demand."""
@@ -138,6 +141,13 @@ class Handle(ABC):
         """By process that works for this resource: its seconds by kind of work."""
         return {}
 
+    nbytes: int = 0
+    """That it holds once it is full, where it sets them aside."""
+
+    def stock(self) -> Any:
+        """What came in and what became of it, with `closed` telling whether all is accounted for; None of a resource that keeps nothing."""
+        return None
+
     def findings(self) -> Iterator[str]:
         """Sentences on where time is lost, and what would mend it."""
         return iter(())
@@ -152,6 +162,8 @@ class Use:
     """All of the graph's resources."""
     traced: bool
     """Whether the abstract trace ran; if not, `counts` and `lags` are empty."""
+    exact: bool
+    """Whether it found a steady period: what is not counted then never happens."""
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By resource, by node: the counters of its verbs in the steady period."""
     lags: Mapping[str, float]
@@ -207,6 +219,13 @@ class Context(Protocol):
     def seconds(self) -> float:
         """The clock, in seconds."""
 
+    def when(self, due: Any, ref: Ref[Any], verb: str, *args: Any) -> None:
+        """Call a verb that returns nothing if it is due: an `if` that holds in a program too, where `due` may be a tracer.
+
+        A counter that decides it stands in the operator's state as a NumPy scalar, ``np.int32(0)``: it then goes on within a program, which need not
+        spell out all that comes between.
+        """
+
     def planned(self, ref: Ref[Any], counter: str) -> int:
         """What the plan says that all nodes count of a resource in its steady period; 0 while the plan is being made.
 
@@ -247,6 +266,10 @@ class Operator(ABC):
     """Closes a Row. A graph has exactly one."""
     joins: ClassVar[bool] = False
     """Takes items from several nodes; `ctx.source` tells which."""
+
+    def line(self, plan: Any, node: str) -> tuple[str, str] | None:
+        """What a `Plan` says of it under the name `node`: what it does, and how much; None for what can be said of any."""
+        return None
 
     @property
     def queue(self) -> Bounds | None:

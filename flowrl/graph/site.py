@@ -210,6 +210,11 @@ class HereSite:
         with UPDATE:
             return jitted(fn, donate, *static.items())(*args)
 
+    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
+        """An `if`."""
+        if due:
+            call()
+
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call it."""
         return fn(*args)
@@ -222,7 +227,7 @@ class HereSite:
         """As it is: its arrays are computed already, or being computed."""
         return item
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
         """Make the workers here."""
         return HereWorkers(count, make, self.pick)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -97,7 +97,7 @@ class AbstractSite(HereSite):
         except Exception as untraceable:
             raise Opaque("it decides by values") from untraceable
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
         """Twins in the place of workers."""
         return HereWorkers(count, twin)
 
@@ -187,6 +187,12 @@ class Trace:
     """Rows before it."""
     warmup_rounds: int = 0
     """Rounds of the stages before it; the last of them is that of the last of these rows."""
+    warmup_steps: int = 0
+    """Steps sampled in them."""
+    idle_steps: int = 0
+    """Steps sampled before the first update."""
+    nbytes: dict[str, int] = field(default_factory=dict)
+    """By resource that sets bytes aside: how many."""
     exact: bool = True
     """Whether the period was found; if not, the numbers are means over `rows`."""
     steady: dict[str, Traffic] = field(default_factory=dict)
@@ -223,8 +229,16 @@ def trace(graph: Graph) -> Trace:
     return Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
 
 
+def is_counter(path: Any, x: Any) -> bool:
+    """Whether a part of a graph's state, of which the operators' comes first, is one of their NumPy scalars: those go on within a program."""
+    return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer)
+
+
 class Tracer:
     """One abstract run, and what is seen on the way."""
+
+    counters: ClassVar[bool] = True
+    """Whether operators' counters tell states apart."""
 
     def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
         self.graph = graph
@@ -246,6 +260,7 @@ class Tracer:
             make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, hook=self.watch, failed=self.failed)
             self.passes(Schedule(self.graph, make))
             self.found.timed = bool(self.site.looks[0])
+            self.found.nbytes = {name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes}
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
             self.found.problems.append((self.place.ledger.at.node or self.place.opening, error.message))
         finally:
@@ -276,6 +291,7 @@ class Tracer:
                 found.rows, found.reported = rows - found.warmup_rows, reported - before
                 found.mean_lags = found.mean_lags[lags:]
                 found.steady = _difference(start, self.snapshot())
+                found.warmup_steps = _sampled(start)
                 return
             if late:
                 found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
@@ -298,7 +314,8 @@ class Tracer:
         versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
         newest = max((v.max() for v in versions.values()), default=0)
         ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
-        facts = tuple(x.item() if i not in versions and isinstance(x, np.integer | np.bool_) else abstract(x) for i, (_, x) in enumerate(paths))
+        told = {i for i, (path, x) in enumerate(paths) if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))}
+        facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
         return tree, facts, ages
 
     def watch(self, node: str, _: float, item: Any) -> None:
@@ -315,6 +332,7 @@ class Tracer:
                         (node, f"yields {name} {list(x.shape)} in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]")
                     )
         if isinstance(item, Trained):
+            self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
             mean, most = (math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in item.lag)
             self.found.lags.setdefault(node, []).append(most)
             self.found.mean_lags.append(mean)
@@ -347,6 +365,10 @@ class Tracer:
                 counts[node][resource] = Counter(counters)
         taken = {n.name: sum(count for (_, to), count in ledger.got.items() if to == n.name) for n in self.graph.nodes}
         return {name: Traffic(c, taken[name], self.given[name], self.given_steps[name]) for name, c in counts.items()}
+
+
+def _sampled(traffic: dict[str, Traffic]) -> int:
+    return sum(counters["sampled_steps"] for t in traffic.values() for counters in t.counts.values())
 
 
 def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
 
 from flowrl.errors import SettingError
+from flowrl.graph.plan import Plan, amount
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Tally, Trained
 from flowrl.resources.asking import RunnersHandle
@@ -37,6 +39,15 @@ class Report(Operator):
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0 or self.every_seconds < 0:
             raise SettingError(f"every must be at least 1, every_steps and every_seconds not negative; got {self}")
+
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """How many items make a Row, and what is in one."""
+        traffic = plan.found.steady[node]
+        if not traffic.given:
+            return None
+        every = Fraction(traffic.taken, traffic.given)
+        steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
+        return "every item" if every == 1 else f"every {every} items", f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}"
 
     def init(self) -> dict[str, Any]:
         """The items, steps and updates since the last Row, and when that was."""
@@ -86,6 +97,14 @@ class Evaluate(Operator):
     def __post_init__(self) -> None:
         if self.every < 1 or self.episodes < 1:
             raise SettingError(f"every and episodes must be at least 1; got {self}")
+
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """What is played, and how often."""
+        counts = plan.counts(node)
+        if not counts["evaluations"]:
+            return None
+        each = amount(Fraction(counts["evaluated_episodes"], counts["evaluations"]), "episode")
+        return f"plays {each} greedily", plan.a_row(counts["evaluations"], "time")
 
     def init(self) -> dict[str, int]:
         """The items since the last evaluation."""

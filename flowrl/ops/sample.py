@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain
+from flowrl.graph.plan import Plan, amount
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch
 from flowrl.resources.asking import RunnersHandle
@@ -53,6 +55,14 @@ class ParallelSample(Stateless):
         for name, op in (self.local or {}).items():
             if op.init() is not None or op.source or op.queue or op.clock or op.writes:
                 raise SettingError(f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler")
+
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """Of whom, and how much how often."""
+        calls, steps = plan.found.steady[node].given, plan.counts(node)["sampled_steps"]
+        if not steps:
+            return None
+        each = amount(Fraction(steps // max(calls, 1)), "step")
+        return plan.graph.resources[str(self.runners)].describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
 
     def prepare(self, ctx: Context) -> None:
         """Tell the samplers what to do there."""

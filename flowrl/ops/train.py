@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
+import numpy as np
+
 from flowrl.errors import SettingError
+from flowrl.graph.plan import Plan, amount
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
-from flowrl.items import Trained
+from flowrl.items import Batch, Trained
 from flowrl.ops.batch import need
 from flowrl.resources.learner import LearnerHandle
 
@@ -38,6 +42,21 @@ class TrainOneStep(Stateless):
         if self.minibatch is not None and self.minibatch < 1:
             raise SettingError(f"minibatch must be at least 1 or None, got {self.minibatch}")
 
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """Epochs and minibatches of an update; gradient steps, and how often a sample is used."""
+        counts = plan.counts(node)
+        if not counts["updates"]:
+            return None
+        steps = counts["gradient_steps"] or counts["most_gradient_steps"]
+        epochs = Fraction(counts["used_steps"], counts["trained_steps"])
+        batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
+        most = "<= " if counts["most_gradient_steps"] else ""
+        uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
+        return (
+            f"{amount(epochs, 'epoch')} x {batches}",
+            f"{most}{plan.a_row(steps, 'gradient step')}, each sample used {uses:g} time{'s' * (uses != 1)}",
+        )
+
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """One batch in, what the update did out."""
         yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch)
@@ -45,10 +64,13 @@ class TrainOneStep(Stateless):
 
 @dataclass(frozen=True)
 class UpdateTarget(Operator):
-    """Move the learner's target network towards its newest parameters, with every so many items. Passes its item on.
+    """Move the learner's target network towards its newest parameters. Passes its item on.
+
+    It does so with the first item at which as many items and steps as are asked for went by since the last time.
 
     Args:
         every: items between two moves.
+        every_steps: steps (T x B) of those items.
         tau: by which share (Polyak averaging); 1 copies the parameters.
         learner: whose.
 
@@ -57,24 +79,36 @@ class UpdateTarget(Operator):
     """
 
     every: int = 1
+    every_steps: int = 0
     tau: float = 1.0
     learner: Ref[LearnerHandle] = "learner"
 
     writes: ClassVar[tuple[str, ...]] = ("learner",)
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SettingError(f"every must be at least 1, got {self.every}")
+        if self.every < 1 or self.every_steps < 0:
+            raise SettingError(f"every must be at least 1 and every_steps not negative, got every={self.every}, every_steps={self.every_steps}")
         if not 0 < self.tau <= 1:
             raise SettingError(f"tau must be above 0 and at most 1, got {self.tau}")
 
-    def init(self) -> dict[str, int]:
-        """The items since the last move."""
-        return {"items": 0}
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """By how much, and how often."""
+        by = "" if self.tau == 1 else f" by {self.tau:g}"
+        return f"moves the target of {self.learner}{by}", plan.a_row(plan.counts(node)["target_updates"], "time")
 
-    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
+    def init(self) -> dict[str, Any]:
+        """The items and steps since the last move."""
+        return {"items": np.int32(0), "steps": np.int32(0)}
+
+    def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
         """Move it when it is due, then pass the item on."""
-        held["items"] = (held["items"] + 1) % self.every
-        if held["items"] == 0:
+        if (self.every, self.every_steps) == (1, 0):
             ctx[self.learner].update_target(self.tau)
+        else:
+            items, steps = held["items"] + 1, held["steps"]
+            if self.every_steps and isinstance(item, Batch | Trained):
+                steps = steps + item.steps
+            due = (items >= self.every) & (steps >= self.every_steps)
+            held["items"], held["steps"] = items * ~due, steps * ~due
+            ctx.when(due, self.learner, "update_target", self.tau)
         yield item

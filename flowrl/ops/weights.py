@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from flowrl.errors import ContractError, SettingError
+from flowrl.graph.plan import Plan, in_bytes
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Trained
 from flowrl.resources.asking import RunnersHandle
@@ -46,6 +47,14 @@ class SyncWeights(Operator):
         if self.to not in ("all", "producer"):
             raise SettingError(f"to must be all or producer, got {self.to!r}")
 
+    def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
+        """From where to where; bytes, and how often."""
+        counts = plan.counts(node)
+        if not counts["publishes"]:
+            return None
+        size = in_bytes(counts["weight_bytes"] // counts["publishes"])
+        return f"{self.learner} -> {self.runners}", f"{size}, {plan.a_row(counts['publishes'], 'time')}"
+
     def init(self) -> dict[str, Any]:
         """The items and steps since the last time, and who gave them, if these are the ones to be told."""
         return {"items": 0, "steps": 0, "producers": []}
@@ -65,7 +74,8 @@ class SyncWeights(Operator):
 
 
 def _producers(item: Any) -> Any:
-    found = item.producers if isinstance(item, Trained) else item.columns.get("producer") if isinstance(item, Batch) else None
+    told = item.feedback if isinstance(item, Trained) else item.columns if isinstance(item, Batch) else {}
+    found = told.get("producer")
     if found is None:
         raise ContractError("the item does not tell which runner gave it, for it has lost the column producer; change batches by batch.with_(...)")
     return found

@@ -42,6 +42,8 @@ class RunnersHandle(Handle):
     """What operators ask of runners of any kind."""
 
     spaces: Spaces
+    environments: int
+    """Of all runners together."""
     shared: ClassVar[tuple[str, ...]] = ("publish", "pace", "episodes", "evaluate")
 
     @abstractmethod

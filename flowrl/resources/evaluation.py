@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.resources.environments import Make, env_name, guarded, make_env
-from flowrl.rl.policies import Memory, Network
+from flowrl.rl.policies import Memory, Network, jitted_act
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ def play(
         for episode in range(episodes):
             obs, over, memory = call("reset", seed=seed + episode)[0], False, fresh
             while not over:
-                packed, carry = net.jitted_act(weights, np.asarray(obs, net.spaces.obs_dtype), None, memory)
+                packed, carry = jitted_act(net)(weights, np.asarray(obs, net.spaces.obs_dtype), None, memory)
                 memory = Memory(carry, np.zeros(1, bool)) if net.recurrent else memory
                 obs, reward, terminated, truncated, _ = call("step", net.head.to_env(net.unpack(np.asarray(packed))[0]))
                 returns[episode] += float(reward[0])

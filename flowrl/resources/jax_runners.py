@@ -103,8 +103,8 @@ class Core:
         mine = slice(first * envs, (first + count) * envs)
         columns = work["columns"] if all_of_them else jax.tree.map(lambda x: x[mine], work["columns"])
         before = self.network.begin(weights, Memory(columns["carry"], columns["reset"]))
-        step = self._step(weights)
-        after, rows = jax.lax.scan(step, columns, self._random(runners))
+        step, turn = self._step(weights), runners["turn"]
+        after, rows = jax.lax.scan(step, columns, self._random(runners, first))
         ended = {k: rows.pop(k) for k in ("over", "return", "length")}
         ended["broken"] = first * envs + _broken(rows["reward"], rows["obs"], after["obs"][None])
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
@@ -114,28 +114,32 @@ class Core:
             after = jax.tree.map(lambda whole, part: whole.at[mine].set(part), work["columns"], after)
             runners = jax.tree.map(lambda whole, part: whole.at[first : first + count].set(part), work["runners"], runners)
         last = after["obs"] if all_of_them else after["obs"][mine]
-        return {"columns": after, "runners": runners}, rows, {"bootstrap_obs": last, **before}, ended
+        gone = jnp.repeat((turn * spec.fragment).astype(jnp.int32), envs)
+        return {"columns": after, "runners": runners}, rows, {"bootstrap_obs": last, "first": gone, **before}, ended
 
-    def _random(self, runners: State) -> tuple[Array, Array]:
+    def _random(self, runners: State, first: int) -> tuple[Array, Array]:
         """All that a fragment draws: noise for actions ``[T, B, ...]`` and bits for environments ``[T, B, 2, 2]``."""
         steps, envs = self.spec.fragment, self.spec.envs
 
-        def one(data: Array, turn: Array) -> tuple[Array, Array]:
+        def one(data: Array, turn: Array, first: Array) -> tuple[Array, Array]:
             key = jax.random.fold_in(jax.random.wrap_key_data(data), turn)
             act, world = jax.random.split(key)
-            noise = self.network.head.noise(act, steps * envs)
+            step = (turn * steps + jnp.repeat(jnp.arange(steps, dtype=jnp.uint32), envs)) * jnp.float32(envs * self.spec.count)
+            env = jnp.tile(first + jnp.arange(envs), steps)
+            noise = self.spec.explore.noise(self.network.head, act, steps * envs, step, env, envs * self.spec.count)
             return noise.reshape(steps, envs, *noise.shape[1:]), jax.random.bits(world, (steps, envs, 2, 2))
 
+        firsts = envs * (first + jnp.arange(runners["turn"].shape[0]))
         if runners["turn"].shape[0] == 1:
-            return one(runners["key"][0], runners["turn"][0])
-        noise, bits = jax.vmap(one)(runners["key"], runners["turn"])
+            return one(runners["key"][0], runners["turn"][0], firsts[0])
+        noise, bits = jax.vmap(one)(runners["key"], runners["turn"], firsts)
         return tuple(jnp.moveaxis(x, 0, 1).reshape(steps, -1, *x.shape[3:]) for x in (noise, bits))  # type: ignore[return-value]
 
     def _step(self, weights: Weights) -> Any:
-        net, env, dtype, scales = self.network, self.env, self.spec.spaces().obs_dtype, self.spec.normalize_rewards
+        net, env, dtype, scales, explore = self.network, self.env, self.spec.spaces().obs_dtype, self.spec.normalize_rewards, self.spec.explore
 
         def step(now: State, random: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:
-            packed, carry = net.act(weights, now["obs"], random[0], Memory(now["carry"], now["reset"]))
+            packed, carry = net.act(weights, now["obs"], random[0], Memory(now["carry"], now["reset"]), explore)
             action, logp, value = net.unpack(packed)
             state, obs, reward, terminated, truncated = advance(env, now["state"], now["done"], net.head.to_env(action), random[1])
             over, valid = terminated | truncated, ~now["done"]
@@ -256,6 +260,7 @@ class JaxRunners(RunnersHandle):
         self.site = site
         self.core = core_of(spec)
         self.spaces = spec.spaces()
+        self.environments = spec.count * spec.envs
         self.local: Local | None = None
         self.chain: Chain | None = None
         self.paced: tuple[int, Fraction] | None = None
@@ -339,6 +344,7 @@ class JaxRunners(RunnersHandle):
             **columns,
             "version": np.full(count * envs, used["version"], np.int32),
             "producer": np.repeat(np.arange(first, first + count, dtype=np.int32), envs),
+            "env": np.arange(first * envs, (first + count) * envs, dtype=np.int32),
         }
         batch, asked = Batch(data, columns), range(first, first + count)
         batch = batch if self.local is None else self.local(used["weights"], batch)

@@ -27,6 +27,7 @@ from flowrl.rl.spaces import Spaces
 
 Array = Any
 RESERVED = {*COLUMNS, "bad"}
+FED_BACK = ("producer", "slot", "stamp", "shard")
 State = dict[str, Any]
 
 
@@ -86,8 +87,14 @@ class Core:
         """Whether minibatches are made of whole columns ``[T, B, ...]``, not of single steps."""
         return self.loss.sequences or self.network.recurrent
 
-    def update(self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int) -> tuple[State, Metrics]:
-        """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``."""
+    def update(
+        self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int
+    ) -> tuple[State, Metrics, Array | None]:
+        """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``.
+
+        Returns:
+            The new state, metrics, and if the loss tells it the priority of each row ``[N]`` as it was found last.
+        """
         length = data["valid"].shape[0] if self.sequences else 1
         n, size = data["valid"].size // length, minibatch // length
         if self.sequences:
@@ -95,6 +102,8 @@ class Core:
         else:
             rows, columns = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
         key, shuffle = jax.random.split(state["key"])
+        if self.loss.random:
+            rows["seed"] = jax.random.bits(jax.random.fold_in(shuffle, 0), (n, 2))
         first = (state["weights"], state["opt"], jnp.bool_(False))
         names: list[str] = []
         step = self._gradient_step(state, names)
@@ -104,14 +113,18 @@ class Core:
 
         def epoch(carry: Any, key: Array) -> Any:
             order = jax.random.permutation(key, n).reshape(-1, size)
-            return jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
+            carry, told = jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
+            return carry, (*told, order)
 
         if size == n and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
-            carry, metrics = step(first, {**rows, **columns})
+            carry, (metrics, priority) = step(first, {**rows, **columns})
         elif size == n:
-            carry, metrics = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs)
+            carry, (metrics, priority) = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs)
+            priority = None if priority is None else priority[-1]
         else:
-            carry, metrics = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
+            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
+            if priority is not None:
+                priority = jnp.zeros(n).at[order[-1].reshape(-1)].set(priority[-1].reshape(-1))
         weights, opt, _ = carry
         metrics = metrics.reshape(-1, len(names))
         applied = metrics[:, -1:]  # names[-1] is gradient_steps
@@ -121,16 +134,16 @@ class Core:
             seen = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
             weights = Weights(weights.params, self.network.observe(weights, seen, rows["valid"].reshape(-1)))
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-        good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+        sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]  # a NaN or infinity stays in a sum
+        good = jnp.isfinite(means["loss"]) & jnp.isfinite(sum(sums))
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
         told = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
-        return {**state, **kept, "key": key}, Metrics.pack(told)
+        return {**state, **kept, "key": key}, Metrics.pack(told), priority
 
     def _gradient_step(self, state: State, names: list[str]) -> Callable[[Any, dict[str, Array]], Any]:
-        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same and metrics, of which it tells the names.
+        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same, metrics, the rows' priorities if any.
 
-        They are one array, for XLA handles a few small ones no faster than a large one.
+        Metrics, of which it tells the names, are one array, for XLA handles a few small ones no faster than a large one.
         """
         extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
 
@@ -140,9 +153,11 @@ class Core:
             def loss_of(params: dict[str, Array]) -> Any:
                 rest = weights.rest
 
-                def policy(params: dict[str, Array], obs: Array) -> Any:
+                def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
                     nonlocal rest
-                    dist, value, rest = self._forward(Weights(params, rest), obs, batch)
+                    if method:
+                        return self.network.call(method, Weights(params, rest), *args)
+                    dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
                     return dist, value
 
                 loss, metrics = self.loss(policy, params, {**batch, **extra})
@@ -154,7 +169,7 @@ class Core:
                 raise ContractError(
                     f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
                 )
-            stop = metrics.pop("stop", None)
+            stop, priority = metrics.pop("stop", None), metrics.pop("priority", None) if self.loss.priorities else None
             if stop is not None and not self.loss.stops_early:
                 raise ContractError("the loss reports `stop`, but does not say that it may; make it a class on fl.Loss whose stops_early is True")
             updates, new_opt = self.tx.update(grads, opt, weights.params)
@@ -166,7 +181,7 @@ class Core:
                 applied = 1 - stopped.astype(jnp.float32)
             told = {"loss": loss, **metrics, "gradient_steps": applied}
             names[:] = told
-            return (*new, stopped), jnp.stack([jnp.asarray(x, jnp.float32) for x in told.values()])
+            return (*new, stopped), (jnp.stack([jnp.asarray(x, jnp.float32) for x in told.values()]), priority)
 
         return step
 
@@ -235,11 +250,12 @@ class LearnerHandle(Handle):
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
         data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
-        core, metrics = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size)
+        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
-        return Trained(steps, metrics, lag, batch.columns.get("producer"))
+        feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
+        return Trained(steps, metrics, lag, {**feedback, **({"priority": priority} if self.core.loss.priorities else {})})
 
     def values(self, batch: Batch) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.
@@ -261,6 +277,7 @@ class LearnerHandle(Handle):
         if not self.core.loss.target_network:
             raise ContractError(f"{type(self.core.loss).__name__} uses no target network; remove this operator")
         self.state = {**self.state, "core": self.site.run(self.core.update_target, self.state["core"], tau=tau)}
+        self.site.count(target_updates=1)
 
     def lag(self, batch: Batch) -> int:
         """How many updates old the oldest column of a batch is.
@@ -317,9 +334,14 @@ class Learner(Resource):
         if use.traced and not use.total("updates"):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
+        kind = type(loss).__name__
+        if loss.target_network and use.exact and not use.total("target_updates"):
+            yield use.name, f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep"
         if not loss.on_policy:
             return
-        kind = type(loss).__name__
+        if replayed := [name for name in use.resources if use.total("drawn_steps", name)]:
+            yield use.name, f"{kind} is on-policy, but {replayed[0]} gives data of any age; take a loss such as DQNLoss, or train on fresh samples"
+            return
         for queue in dict.fromkeys(use.queues.values()):
             text = f"{kind} is on-policy, but what comes out of a queue may be any number of updates old"
             yield queue, f"{text}; remove the queue, or take a loss that corrects for age"

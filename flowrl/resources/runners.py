@@ -17,43 +17,26 @@ import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from flowrl.clock import TRANSFER, UPDATE, WEIGHTS
+from flowrl.clock import TRANSFER, UPDATE
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
 from flowrl.graph.graph import Chain
-from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, Workers
+from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
 from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
 from flowrl.resources.environments import Make, env_name, probe
 from flowrl.resources.jax_envs import JaxEnv
 from flowrl.resources.jax_runners import JaxRunners
+from flowrl.resources.published import Published
 from flowrl.resources.requests import AsyncRequests, Late
-from flowrl.resources.sampling import Episodes, Runner, RunnerTwin, Sample
-from flowrl.rl.policies import Policy, Weights, network
+from flowrl.resources.runner_twin import RunnerTwin
+from flowrl.resources.sampling import Episodes, Runner, Sample
+from flowrl.rl.explore import Explore
+from flowrl.rl.policies import SAMPLED, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
 NOTABLE = 0.05
 """The share of time from which on a loss is told."""
-
-
-class Published:
-    """Weights on their way to the runners."""
-
-    def __init__(self, weights: Weights, version: Any) -> None:
-        self.weights = weights
-        self.version = version
-        self.put: Any = None
-
-    def sent(self, pool: Workers) -> Any:
-        """The weights as the workers take them: put once."""
-        if self.put is None:
-            with WEIGHTS:
-                self.put = pool.put((self.weights, self.version))
-        return self.put
-
-    def there(self, pool: Workers) -> bool:
-        """Whether they can be sent without waiting."""
-        return self.put is not None or pool.ready(self.weights)
 
 
 class GymRunners(RunnersHandle):
@@ -63,6 +46,7 @@ class GymRunners(RunnersHandle):
         self.spec = spec
         self.site = site
         self.spaces = spec.spaces()
+        self.environments = spec.count * spec.envs
         self.pool = site.workers(
             spec.count,
             partial(Runner, spec, site.name, site.seed),
@@ -318,6 +302,7 @@ class Runners(Resource):
         timeout: seconds that a fragment may take on Ray; a runner that takes longer is killed and started anew. None for any.
         restarts: how often in a row a runner whose process ended or hung is started anew; 0 for never.
         on_error: what happens when an environment raises or breaks its spaces: the run stops, or its runner is started anew.
+        explore: how actions are picked from what the policy gives.
         normalize_rewards: the discount of the returns whose running deviation rewards are divided by, each runner's
             by its own; None for no scaling.
         clip_rewards: the bound of the rewards that are learned from, once they are scaled; None for any. Episode returns are those of the
@@ -334,6 +319,7 @@ class Runners(Resource):
     timeout: float | None = None
     restarts: int = 3
     on_error: Literal["stop", "restart"] = "stop"
+    explore: Explore = SAMPLED
     normalize_rewards: float | None = None
     clip_rewards: float | None = None
 
@@ -351,11 +337,13 @@ class Runners(Resource):
             raise SettingError(f"on_error must be stop or restart, got {self.on_error!r}")
         if isinstance(self.env, gym.Env | VectorEnv):
             raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
+        if not isinstance(self.explore, Explore):
+            raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {self.explore!r}")
         if not isinstance(self.policy, Policy):
             raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
 
     def __hash__(self) -> int:
-        return hash((self.env, self.policy, self.count, self.envs, self.fragment))
+        return hash((self.env, self.policy, self.count, self.envs, self.fragment, self.explore))
 
     def spaces(self) -> Spaces:
         """The spaces of the environment, found by making one."""
@@ -385,7 +373,9 @@ class Runners(Resource):
         return GymRunners(self, here) if self.jax_env is None or here.elsewhere else JaxRunners(self, here)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """Do new weights ever reach them?"""
+        """Do new weights ever reach them, and can they explore so?"""
+        if use.traced and (wrong := self.explore.check(network(self.policy, self.spaces()).head)):
+            yield use.name, wrong
         if use.traced and use.total("requests") and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
             yield (
                 use.name,

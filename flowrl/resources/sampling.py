@@ -16,14 +16,13 @@ from gymnasium.vector import AutoresetMode
 from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
-from flowrl.graph.protocols import Site
 from flowrl.graph.site import alone
 from flowrl.items import Batch, read_only
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
 from flowrl.resources.evaluation import play
 from flowrl.resources.reward_scale import RewardScale
-from flowrl.rl.policies import Memory, Network, Weights, network
+from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
 
 if TYPE_CHECKING:
     from flowrl.resources.runners import Runners
@@ -61,6 +60,15 @@ def _sent(x: Any) -> Any:
     return read_only(np.asarray(x)) if isinstance(x, jax.Array | np.ndarray) else x
 
 
+def numbers(runner: int, envs: int) -> Array:
+    """Those of a runner's environments, counted over all runners."""
+    return np.arange(runner * envs, (runner + 1) * envs, dtype=np.int32)
+
+
+def _here(x: Any) -> jax.Array:
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+
+
 class Runner:
     """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
 
@@ -69,7 +77,9 @@ class Runner:
         self.index = index
         self.label = f"{name}, runner {index}"
         self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = self.network.jitted_act
+        self.act: Act = jitted_act(self.network, spec.explore)
+        self.draw = jitted_noise(self.network, spec.fragment, spec.count * spec.envs, spec.explore)
+        self.env = numbers(index, spec.envs)
         self.noise: Array = np.empty(0)
         self.begin = jax.jit(self.network.begin)
         self.spaces = spec.spaces()
@@ -106,6 +116,7 @@ class Runner:
         self.done = np.zeros(self.spec.envs, bool)
         self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
         self.sums = np.zeros((2, self.spec.envs))
+        self.gone = np.zeros(self.spec.envs, np.int32)
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
@@ -127,7 +138,7 @@ class Runner:
         """Use these weights from now on; None: go on with the ones at hand."""
         if published is not None:
             with WEIGHTS:
-                self.weights = jax.tree.map(jax.numpy.asarray, published[0])
+                self.weights = jax.tree.map(_here, published[0])
                 self.version = int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
@@ -241,7 +252,7 @@ class Runner:
     def _noise(self) -> Array:
         """For the next steps, as many as a fragment has."""
         with INFERENCE:
-            return np.asarray(self.network.jitted_noise(self.key, np.uint32(self.turn), self.spec.fragment, self.spec.envs))
+            return np.asarray(self.draw(self.key, np.uint32(self.turn), self.env))
 
     def _decide_on(self, obs: Array, noise: Array) -> tuple[Array, Any]:
         memory = (self.memory,) if self.network.recurrent else ()
@@ -295,8 +306,12 @@ class Runner:
             "bootstrap_obs": last,
             "version": np.full(self.spec.envs, self.version, np.int32),
             "producer": np.full(self.spec.envs, self.index, np.int32),
+            "env": self.env,
+            "first": self.gone.copy(),
             **carry,
         }
+        self.gone += self.spec.fragment
+        np.add.at(self.gone, [b for b, _, _ in skipped], 1)
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
 
@@ -330,71 +345,3 @@ class Runner:
                 self.sums[:, b] = 0
         returns, lengths = np.array(ended).reshape(-1, 2).T
         return Episodes(int(valid.sum()), returns, lengths, len(skipped))
-
-
-class RunnerTwin:
-    """A runner in the abstract trace: the same methods, giving shapes."""
-
-    def __init__(self, spec: Runners, site: Site, index: int, incarnation: int = 0) -> None:
-        self.spec = spec
-        self.site = site
-        self.index = index
-        self.version = 0
-        self.weights: Weights | None = None
-        self.local: Local | None = None
-
-    def localize(self, chain: Chain) -> None:
-        """From now on every fragment goes through these operators."""
-        self.local = Local(chain, network(self.spec.policy, self.spec.spaces()), self.site)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
-        """Returns of 0."""
-        self._take(published)
-        return np.zeros(episodes)
-
-    def _take(self, published: tuple[Weights, Any] | None) -> None:
-        if published is not None:
-            self.weights, self.version = published[0], int(published[1])
-
-    def sample(self, published: tuple[Weights, Any] | None) -> Sample:
-        """A fragment of shapes; its version and producer are known even here."""
-        self._take(published)
-        spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
-        rows, obs = (self.spec.fragment, self.spec.envs), spaces.obs.shape or ()
-        width = (net.head.width,) if net.head.width else ()
-
-        def of(dtype: Any, *shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
-
-        data = {
-            "obs": of(spaces.obs_dtype, *rows, *obs),
-            "reward": of(np.float32, *rows),
-            "terminated": of(bool, *rows),
-            "truncated": of(bool, *rows),
-            "valid": of(bool, *rows),
-            "action": of(net.action_dtype, *rows, *width),
-            "logp": of(np.float32, *rows),
-            "value": of(np.float32, *rows),
-        }
-        columns = {
-            "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs, *obs),
-            "version": np.full(self.spec.envs, self.version, np.int32),
-            "producer": np.full(self.spec.envs, self.index, np.int32),
-            **self._carry,
-        }
-        sample = Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
-        return sample if self.local is None else Sample(self.local(self.weights, sample.batch), sample.episodes)
-
-    @cached_property
-    def _carry(self) -> dict[str, Array]:
-        net = network(self.spec.policy, self.spec.spaces())
-
-        def begin() -> dict[str, Array]:
-            weights = net.init(jax.random.key(0))
-            return net.begin(weights, net.memory(weights, self.spec.envs))
-
-        found: dict[str, Array] = jax.eval_shape(begin)
-        return found

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from flowrl.errors import PolicyError
+
 Array = Any
 
 
@@ -128,3 +130,50 @@ class Gaussian:
         ratio = jnp.exp(2 * (self.log_std - other.log_std))
         moved = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
         return 0.5 * jnp.sum(ratio + moved - 1, axis=-1) + jnp.sum(other.log_std - self.log_std, axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TanhGaussian:
+    """Independent normals squashed into [-1, 1] by tanh (Haarnoja et al. 2018, appendix C). `mean` and `log_std`: ``[..., d]``, before that."""
+
+    mean: Array
+    log_std: Array
+
+    @property
+    def plain(self) -> Gaussian:
+        """Before it is squashed."""
+        return Gaussian(self.mean, self.log_std)
+
+    def draw(self, noise: Array) -> tuple[Array, Array]:
+        """Actions ``[..., d]`` from standard normals, and their log-densities ``[...]``, which are exact where `log_prob` must take tanh back."""
+        before = self.plain.sample(noise)
+        return jnp.tanh(before), self._density(before)
+
+    def sample(self, noise: Array) -> Array:
+        """From standard normals ``[..., d]``; ``[..., d]``."""
+        return jnp.tanh(self.plain.sample(noise))
+
+    def mode(self) -> Array:
+        """The squashed mean, which is the median of each part."""
+        return jnp.tanh(self.mean)
+
+    def log_prob(self, action: Array) -> Array:
+        """``[...]``: the sum over the d parts."""
+        edge = 1 - 1e-6
+        return self._density(jnp.arctanh(jnp.clip(action, -edge, edge)))
+
+    def _density(self, before: Array) -> Array:
+        return self.plain.log_prob(before) - jnp.sum(2 * (math.log(2) - before - jax.nn.softplus(-2 * before)), axis=-1)
+
+    def entropy(self) -> Array:
+        """None in closed form.
+
+        Raises:
+            PolicyError: always.
+        """
+        raise PolicyError("a squashed Gaussian has no entropy in closed form; take the mean of -log_prob over samples")
+
+    def kl(self, other: TanhGaussian) -> Array:
+        """``[...]``: that of the Gaussians before they are squashed."""
+        return self.plain.kl(other.plain)

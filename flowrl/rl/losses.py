@@ -20,7 +20,8 @@ from flowrl.rl.distributions import Distribution
 from flowrl.rl.returns import vtrace
 
 Array = Any
-Bound = Callable[[Any, Array], tuple[Distribution, Array]]
+Bound = Callable[..., Any]
+"""``policy(params, obs)`` gives the distribution and the value; ``policy(params, *args, method="critic")`` what that method of the module does."""
 Metrics = dict[str, Array]
 
 
@@ -59,6 +60,10 @@ class Loss(ABC):
     """Takes whole columns ``[T, B, ...]`` and the column fields, ``bootstrap_obs`` among them, in place of single steps."""
     target_network: ClassVar[bool] = False
     """Takes ``target_params``: a copy of the parameters that `UpdateTarget` renews."""
+    priorities: ClassVar[bool] = False
+    """Tells how far off each row was as the metric ``priority [N]``, for a replay to draw by."""
+    random: ClassVar[bool] = False
+    """Takes ``seed``: random ``uint32[N, 2]``, other ones for every update, of which `jax.random.wrap_key_data` makes a key of each row."""
 
     @property
     def stops_early(self) -> bool:

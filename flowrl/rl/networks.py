@@ -222,8 +222,52 @@ class Convolution(nnx.Module):
         return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, filters)
 
 
+class Images(nnx.Module):
+    """The convolutional trunk of Mnih et al. (2015).
+
+    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are divided by 255.
+    """
+
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        *,
+        channels: Sequence[int] = (32, 64, 64),
+        kernels: Sequence[int] = (8, 4, 3),
+        strides: Sequence[int] = (4, 2, 1),
+        hidden: int = 512,
+        rngs: nnx.Rngs,
+    ) -> None:
+        shape = space.shape or ()
+        if len(shape) != 3:
+            raise PolicyError(f"CNN reads images with 3 axes, not {space}; use MLP")
+        self.first = shape[0] == min(shape)
+        height, width, depth = (shape[1], shape[2], shape[0]) if self.first else shape
+        layers = []
+        init = nnx.initializers.orthogonal(np.sqrt(2))
+        for out, kernel, stride in zip(channels, kernels, strides, strict=True):
+            layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
+            height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
+            if min(height, width) < 1:
+                raise PolicyError(
+                    f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
+                    f"with strides {tuple(strides)}; give smaller ones"
+                )
+        self.layers = nnx.List(layers)
+        self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
+        self.scale = 255.0 if np.dtype(space.dtype) == np.uint8 else 1.0
+
+    def __call__(self, obs: Array) -> Array:
+        """``obs [N, ...]`` to ``[N, hidden]``."""
+        x = obs.astype(jnp.float32) / self.scale
+        x = jnp.moveaxis(x, 1, -1) if self.first else x
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return jax.nn.relu(self.dense(x.reshape(x.shape[0], -1)))
+
+
 class CNN(nnx.Module):
-    """The convolutional trunk of Mnih et al. (2015) for images, shared by actor and critic.
+    """The convolutional network of Mnih et al. (2015) for images, shared by actor and critic.
 
     Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are divided by 255.
 
@@ -247,31 +291,10 @@ class CNN(nnx.Module):
         log_std: float = 0.0,
         rngs: nnx.Rngs,
     ) -> None:
-        shape = obs_space.shape or ()
-        if len(shape) != 3:
-            raise PolicyError(f"CNN reads images with 3 axes, not {obs_space}; use MLP")
-        self.first = shape[0] == min(shape)
-        height, width, depth = (shape[1], shape[2], shape[0]) if self.first else shape
-        layers = []
-        init = nnx.initializers.orthogonal(np.sqrt(2))
-        for out, kernel, stride in zip(channels, kernels, strides, strict=True):
-            layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
-            height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
-            if min(height, width) < 1:
-                raise PolicyError(
-                    f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
-                    f"with strides {tuple(strides)}; give smaller ones"
-                )
-        self.layers = nnx.List(layers)
-        self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
+        self.trunk = Images(obs_space, channels=channels, kernels=kernels, strides=strides, hidden=hidden, rngs=rngs)
         self.heads = Heads(hidden, hidden, action_space, log_std, rngs=rngs)
-        self.scale = 255.0 if np.dtype(obs_space.dtype) == np.uint8 else 1.0
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """``obs [N, ...]`` to action outputs ``[N, outputs]`` and values ``[N]``."""
-        x = obs.astype(jnp.float32) / self.scale
-        x = jnp.moveaxis(x, 1, -1) if self.first else x
-        for layer in self.layers:
-            x = jax.nn.relu(layer(x))
-        x = jax.nn.relu(self.dense(x.reshape(x.shape[0], -1)))
+        x = self.trunk(obs)
         return self.heads(x, x)

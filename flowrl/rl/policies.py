@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ from flax import nnx
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
+from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -28,6 +30,8 @@ class Policy(Spec):
 
     A recurrent module has a method ``initial_carry(n)``, a tree of arrays ``[n, ...]``, and is called as ``module(obs, carry)``; it
     returns ``(outputs, value, carry)``. The carry is kept per environment and starts anew with each episode; a module need not see to that.
+
+    One whose attribute ``squashed`` is True has Gaussians that are squashed into [-1, 1] by tanh, as `SACNetwork` does.
     """
 
 
@@ -58,6 +62,7 @@ class Memory(NamedTuple):
 
 
 NOTHING = Memory()
+SAMPLED = Sampled()
 
 
 class Network:
@@ -81,6 +86,8 @@ class Network:
                 f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}"
             ) from error
         self.recurrent = isinstance(abstract, Recurrent)
+        if getattr(abstract, "squashed", False) and self.head.kind == "gaussian":
+            self.head = replace(self.head, kind="tanh_gaussian")
         self.graphdef: Any
         self.graphdef, params, rest = _split(abstract)
         self._params = _names(params)
@@ -175,6 +182,17 @@ class Network:
         (outputs, value), module, _ = self._call(*weights, obs, memory)
         return self.head.distribution(outputs), value, self._rest_of(module)
 
+    def call(self, method: str, weights: Weights, *args: Array) -> Any:
+        """What a method of the module returns.
+
+        Raises:
+            PolicyError: it has none of that name.
+        """
+        module = self._merge(*weights)
+        if not hasattr(module, method):
+            raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
+        return getattr(module, method)(*args)
+
     def unroll(self, weights: Weights, obs: Array, memory: Memory) -> tuple[Distribution, Array, dict[str, Array]]:
         """The same for whole columns ``obs [T, B, ...]``; `memory`: the carry ``[B, ...]`` before the first row, and ``bool[T, B]``."""
         if not self.recurrent:
@@ -223,31 +241,32 @@ class Network:
         obs: Array,
         noise: Array | None = None,
         memory: Memory = NOTHING,
+        explore: Explore = SAMPLED,
     ) -> tuple[Array, Any]:
         """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value; and the carry behind it.
 
-        One small array each way per environment step is what keeps a step at one dispatch. `noise` picks the actions; without, they are the
-        likeliest. It is drawn for many steps at once, by `noise`: drawing it here would cost as much as a small network.
+        One small array each way per environment step is what keeps a step at one dispatch. `noise` picks the actions, as `explore` does it; without,
+        they are the likeliest. It is drawn for many steps at once, by `noise`: drawing it here would cost as much as a small network.
         """
         (outputs, value), _, carry = self._call(*weights, obs, memory)
         dist = self.head.distribution(outputs)
-        action = dist.mode() if noise is None else dist.sample(noise)
+        action = dist.mode() if noise is None else explore.pick(dist, noise)
         columns = action if self.head.width else action[:, None]
         return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1), carry
 
-    @cached_property
-    def jitted_act(self) -> Callable[..., tuple[Array, Any]]:
-        """`act`, compiled."""
-        return jax.jit(self.act)
+    def noise(self, key: Array, turn: Array, env: Array, *, steps: int, envs: int, explore: Explore) -> Array:
+        """The noise ``[steps, n, ...]`` of so many turns of n environments, each turn's by the key with its number folded in.
 
-    def noise(self, key: Array, turn: Array, steps: int, n: int) -> Array:
-        """The noise ``[steps, n, ...]`` of so many turns of n environments, each turn's by the key with its number folded in."""
-        return jax.vmap(lambda t: self.head.noise(jax.random.fold_in(key, t), n))(turn + jnp.arange(steps, dtype=jnp.uint32))
-
-    @cached_property
-    def jitted_noise(self) -> Callable[..., Array]:
-        """`noise`, compiled."""
-        return jax.jit(self.noise, static_argnums=(2, 3))
+        Args:
+            key: random.
+            turn: the number of the first turn.
+            env: the environments' numbers ``[n]``.
+            steps: turns.
+            envs: the environments of all runners.
+            explore: what the noise is for.
+        """
+        turns = turn + jnp.arange(steps, dtype=jnp.uint32)
+        return jax.vmap(lambda t: explore.noise(self.head, jax.random.fold_in(key, t), env.shape[0], t * jnp.float32(envs), env, envs))(turns)
 
     def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
         """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""
@@ -257,7 +276,7 @@ class Network:
     @property
     def action_dtype(self) -> np.dtype[Any]:
         """The type in which actions are kept."""
-        return np.dtype(np.float32 if self.head.kind == "gaussian" else np.int32)
+        return np.dtype(np.float32 if self.head.continuous else np.int32)
 
 
 def _split(module: Any) -> tuple[Any, Any, Any]:
@@ -283,6 +302,18 @@ def _form(carry: Any) -> str:
 
 def _settings(policy: Policy) -> str:
     return ", ".join(f"{k}={v!r}" for k, v in policy.settings.items())
+
+
+@lru_cache(maxsize=256)
+def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
+    """`Network.act`, compiled: ``(weights, obs, noise, memory)``."""
+    return jax.jit(lambda weights, obs, noise=None, memory=NOTHING: net.act(weights, obs, noise, memory, explore))
+
+
+@lru_cache(maxsize=256)
+def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
+    """`Network.noise`, compiled: ``(key, turn, env)``."""
+    return jax.jit(partial(net.noise, steps=steps, envs=envs, explore=explore))
 
 
 @lru_cache(maxsize=64)

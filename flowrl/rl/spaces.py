@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from flowrl.errors import PolicyError
-from flowrl.rl.distributions import Categorical, Distribution, Gaussian, MultiCategorical
+from flowrl.rl.distributions import Categorical, Distribution, Gaussian, MultiCategorical, TanhGaussian
 
 
 class Spaces:
@@ -126,18 +126,23 @@ class Head:
         if self.kind == "multi_categorical":
             return MultiCategorical(outputs, self.sizes)
         mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
-        return Gaussian(mean, log_std)
+        return TanhGaussian(mean, log_std) if self.kind == "tanh_gaussian" else Gaussian(mean, log_std)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are numbers on a scale."""
+        return self.kind in ("gaussian", "tanh_gaussian")
 
     def noise(self, key: Any, n: int) -> Any:
         """What `Distribution.sample` takes to draw n actions: standard normals ``[n, width]``, or standard Gumbels ``[n, outputs]``."""
-        return jax.random.normal(key, (n, self.width)) if self.kind == "gaussian" else jax.random.gumbel(key, (n, self.outputs))
+        return jax.random.normal(key, (n, self.width)) if self.continuous else jax.random.gumbel(key, (n, self.outputs))
 
     def to_env(self, action: Any) -> Any:
         """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.
 
         Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
         """
-        if self.kind == "gaussian":
+        if self.continuous:
             xp = action.__array_namespace__()
             low, high, finite, floor, roof = self._bounds
             share = (xp.clip(action, -1, 1) + 1) / 2

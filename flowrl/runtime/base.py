@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from types import FrameType
@@ -23,6 +23,7 @@ from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
 from flowrl.graph.plan import Plan
+from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained
@@ -137,11 +138,13 @@ class Audit:
     edges: tuple[Edge, ...]
     held_steps: dict[str, int]
     """By node: the steps that it holds for its next item."""
+    stocks: dict[str, Any] = field(default_factory=dict)
+    """By replay: what came in and what became of it."""
 
     @property
     def closed(self) -> bool:
-        """Whether every edge accounts for what was put onto it."""
-        return all(e.put == e.got + e.dropped + e.held for e in self.edges)
+        """Whether every edge and every replay accounts for what came in."""
+        return all(e.put == e.got + e.dropped + e.held for e in self.edges) and all(stock.closed for stock in self.stocks.values())
 
     def __str__(self) -> str:
         heads = ("items put", "got", "dropped", "held", "steps put", "got", "dropped", "held")
@@ -151,10 +154,11 @@ class Audit:
             numbers = (*(p.items for p in parts), *(p.steps for p in parts))
             lines.append(f"{f'{e.before} -> {e.after}':<24}" + "".join(f"{n:>12,}" for n in numbers))
         lines += [f"{node} holds {steps:,} steps for its next item" for node, steps in self.held_steps.items()]
+        lines += [f"{name}: {stock}" for name, stock in self.stocks.items()]
         return "\n".join([*lines, "the audit closes" if self.closed else "THE AUDIT DOES NOT CLOSE"]) + "\n"
 
 
-def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel]) -> Audit:
+def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel], handles: Mapping[str, Handle]) -> Audit:
     """The audit of all passes so far."""
     inside = {}
     for loop in loops:
@@ -180,7 +184,8 @@ def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel]
                 Amount(len(waiting), sum(map(steps_of, waiting))),
             )
         )
-    return Audit(tuple(edges), inside)
+    stocks = {name: handle.stock() for name, handle in handles.items()}
+    return Audit(tuple(edges), inside, {name: stock for name, stock in stocks.items() if stock is not None})
 
 
 class Session:
@@ -276,7 +281,7 @@ class Session:
     def audit(self) -> Audit:
         """The conservation audit so far; of many runs at once that of each, for they do the same."""
         with self.turns.still():
-            return audit(self.place.ledger, self.turns.loops, self.turns.channels)
+            return audit(self.place.ledger, self.turns.loops, self.turns.channels, self.place.handles)
 
     def diagnosis(self) -> Diagnosis:
         """Where the time went so far, by process."""

@@ -18,7 +18,7 @@ from flowrl.graph.loop import Ledger, Unit
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place, check_pure
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import VERSION, Trace, Tracer
+from flowrl.graph.trace import VERSION, Trace, Tracer, is_counter
 from flowrl.items import Tally
 from flowrl.runtime.members import Values, substituted
 
@@ -41,6 +41,8 @@ class Rhythm:
 
 class Beats(Tracer):
     """An abstract trace that notes what is static between rounds, but for the clock."""
+
+    counters = False
 
     def __init__(self, graph: Graph, found: Trace) -> None:
         super().__init__(graph, found.totals)
@@ -82,12 +84,36 @@ class InlineSite(HereSite):
                 fn = getattr(substituted(owner, self.swept), fn.__name__)
         return fn(*args, **static)
 
+    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
+        """Where only the program knows, what the resource holds becomes what it would be, or stays."""
+        if not isinstance(due, jax.core.Tracer):
+            super().when(due, handle, call)
+            return
+        before, form = jax.tree.flatten(handle.state)
+        at = [i for i, x in enumerate(before) if isinstance(x, jax.Array)]
+
+        def changed(arrays: list[Array]) -> list[Array]:
+            leaves = list(before)
+            for i, x in zip(at, arrays, strict=True):
+                leaves[i] = x
+            handle.state = jax.tree.unflatten(form, leaves)
+            call()
+            after, other = jax.tree.flatten(handle.state)
+            if str(other) != str(form):
+                raise GraphError(f"what {self.name or 'a verb'} holds takes another form when it is due")
+            return [after[i] for i in at]
+
+        arrays = jax.lax.cond(due, changed, lambda arrays: arrays, [before[i] for i in at])
+        for i, x in zip(at, arrays, strict=True):
+            before[i] = x
+        handle.state = jax.tree.unflatten(form, before)
+
     def key(self, *folds: int | str) -> Any:
         """A key of the run's own seed, which many runs have one each of."""
         self.seed = cast("ProgramPlace", self.place).seed
         return super().key(*folds)
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Any:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Any:
         """Refuse them.
 
         Raises:
@@ -156,7 +182,7 @@ class State:
 
     def shared_out(self) -> list[bool]:
         """By array: whether its first axis is one of environments, which may be split over devices."""
-        paths = [path for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0] if isinstance(x, jax.Array)]
+        paths = [path for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0] if isinstance(x, jax.Array) or is_counter(path, x)]
         parts = [tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3]) for path in paths]
         return [part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts]
 
@@ -168,6 +194,8 @@ class State:
         arrays: list[Array] = []
         static: list[tuple[Any, ...]] = []
         for path, x in paths:
+            if is_counter(path, x):
+                x = jnp.asarray(x)  # noqa: PLW2901
             if _is_version(path, x):
                 static.append(("age", _value(newest - np.asarray(x))))
             elif isinstance(x, jax.Array):

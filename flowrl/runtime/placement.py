@@ -247,7 +247,7 @@ class FarSite(HereSite):
         """Call it where its arguments are."""
         return bool(self.call(fn, *args))
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
         """Refuse them.
 
         Raises:

@@ -278,9 +278,9 @@ class RaySite(NearSite):
         self.processes = processes
         self.apart = apart
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any]) -> Workers:
+    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
         """Start the actors."""
-        return RayWorkers(self.name, count, make, self.processes, self.apart)
+        return super().workers(count, make, twin) if near else RayWorkers(self.name, count, make, self.processes, self.apart)
 
 
 class RayActor:

@@ -23,6 +23,10 @@ class Context:
     def test(self, fn, *args):
         return bool(fn(*args))
 
+    def when(self, due, ref, verb, *args):
+        if due:
+            getattr(self[ref], verb)(*args)
+
     def seconds(self):
         return next(self.clock)
 

@@ -48,7 +48,7 @@ def test_sync_weights_publishes_with_every_so_many_items_and_steps():
 
 def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
     def update(*producers):
-        return fl.Trained(4, trained(4).metrics, (0.0, 0.0), np.array(producers))
+        return fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"producer": np.array(producers)})
 
     learner, runners = Calls(weights=("w", 1)), Calls()
     drive(fl.SyncWeights(to="producer", every=2), update(2, 2), update(0, 2), update(1), update(1), learner=learner, runners=runners)

@@ -302,7 +302,7 @@ def test_act_packs_actions_with_their_log_probability_and_value(action):
     @jax.jit
     def both(weights, obs, turn):
         dist, value, _ = net.apply(weights, obs)
-        noise = net.noise(key, turn, 2, len(obs))[1]
+        noise = net.noise(key, turn, jnp.arange(len(obs)), steps=2, envs=len(obs), explore=fl.Sampled())[1]
         drawn = dist.sample(net.head.noise(jax.random.fold_in(key, turn + 1), len(obs)))
         greedy, _ = net.act(weights, obs)
         return net.act(weights, obs, noise)[0], greedy, (drawn, dist.log_prob(drawn), value), (dist.mode(), dist.log_prob(dist.mode()), value)

@@ -62,6 +62,7 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
     graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=2, minibatch=minibatch, policy=policy)).set(
         "learner.loss", loss
     )
+    graph = graph.insert(after="train", target=fl.UpdateTarget()) if loss.target_network else graph
     with fl.run(graph) as run:
         rows = [next(run) for _ in range(2)]
     assert np.isfinite(rows[-1]["loss"])

@@ -1,0 +1,75 @@
+"""Deep Q-learning (Mnih et al. 2015): double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n-step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.replay import ReplayAdd, ReplaySample, UpdatePriorities
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep, UpdateTarget
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.replay import Replay
+from flowrl.resources.runners import Runners
+from flowrl.rl.explore import EpsilonGreedy
+from flowrl.rl.optimizers import Adam
+from flowrl.rl.policies import Policy
+from flowrl.rl.value_losses import DQNLoss
+from flowrl.rl.value_networks import QNetwork
+
+
+@dataclass(frozen=True)
+class DQNSettings:
+    """The settings of `dqn`. `envs` and `fragment` are per runner; `epsilon_steps` and `start` in steps of all environments together.
+
+    `batch` transitions are drawn `updates_per_step` times a step, and trained on in gradient steps of `minibatch` each (None: of all at once).
+    """
+
+    runners: int = 1
+    envs: int = 8
+    fragment: int = 4
+    capacity: int = 50_000
+    batch: int = 64
+    minibatch: int | None = None
+    start: int = 1_000
+    updates_per_step: float = 0.125
+    target_every: int = 100
+    tau: float = 1.0
+    lr: float = 1e-3
+    gamma: float = 0.99
+    n_step: int = 1
+    double: bool = True
+    dueling: bool = False
+    prioritized: bool = False
+    epsilon: float = 0.05
+    epsilon_steps: int = 10_000
+    grad_clip: float | None = 10.0
+    report_every: int = 100
+    policy: Policy | None = None
+
+
+def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph:
+    """Sample, add, draw, train: every rate is written down."""
+    s = settings or DQNSettings()
+    policy = s.policy or Policy(QNetwork, dueling=s.dueling)
+    explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
+    feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
+    return Graph(
+        "dqn",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, explore=explore),
+        replay=Replay(s.capacity, prioritized=s.prioritized, n_step=s.n_step, gamma=s.gamma),
+        learner=Learner(policy, DQNLoss(double=s.double), Adam(s.lr, clip=s.grad_clip)),
+    ).then(
+        sample=ParallelSample(),
+        add=ReplayAdd(),
+        draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
+        train=TrainOneStep(minibatch=s.minibatch),
+        **feedback,
+        target=UpdateTarget(every=s.target_every, tau=s.tau),
+        sync=SyncWeights(),
+        report=Report(every=s.report_every),
+    )

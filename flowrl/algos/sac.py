@@ -1,0 +1,62 @@
+"""Soft actor-critic with a price of entropy that finds itself (Haarnoja et al. 2018b)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.graph.graph import Graph
+from flowrl.ops.replay import ReplayAdd, ReplaySample
+from flowrl.ops.report import Report
+from flowrl.ops.sample import ParallelSample
+from flowrl.ops.train import TrainOneStep, UpdateTarget
+from flowrl.ops.weights import SyncWeights
+from flowrl.resources.environments import Make
+from flowrl.resources.learner import Learner
+from flowrl.resources.replay import Replay
+from flowrl.resources.runners import Runners
+from flowrl.rl.optimizers import Adam
+from flowrl.rl.policies import Policy
+from flowrl.rl.value_losses import SACLoss
+from flowrl.rl.value_networks import SACNetwork
+
+
+@dataclass(frozen=True)
+class SACSettings:
+    """The settings of `sac`. `envs` and `fragment` are per runner; `start` in steps of all environments together."""
+
+    runners: int = 1
+    envs: int = 1
+    fragment: int = 1
+    capacity: int = 1_000_000
+    batch: int = 256
+    minibatch: int | None = None
+    start: int = 100
+    updates_per_step: float = 1.0
+    tau: float = 0.005
+    lr: float = 3e-4
+    gamma: float = 0.99
+    n_step: int = 1
+    alpha: float = 1.0
+    target_entropy: float | None = None
+    report_every: int = 200
+    policy: Policy | None = None
+
+
+def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None) -> Graph:
+    """Sampled actions into a replay, and an update for every step."""
+    s = settings or SACSettings()
+    policy = s.policy or Policy(SACNetwork, alpha=s.alpha)
+    return Graph(
+        "sac",
+        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
+        replay=Replay(s.capacity, n_step=s.n_step, gamma=s.gamma),
+        learner=Learner(policy, SACLoss(s.target_entropy), Adam(s.lr)),
+    ).then(
+        sample=ParallelSample(),
+        add=ReplayAdd(),
+        draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
+        train=TrainOneStep(minibatch=s.minibatch),
+        target=UpdateTarget(tau=s.tau),
+        sync=SyncWeights(),
+        report=Report(every=s.report_every),
+    )

@@ -1,0 +1,341 @@
+"""`Replay`: what was experienced, to be trained on again; and the handle that operators call."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from threading import RLock
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from flowrl.errors import ContractError, GraphError, RuntimeFailed, SettingError
+from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
+from flowrl.items import Batch
+from flowrl.resources.asking import RunnersHandle
+from flowrl.resources.shards import RingTwin, columns_between, needed, ring, row_bytes
+
+Array = Any
+ADDING = 2
+"""Fragments on their way to a shard."""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What came into a replay, in steps, and what became of it: added = held + evicted + lost."""
+
+    added: int
+    held: int
+    evicted: int
+    lost: int
+
+    def __str__(self) -> str:
+        return f"{self.added:,} steps added = {self.held:,} held + {self.evicted:,} evicted + {self.lost:,} lost"
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything is accounted for."""
+        return self.added == self.held + self.evicted + self.lost
+
+
+class ReplayHandle(Handle):
+    """What operators ask of a replay of any kind. Whoever draws from it waits for a first number of steps, and may go by how many came since."""
+
+    shared: ClassVar[tuple[str, ...]] = ("expect", "holds", "fresh", "take", "add", "sample", "prioritize")
+
+    def __init__(self, spec: Replay, site: Site) -> None:
+        self.spec = spec
+        self.site = site
+        self.lock = RLock()
+        self.most = 0
+        """The steps that anyone waits for; more are not told from them."""
+        self.steps = 0
+        self.starts: dict[str, int] = {}
+        self.came: dict[str, int] = {}
+        """By reader that counts: the steps that came since it last took note."""
+
+    def expect(self, reader: str, start: int, counts: bool) -> None:
+        """A reader that waits for `start` steps; and whether it counts those that come from then on.
+
+        Raises:
+            GraphError: it waits for more than can be held.
+        """
+        if start > self.spec.capacity:
+            raise GraphError(f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity")
+        self.most = max(self.most, start)
+        self.starts[reader] = start
+        if counts:
+            self.came[reader] = 0
+
+    def holds(self, start: int) -> bool:
+        """Whether so many steps came."""
+        return self.steps >= start
+
+    def fresh(self, reader: str) -> int:
+        """The steps that came since a reader last took note of them, and since there were enough."""
+        return self.came[reader]
+
+    def take(self, reader: str) -> int:
+        """Take note of them."""
+        with self.lock:
+            steps, self.came[reader] = self.came[reader], 0
+        return steps
+
+    def _noted(self, steps: int) -> None:
+        self.steps = min(self.most, self.steps + steps)
+        for reader in self.came:
+            if self.holds(self.starts[reader]):
+                self.came[reader] += steps
+        self.site.count(added_steps=steps)
+
+    @property
+    def static(self) -> dict[str, Any]:
+        """What decides when who may draw."""
+        return {"steps": self.steps, "came": dict(self.came)}
+
+    @abstractmethod
+    def add(self, batch: Batch) -> None:
+        """Add fragments ``[T, B]`` as runners give them.
+
+        Raises:
+            ContractError: a field or column is missing.
+        """
+
+    @abstractmethod
+    def sample(self, size: int) -> Batch:
+        """Draw ``[1, size]`` transitions."""
+
+    @abstractmethod
+    def prioritize(self, feedback: dict[str, Array]) -> None:
+        """Set the priorities of what was drawn to what an update found."""
+
+    @abstractmethod
+    def stock(self) -> Stock:
+        """What came in and what became of it."""
+
+
+class HostReplay(ReplayHandle):
+    """Rings in host memory: one in this process, or several, each with its own environments, where the runtime has its workers."""
+
+    def __init__(self, spec: Replay, site: Site) -> None:
+        super().__init__(spec, site)
+        runners: RunnersHandle = site.resource(spec.runners)
+        total, shards = runners.environments, spec.shards
+        if shards > total:
+            raise GraphError(f"{shards} shards have {total} environments between them; take as many at most")
+        self.bounds = tuple(i * total // shards for i in range(shards + 1))
+        self.rows = -(-spec.capacity // total) + 1
+        make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
+        try:
+            self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
+        except GraphError:
+            raise GraphError("lies in the memory of the host, which is no part of a program; take the local runtime, or Ray") from None
+        self.adding: list[deque[Future]] = [deque() for _ in range(shards)]
+        self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
+        self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
+        self.before = Stock(0, 0, 0, 0)
+        """Of shards that were lost."""
+        self.because = ""
+        self.late: list[dict[str, Array]] = []
+        """Priorities that may still be being computed."""
+        self.turn = 0
+        self.all = 0
+        self.nbytes = 0
+
+    @property
+    def state(self) -> Any:
+        """What is static."""
+        return self.static
+
+    def close(self) -> None:
+        """Let go of the rings."""
+        self.pool.close()
+
+    def add(self, batch: Batch) -> None:
+        """Send every shard its columns."""
+        batch = needed(self.spec, batch)
+        steps, _ = batch.shape
+        if steps + self.spec.n_step > self.rows - 1:
+            least = (steps + self.spec.n_step) * self.bounds[-1]
+            raise GraphError(
+                f"{self.site.name} holds {self.rows - 1:,} steps of each environment, too few for fragments of {steps}"
+                f"{f' and n_step={self.spec.n_step}' * (self.spec.n_step > 1)}; raise capacity to {least:,} or more"
+            )
+        if not self.nbytes:
+            self.nbytes = self.rows * self.bounds[-1] * row_bytes(self.spec, batch)
+        with self.lock:
+            for shard, (low, high) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+                part = batch if self.spec.shards == 1 else self.site.call(partial(columns_between, low=low, high=high), batch)
+                if part.shape[1]:
+                    self.adding[shard].append(self.pool.submit(shard, "add", part))
+                    self.sent[shard] += part.steps
+                    while len(self.adding[shard]) > (0 if len(self.pool) == 1 else ADDING):
+                        self._added(shard)
+            self.all += batch.steps
+            self._noted(batch.steps)
+
+    def _added(self, shard: int) -> None:
+        """Take what a shard told of the oldest fragment that was sent to it."""
+        future = self.adding[shard].popleft()
+        try:
+            self.told[shard] = future.result()
+            self.failures[shard] = 0
+        except RuntimeFailed as error:
+            self._lost(shard, error, future)
+
+    def _lost(self, shard: int, error: RuntimeFailed, because: Future) -> None:
+        """Start a shard anew, with nothing in it.
+
+        Raises:
+            RuntimeFailed: `error`, after as many times in a row as it has.
+        """
+        if self.failures[shard] >= self.spec.restarts:
+            raise error
+        self.failures[shard] += 1
+        self.incarnations[shard] += 1
+        self.adding[shard].clear()
+        self.pool.restart(shard, self.incarnations[shard], because)
+        sent, evicted, was = self.sent[shard], self.told[shard]["evicted"], self.before
+        self.before = Stock(was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted)
+        self.sent[shard], self.told[shard] = 0, dict.fromkeys(("added", "evicted", "held", "usable"), 0)
+        self.because = str(error)
+        self.site.count(restarts=1, lost_steps=sent - evicted)
+
+    def sample(self, size: int) -> Batch:
+        """Draw from the next shard that has anything."""
+        with self.lock:
+            self._prioritize()
+            for _ in range(len(self.pool)):
+                if not self.told[self.turn]["usable"]:
+                    while self.adding[self.turn]:
+                        self._added(self.turn)
+                shard, self.turn = self.turn, (self.turn + 1) % len(self.pool)
+                if not self.told[shard]["usable"]:
+                    continue
+                future = self.pool.submit(shard, "sample", size, self._beta())
+                try:
+                    batch: Batch = future.result()
+                except RuntimeFailed as error:
+                    self._lost(shard, error, future)
+                    continue
+                self.site.count(draws=1, drawn_steps=size)
+                if self.spec.prioritized:
+                    batch = Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
+                return batch
+        raise GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
+
+    def _beta(self) -> float:
+        share = min(1.0, self.all / self.spec.beta_steps) if self.spec.beta_steps else 0.0
+        return self.spec.beta + (1 - self.spec.beta) * share
+
+    def prioritize(self, feedback: dict[str, Array]) -> None:
+        """They are looked at when the next are drawn: the update that computes them may still go on."""
+        if not self.spec.prioritized:
+            raise ContractError(f"{self.site.name} keeps no priorities; write Replay(..., prioritized=True), or remove this operator")
+        self.site.count(prioritized_steps=feedback["slot"].shape[0])
+        with self.lock:
+            self.late.append(feedback)
+
+    def _prioritize(self) -> None:
+        late, self.late = self.late, []
+        for feedback in late:
+            if isinstance(feedback["priority"], jax.ShapeDtypeStruct):
+                continue
+            slot, stamp, shard, priority = (np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority"))
+            for i in np.unique(shard):
+                at = shard == i
+                self.pool.submit(int(i), "prioritize", slot[at], stamp[at], priority[at])
+
+    def stock(self) -> Stock:
+        """Once all that was sent is there."""
+        with self.lock:
+            for shard in range(len(self.pool)):
+                while self.adding[shard]:
+                    self._added(shard)
+            was = self.before
+            held, evicted = (sum(told[k] for told in self.told) for k in ("held", "evicted"))
+            return Stock(was.added + sum(self.sent), held, was.evicted + evicted, was.lost)
+
+    def findings(self) -> Iterator[str]:
+        """What was lost, and why."""
+        if times := sum(self.incarnations):
+            yield (
+                f"{self.site.name}: {times} shard{'s were' if times > 1 else ' was'} started anew, the last one because: {self.because}; "
+                f"{self.before.lost:,} steps were lost"
+            )
+
+
+@dataclass(frozen=True)
+class Replay(Resource):
+    """What runners experienced, to be trained on again: the newest `capacity` steps, every observation once.
+
+    What is drawn are transitions of `n_step` steps: ``obs``, ``action``, ``reward`` (the discounted sum), ``next_obs``, and ``discount``, by
+    which the value of what comes behind is multiplied: ``gamma ** k`` where k <= n_step steps were taken, and 0 where the episode ended by
+    itself. One that was cut short goes on from its last observation.
+
+    Args:
+        capacity: steps, those between two episodes included.
+        prioritized: drawn by priority (Schaul et al. 2016), with importance weights as the field ``weight``; else each as likely as any other.
+        n_step: steps of a return.
+        gamma: discount.
+        shards: parts, each with its own environments: one in this process; several where the workers of the runtime are.
+        alpha: the power of a priority; 0 draws all alike.
+        beta: the power of the importance weights, at first.
+        beta_steps: steps over which it rises to 1; 0 for never.
+        eps: added to every priority, so that none is 0.
+        extra: fields that are stored, too, and drawn as they were at the first of the steps.
+        restarts: how often in a row a shard whose process ended is started anew, empty; 0 for never.
+        runners: whose experience it is.
+    """
+
+    capacity: int
+    prioritized: bool = False
+    n_step: int = 1
+    gamma: float = 0.99
+    shards: int = 1
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_steps: int = 0
+    eps: float = 1e-6
+    extra: tuple[str, ...] = ()
+    restarts: int = 3
+    runners: Ref[RunnersHandle] = "runners"
+
+    handle: ClassVar[type[Handle]] = ReplayHandle  # type: ignore[type-abstract]
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "n_step", "shards"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("gamma", "alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if self.eps < 0 or self.beta_steps < 0 or self.restarts < 0:
+            raise SettingError(f"eps, beta_steps and restarts must not be negative, got {self}")
+
+    def open(self, site: Site) -> ReplayHandle:
+        """Make it, empty."""
+        return HostReplay(self, site)
+
+    def review(self, use: Use) -> Iterator[tuple[str, str]]:
+        """Does anything come in and out of it, and do priorities come back?"""
+        if not use.traced:
+            return
+        if not use.total("added_steps"):
+            yield use.name, "nothing is added to it; put add=ReplayAdd() behind a ParallelSample"
+        if not use.total("draws"):
+            yield use.name, "nothing is drawn from it; add draw=ReplaySample(batch=...)"
+        elif self.prioritized and not use.total("prioritized_steps"):
+            yield (
+                use.name,
+                "its priorities are never told what an update found; add prio=UpdatePriorities() behind TrainOneStep, or set prioritized=False",
+            )
+
+    def describe(self) -> str:
+        """``50,000 steps, prioritized, 3-step returns``."""
+        parts = [f"{self.capacity:,} steps", *["prioritized"] * self.prioritized, *[f"{self.n_step}-step returns"] * (self.n_step > 1)]
+        return ", ".join([*parts, *[f"{self.shards} shards"] * (self.shards > 1)])

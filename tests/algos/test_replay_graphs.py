@@ -1,0 +1,127 @@
+"""The stock graphs with a replay: what they plan they do, in one process and on Ray; what is wrong with one is told; a shard that is killed."""
+
+import math
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import ray
+
+import flowrl as fl
+
+SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
+DQN = {"envs": 4, "fragment": 4, "start": 64, "batch": 16, "updates_per_step": 0.25, "report_every": 5, "target_every": 3, "policy": SMALL}
+SAC = {"start": 8, "batch": 16, "report_every": 5, "policy": fl.Policy(fl.SACNetwork, hidden=(8,))}
+GRAPHS = {
+    "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
+    "every setting": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, capacity=128)),
+    "minibatches": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN, minibatch=4, prioritized=True, double=False)),
+    "jax": fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True)),
+    "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
+    "sac, n-step": fl.sac("Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs=2, fragment=2)),
+}
+
+
+def rows_of(graph, count, **how):
+    with fl.run(graph, **how) as run:
+        rows = [next(run) for _ in range(count)]
+    return rows, run
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_is_planned_is_done(name):
+    plan = GRAPHS[name].compile()
+    rows, run = rows_of(plan, 6)
+    counts, ratio = run.counts(), plan.total("drawn_steps") / plan.total("added_steps")
+    assert rows[-1]["updates"] == 6 * plan.per_row("updates") and all(math.isfinite(row["loss"]) for row in rows)
+    after = counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]  # the fragment with the first update counts
+    assert counts["drawn_steps"] / after == pytest.approx(ratio, rel=0.01) and counts["used_steps"] == counts["drawn_steps"]
+    audit = run.audit()
+    stock = audit.stocks["replay"]
+    assert audit.closed and stock.added == counts["added_steps"] == counts["sampled_steps"] and stock.lost == 0
+    assert (stock.evicted > 0) == (name == "every setting")
+
+
+@pytest.mark.parametrize("name", ["every setting", "sac"])
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
+    one, again, other = ([row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1))
+    assert one == again != other
+
+
+def test_the_plan_tells_the_ratio_the_warm_up_and_the_bytes():
+    text = str(GRAPHS["every setting"].set("target.every", 5).compile())
+    for part in (
+        "data of any age, repeats every 4 rows after 80 steps of warm-up, 64 of them before the first update",
+        "draw     16 steps a draw, 5 draws a row",
+        "replay ratio 4: steps drawn for each that is added",
+        "each sample used 4 times",
+        "replay   128 steps, prioritized, 3-step returns",
+    ):
+        assert part in text, text
+
+
+def no_target(graph):
+    return graph.remove("target")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "says"),
+    [
+        ("dqn", lambda g: g.set("draw.start", 60_000), r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower start or raise capacity"),
+        ("dqn", no_target, r"dqn\.learner: nothing moves the target network of DQNLoss; add target=UpdateTarget"),
+        ("every setting", lambda g: g.remove("prio"), r"dqn\.replay: its priorities are never told what an update found; add prio=UpdatePriorities"),
+        ("dqn", lambda g: g.insert(after="train", prio=fl.UpdatePriorities()), r"dqn\.prio: the batch was drawn without priorities"),
+        (
+            "dqn",
+            lambda g: g.set("replay.capacity", 64).set("replay.n_step", 20),
+            r"dqn\.add: replay holds 16 steps of each .*raise capacity to 96 or more",
+        ),
+        ("dqn", lambda g: g.remove("add"), r"dqn\.draw: took .* items and yielded none"),
+        ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: the loss needs the fields advantage, target"),
+        ("dqn", lambda g: g.set("replay.shards", 9), r"9 shards have 4 environments between them; take as many at most"),
+        ("sac", lambda g: g.set("runners.env", "CartPole-v1"), r"SACNetwork is for actions in a Box, not Discrete\(2\); take QNetwork"),
+        ("dqn", lambda g: g.set("runners.env", "Pendulum-v1"), r"QNetwork has a value for each of n actions, not for Box.*take SACNetwork"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(name, edit, says):
+    with pytest.raises(fl.FlowrlError, match=says):
+        edit(GRAPHS[name]).compile()
+
+
+def test_a_program_can_not_hold_one_yet():
+    with pytest.raises(fl.CheckError, match=r"dqn\.replay: lies in the memory of the host, which is no part of a program; take the local runtime"):
+        fl.run(GRAPHS["jax"], runtime="xla")
+
+
+SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.capacity", 2_000)
+
+
+def test_shards_have_their_own_environments_and_take_turns():
+    _, run = rows_of(SHARDED, 4)
+    assert run.audit().closed and run.counts()["restarts"] == 0
+
+
+def test_on_ray_the_same_rows_come(ray_up):
+    for graph in (GRAPHS["every setting"], SHARDED):
+        (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime="ray")
+        np.testing.assert_allclose([row["loss"] for row in there], [row["loss"] for row in local], rtol=1e-4)
+        assert run.audit().closed
+
+
+def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up):
+    graph = SHARDED.set("report.every", 20)
+    with fl.run(graph, runtime="ray") as run:
+        next(run)
+        replay = run._session.place.handles["replay"]
+        victim = ray.get(replay.pool.actors[1].__ray_call__.remote(lambda _: os.getpid()))
+        os.kill(victim, signal.SIGKILL)
+        for _ in range(8):
+            row = next(run)
+        stock = replay.stock()
+        assert stock.closed and stock.lost > 0 and replay.told[1]["held"] > 0
+        findings = run.diagnosis().findings
+    assert math.isfinite(row["loss"]) and run.audit().closed
+    assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
+    jax.block_until_ready(run.policy.weights)

@@ -1,0 +1,222 @@
+"""The ring of a replay against a slow list of what happened, and its draws against the paper's formulas."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flowrl as fl
+from flowrl.resources.ring import Ring
+from flowrl.resources.sum_tree import SumTree
+
+GAMMA = 0.9
+
+
+class World:
+    """Some environments that tell in their observations who and when they are, in NEXT_STEP form; and a list of all that they gave."""
+
+    def __init__(self, envs, rng, over=0.2):
+        self.rng, self.over = rng, over
+        self.rows = [[] for _ in range(envs)]
+        """By environment: (obs, action, reward, terminated, truncated, valid, version) of what was added; None where something went missing."""
+        self.gone = [0] * envs
+        self.ended = [False] * envs
+
+    def fragment(self, first, count, steps, version):
+        """A fragment of so many environments from the first on."""
+        rows = [[self.step(e, version) for _ in range(steps)] for e in range(first, first + count)]
+        names = ("obs", "action", "reward", "terminated", "truncated", "valid")
+        kinds = (np.float32, np.int32, np.float32, bool, bool, bool)
+        data = {
+            name: np.array([[row[i] for row in column] for column in rows], kind).T for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        }
+        envs = np.arange(first, first + count, dtype=np.int32)
+        columns = {
+            "bootstrap_obs": np.array([self.obs(e) for e in envs], np.float32),
+            "version": np.full(count, version, np.int32),
+            "env": envs,
+            "first": np.array([self.gone[e] - steps for e in envs], np.int32),
+        }
+        return fl.Batch(data, columns), rows
+
+    def obs(self, env):
+        return env * 10_000 + self.gone[env]
+
+    def step(self, env, version):
+        obs, invalid = self.obs(env), self.ended[env]
+        over = not invalid and self.rng.random() < self.over
+        terminated = bool(over and self.rng.random() < 0.5)
+        self.gone[env] += 1
+        self.ended[env] = over
+        reward = 0.0 if invalid else float(np.float32(self.rng.normal()))
+        return obs, int(self.rng.integers(5)), reward, terminated, over and not terminated, not invalid, version
+
+    def added(self, first, rows):
+        for env, column in enumerate(rows, first):
+            if self.rows[env] and self.rows[env][-1][0] + 1 != column[0][0]:
+                self.rows[env].append((self.rows[env][-1][0] + 1, None))  # what it led to is known, and nothing behind that
+            self.rows[env] += column
+
+    def transitions(self, keep, n):
+        """By observation: all that may be drawn where so many rows of each environment are kept."""
+        found = {}
+        for whole in self.rows:
+            rows = whole[max(0, len(whole) - keep) :]
+            for i, row in enumerate(rows):
+                if row[1] is None or not row[5]:
+                    continue
+                reward, discount, behind = 0.0, 1.0, None
+                for k in range(n):
+                    if i + k >= len(rows):
+                        break
+                    now = rows[i + k]
+                    reward += discount * now[2]
+                    discount *= 0.0 if now[3] else GAMMA
+                    cut = i + k + 1 < len(rows) and rows[i + k + 1][1] is None
+                    if now[3] or now[4] or cut or k == n - 1:
+                        behind = now[0] + 1
+                        break
+                if behind is not None:
+                    found[row[0]] = (row[1], reward, discount, behind, row[6])
+        return found
+
+
+def everything(ring):
+    """All that may be drawn, by observation."""
+    slots = np.flatnonzero(ring.usable)
+    drawn = ring._transitions(slots, {}, {})
+    rows = zip(
+        *(drawn.data[k][0].tolist() for k in ("obs", "action", "reward", "discount", "next_obs")), drawn.columns["version"].tolist(), strict=True
+    )
+    return {obs: tuple(rest) for obs, *rest in rows}
+
+
+def agree(ring, world, n):
+    got, wanted = everything(ring), world.transitions(ring.rows - 1, n)
+    assert got.keys() == wanted.keys()
+    for obs, row in wanted.items():
+        assert got[obs] == pytest.approx(row, rel=1e-5, abs=1e-5)
+    assert ring.count == len(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    envs=st.integers(1, 4),
+    n=st.integers(1, 4),
+    steps=st.integers(1, 5),
+    room=st.integers(1, 12),
+    over=st.sampled_from([0.0, 0.2, 0.6]),
+    prioritized=st.booleans(),
+    apart=st.booleans(),
+)
+def test_what_may_be_drawn_is_what_a_slow_list_says(seed, envs, n, steps, room, over, prioritized, apart):
+    rng = np.random.default_rng(seed)
+    world = World(envs, rng, over)
+    spec = fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA)
+    ring = Ring(spec, steps + n + room + 1, envs, 0, seed)
+    held = 0
+    for version in range(12):
+        first, count = (int(rng.integers(envs)), 1) if apart else (0, envs)
+        batch, rows = world.fragment(first, count, steps, version)
+        if rng.random() < 0.15:
+            continue  # it is lost on its way
+        world.added(first, rows)
+        told = ring.add(batch)
+        agree(ring, world, n)
+        held += batch.steps
+        assert told["added"] == held == told["held"] + told["evicted"] and told["held"] == ring.real.sum()
+        if ring.count:
+            assert set(ring.sample(7).data["obs"][0].tolist()) <= world.transitions(ring.rows - 1, n).keys()
+        if prioritized:
+            np.testing.assert_array_equal(ring.tree.leaves[: ring.usable.size] > 0, ring.usable.ravel())
+
+
+def filled(prioritized=True, seed=0, **settings):
+    world = World(3, np.random.default_rng(seed))
+    ring = Ring(fl.Replay(1000, prioritized=prioritized, gamma=GAMMA, **settings), 40, 3, 0, seed)
+    for version in range(12):
+        ring.add(world.fragment(0, 3, 5, version)[0])
+    return ring
+
+
+def chi_square(counts, shares):
+    expected = counts.sum() * shares
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def limit(degrees):
+    """What a chi-square of so many degrees of freedom exceeds with chance 1e-4 (Wilson and Hilferty 1931)."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.719 * np.sqrt(2 / (9 * degrees))) ** 3
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
+    ring, rng = filled(prioritized), np.random.default_rng(1)
+    usable = np.flatnonzero(ring.usable)
+    powers = np.ones(len(usable))
+    if prioritized:
+        errors = rng.exponential(size=len(usable))
+        ring.prioritize(usable, ring.stamp.ravel()[usable], errors)
+        powers = (errors + 1e-6) ** 0.6
+    seen = dict.fromkeys(ring.data["obs"].ravel()[usable].tolist(), 0)
+    for _ in range(2000):
+        for obs in ring.sample(16).data["obs"][0].tolist():
+            seen[obs] += 1
+    assert chi_square(np.array(list(seen.values())), powers / powers.sum()) < limit(len(usable) - 1)
+
+
+def test_importance_weights_are_those_of_the_paper():
+    ring, rng = filled(alpha=0.7, beta=0.4), np.random.default_rng(1)
+    usable = np.flatnonzero(ring.usable)
+    errors = rng.exponential(size=len(usable))
+    ring.prioritize(usable, ring.stamp.ravel()[usable], errors)
+    drawn = ring.sample(64, beta=0.4)
+    chance = dict(zip(usable.tolist(), (errors + 1e-6) ** 0.7 / ((errors + 1e-6) ** 0.7).sum(), strict=True))
+    weights = np.array([(len(usable) * chance[slot]) ** -0.4 for slot in drawn.columns["slot"].tolist()])
+    np.testing.assert_allclose(drawn.data["weight"][0], weights / weights.max(), rtol=1e-5)
+
+
+def test_a_priority_that_comes_late_meets_no_other_row():
+    world = World(1, np.random.default_rng(0), 0.0)
+    ring = Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, 0)
+    ring.add(world.fragment(0, 1, 5, 0)[0])
+    drawn = ring.sample(5)
+    ring.add(world.fragment(0, 1, 5, 1)[0])  # overwrites the first three
+    before = ring.tree.leaves.copy()
+    ring.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
+    changed = np.flatnonzero(ring.tree.leaves != before)
+    assert set(ring.data["obs"][changed, 0].tolist()) == {3.0, 4.0}
+
+
+def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
+    ring = filled()
+    usable = np.flatnonzero(ring.usable)
+    ring.prioritize(usable[:1], ring.stamp.ravel()[usable[:1]], np.array([31.0]))
+    batch, _ = World(3, np.random.default_rng(5)).fragment(0, 3, 5, 9)
+    ring.add(batch)
+    new = np.flatnonzero(ring.usable.ravel() & (ring.stamp.ravel() == ring.fragments))
+    np.testing.assert_allclose(ring.tree.leaves[new], 31.0**0.6, rtol=1e-5)
+    own = Ring(fl.Replay(1000, prioritized=True, gamma=GAMMA), 40, 3, 0, 0)
+    own.add(batch.with_(priority=np.abs(batch["obs"])))
+    new = np.flatnonzero(own.usable)
+    np.testing.assert_allclose(own.tree.leaves[new], (own.data["obs"].ravel()[new] + 1e-6) ** 0.6, rtol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 31, 33, 1000, 5000]), share=st.sampled_from([0.01, 0.5, 1.0]))
+def test_the_sum_tree_finds_what_a_running_sum_finds(seed, size, share):
+    rng, tree = np.random.default_rng(seed), SumTree(size)
+    weights = np.where(rng.random(size) < share, rng.exponential(size=size), 0.0)
+    weights[rng.integers(size)] = 1.0
+    for part in np.array_split(rng.permutation(size), 3):
+        tree[part] = weights[part]
+    assert tree.total == pytest.approx(weights.sum())
+    shares = np.concatenate([rng.random(50), [0.0, np.nextafter(1.0, 0.0)]])
+    found = tree.find(shares)
+    assert (weights[found] > 0).all()
+    sums = np.cumsum(weights)
+    expected = np.searchsorted(sums, shares * sums[-1], side="right")
+    assert (
+        np.abs(sums[np.minimum(found, size - 1)] - sums[np.minimum(expected, size - 1)]) <= 1e-9 * sums[-1] + np.where(found == expected, 0, 1e-9)
+    ).all()

@@ -1,0 +1,84 @@
+"""How runners explore."""
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import flowrl as fl
+from flowrl.rl.distributions import Categorical, Gaussian
+from flowrl.rl.spaces import head
+
+DISCRETE, BOX = head(gym.spaces.Discrete(4)), head(gym.spaces.Box(-2, 2, (2,)))
+
+
+def picked(explore, step, n=20_000, env=None, envs=1):
+    """The actions of n environments whose likeliest is number 2."""
+    dist = Categorical(jnp.broadcast_to(jnp.array([0.0, 1.0, 9.0, 2.0]), (n, 4)))
+    env = jnp.zeros(n, int) if env is None else env
+    noise = explore.noise(DISCRETE, jax.random.key(0), n, jnp.float32(step), env, envs)
+    return np.asarray(explore.pick(dist, noise))
+
+
+@pytest.mark.parametrize(("step", "epsilon"), [(0, 1.0), (500, 0.55), (1000, 0.1), (9000, 0.1)])
+def test_epsilon_falls_in_a_line_and_any_action_is_as_likely_as_another(step, epsilon):
+    actions = picked(fl.EpsilonGreedy(start=1.0, end=0.1, steps=1000), step)
+    shares = np.bincount(actions, minlength=4) / len(actions)
+    np.testing.assert_allclose(shares, np.where(np.arange(4) == 2, 1 - 0.75 * epsilon, epsilon / 4), atol=0.012)
+
+
+def test_environments_may_have_an_epsilon_each():
+    explore = fl.EpsilonGreedy(start=0.4, end=0.4, spread=7.0)
+    wanted = [0.4 ** (1 + 7 * i / 3) for i in range(4)]
+    np.testing.assert_allclose(explore.epsilon(jnp.float32(5), jnp.arange(4), 4), wanted, rtol=1e-4)
+    env = jnp.arange(20_000) % 4
+    actions = picked(explore, 0, env=env, envs=4)
+    for i, epsilon in enumerate(wanted):
+        assert np.mean(actions[np.asarray(env) == i] != 2) == pytest.approx(0.75 * epsilon, abs=0.012)
+
+
+def test_noise_stays_around_the_likeliest_action():
+    explore, dist = fl.GaussianNoise(0.2), Gaussian(jnp.full((5000, 2), 0.5), jnp.zeros((5000, 2)))
+    actions = explore.pick(dist, explore.noise(BOX, jax.random.key(0), 5000, 0, jnp.zeros(5000), 1))
+    assert float(actions.mean()) == pytest.approx(0.5, abs=0.02) and float(actions.std()) == pytest.approx(0.2, abs=0.02)
+    assert (jnp.abs(actions) <= 1).all()
+
+
+class Always(nnx.Module):
+    """Thinks that action 1 is the best."""
+
+    def __init__(self, obs_space, action_space, *, rngs):
+        self.bias = nnx.Param(jnp.array([0.0, 5.0]))
+
+    def __call__(self, obs):
+        return jnp.broadcast_to(self.bias[...], (obs.shape[0], 2)), jnp.zeros(obs.shape[0])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
+def test_runners_explore_less_as_they_go(env):
+    runners = fl.Runners(env, fl.Policy(Always), count=2, envs=8, fragment=50, explore=fl.EpsilonGreedy(steps=1600)).open()
+    shares = [float(np.mean(np.asarray(runners.collect()["action"]) == 0)) for _ in range(4)]
+    runners.close()
+    np.testing.assert_allclose(shares, np.array([0.7625, 0.2875, 0.05, 0.05]) / 2, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("explore", "env", "says"),
+    [
+        (fl.EpsilonGreedy(), "Pendulum-v1", r"ppo\.runners: EpsilonGreedy picks one of n actions; take GaussianNoise"),
+        (fl.GaussianNoise(), "CartPole-v1", r"ppo\.runners: GaussianNoise is for actions in a Box; take EpsilonGreedy"),
+    ],
+)
+def test_what_does_not_fit_the_actions_is_told(explore, env, says):
+    with pytest.raises(fl.CheckError, match=says):
+        fl.ppo(env).set("runners.explore", explore).compile()
+
+
+@pytest.mark.parametrize("wrong", [{"start": 1.5}, {"end": -0.1}, {"steps": 0}, {"spread": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(fl.SettingError, match="must be"):
+        fl.EpsilonGreedy(**wrong)
+    with pytest.raises(fl.SettingError, match="must not be negative"):
+        fl.GaussianNoise(-1.0)
