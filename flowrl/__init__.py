@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
     from flowrl.resources.replay import Replay as Replay
-    from flowrl.resources.replay import ReplayHandle as ReplayHandle
-    from flowrl.resources.replay import Stock as Stock
+    from flowrl.resources.replay_handle import ReplayHandle as ReplayHandle
+    from flowrl.resources.replay_handle import Stock as Stock
     from flowrl.resources.requests import AsyncRequests as AsyncRequests
     from flowrl.resources.requests import Late as Late
     from flowrl.resources.runners import Runners as Runners
@@ -153,7 +153,8 @@ _HOMES = {
     "runtime.xla": "XlaRuntime",
     "algos.dqn": "DQNSettings dqn",
     "ops.replay": "ReplayAdd ReplaySample UpdatePriorities",
-    "resources.replay": "Replay ReplayHandle Stock",
+    "resources.replay": "Replay",
+    "resources.replay_handle": "ReplayHandle Stock",
     "rl.explore": "EpsilonGreedy Explore GaussianNoise Sampled",
     "rl.value_losses": "DQNLoss SACLoss",
     "rl.value_networks": "QNetwork SACNetwork",

@@ -12,7 +12,7 @@ from flowrl.graph.plan import Plan, amount
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Batch, Trained
 from flowrl.ops.batch import need
-from flowrl.resources.replay import ReplayHandle
+from flowrl.resources.replay_handle import ReplayHandle
 
 
 @dataclass(frozen=True)

@@ -2,120 +2,27 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from threading import RLock
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from flowrl.errors import ContractError, GraphError, RuntimeFailed, SettingError
+from flowrl.errors import GraphError, RuntimeFailed, SettingError
 from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch
 from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.shards import RingTwin, columns_between, needed, ring, row_bytes
+from flowrl.resources.jax_replay import JaxReplay
+from flowrl.resources.jax_runners import JaxRunners
+from flowrl.resources.replay_handle import ReplayHandle, Stock
+from flowrl.resources.shards import RingTwin, columns_between, needed, ring, row_bytes, too_small
 
 Array = Any
 ADDING = 2
 """Fragments on their way to a shard."""
-
-
-@dataclass(frozen=True)
-class Stock:
-    """What came into a replay, in steps, and what became of it: added = held + evicted + lost."""
-
-    added: int
-    held: int
-    evicted: int
-    lost: int
-
-    def __str__(self) -> str:
-        return f"{self.added:,} steps added = {self.held:,} held + {self.evicted:,} evicted + {self.lost:,} lost"
-
-    @property
-    def closed(self) -> bool:
-        """Whether everything is accounted for."""
-        return self.added == self.held + self.evicted + self.lost
-
-
-class ReplayHandle(Handle):
-    """What operators ask of a replay of any kind. Whoever draws from it waits for a first number of steps, and may go by how many came since."""
-
-    shared: ClassVar[tuple[str, ...]] = ("expect", "holds", "fresh", "take", "add", "sample", "prioritize")
-
-    def __init__(self, spec: Replay, site: Site) -> None:
-        self.spec = spec
-        self.site = site
-        self.lock = RLock()
-        self.most = 0
-        """The steps that anyone waits for; more are not told from them."""
-        self.steps = 0
-        self.starts: dict[str, int] = {}
-        self.came: dict[str, int] = {}
-        """By reader that counts: the steps that came since it last took note."""
-
-    def expect(self, reader: str, start: int, counts: bool) -> None:
-        """A reader that waits for `start` steps; and whether it counts those that come from then on.
-
-        Raises:
-            GraphError: it waits for more than can be held.
-        """
-        if start > self.spec.capacity:
-            raise GraphError(f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity")
-        self.most = max(self.most, start)
-        self.starts[reader] = start
-        if counts:
-            self.came[reader] = 0
-
-    def holds(self, start: int) -> bool:
-        """Whether so many steps came."""
-        return self.steps >= start
-
-    def fresh(self, reader: str) -> int:
-        """The steps that came since a reader last took note of them, and since there were enough."""
-        return self.came[reader]
-
-    def take(self, reader: str) -> int:
-        """Take note of them."""
-        with self.lock:
-            steps, self.came[reader] = self.came[reader], 0
-        return steps
-
-    def _noted(self, steps: int) -> None:
-        self.steps = min(self.most, self.steps + steps)
-        for reader in self.came:
-            if self.holds(self.starts[reader]):
-                self.came[reader] += steps
-        self.site.count(added_steps=steps)
-
-    @property
-    def static(self) -> dict[str, Any]:
-        """What decides when who may draw."""
-        return {"steps": self.steps, "came": dict(self.came)}
-
-    @abstractmethod
-    def add(self, batch: Batch) -> None:
-        """Add fragments ``[T, B]`` as runners give them.
-
-        Raises:
-            ContractError: a field or column is missing.
-        """
-
-    @abstractmethod
-    def sample(self, size: int) -> Batch:
-        """Draw ``[1, size]`` transitions."""
-
-    @abstractmethod
-    def prioritize(self, feedback: dict[str, Array]) -> None:
-        """Set the priorities of what was drawn to what an update found."""
-
-    @abstractmethod
-    def stock(self) -> Stock:
-        """What came in and what became of it."""
 
 
 class HostReplay(ReplayHandle):
@@ -123,8 +30,7 @@ class HostReplay(ReplayHandle):
 
     def __init__(self, spec: Replay, site: Site) -> None:
         super().__init__(spec, site)
-        runners: RunnersHandle = site.resource(spec.runners)
-        total, shards = runners.environments, spec.shards
+        total, shards = self.runners.environments, spec.shards
         if shards > total:
             raise GraphError(f"{shards} shards have {total} environments between them; take as many at most")
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
@@ -158,13 +64,7 @@ class HostReplay(ReplayHandle):
     def add(self, batch: Batch) -> None:
         """Send every shard its columns."""
         batch = needed(self.spec, batch)
-        steps, _ = batch.shape
-        if steps + self.spec.n_step > self.rows - 1:
-            least = (steps + self.spec.n_step) * self.bounds[-1]
-            raise GraphError(
-                f"{self.site.name} holds {self.rows - 1:,} steps of each environment, too few for fragments of {steps}"
-                f"{f' and n_step={self.spec.n_step}' * (self.spec.n_step > 1)}; raise capacity to {least:,} or more"
-            )
+        too_small(self.spec, self.site.name, self.rows - 1, batch.shape[0], self.bounds[-1])
         if not self.nbytes:
             self.nbytes = self.rows * self.bounds[-1] * row_bytes(self.spec, batch)
         with self.lock:
@@ -234,9 +134,7 @@ class HostReplay(ReplayHandle):
 
     def prioritize(self, feedback: dict[str, Array]) -> None:
         """They are looked at when the next are drawn: the update that computes them may still go on."""
-        if not self.spec.prioritized:
-            raise ContractError(f"{self.site.name} keeps no priorities; write Replay(..., prioritized=True), or remove this operator")
-        self.site.count(prioritized_steps=feedback["slot"].shape[0])
+        self._prioritized(feedback)
         with self.lock:
             self.late.append(feedback)
 
@@ -318,8 +216,8 @@ class Replay(Resource):
             raise SettingError(f"eps, beta_steps and restarts must not be negative, got {self}")
 
     def open(self, site: Site) -> ReplayHandle:
-        """Make it, empty."""
-        return HostReplay(self, site)
+        """Make it, empty: on the device where runners are functions of it."""
+        return JaxReplay(self, site) if isinstance(site.resource(self.runners), JaxRunners) else HostReplay(self, site)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Does anything come in and out of it, and do priorities come back?"""

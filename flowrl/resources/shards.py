@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from flowrl.errors import ContractError
+from flowrl.errors import ContractError, GraphError
 from flowrl.items import Batch, nbytes
 from flowrl.resources.ring import Ring
 
@@ -33,6 +33,19 @@ def needed(spec: Replay, batch: Batch) -> Batch:
         raise ContractError(f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), which keeps the columns")
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
     return Batch({name: batch.data[name] for name in (*fields, *more)}, {name: batch.columns[name] for name in COLUMNS})
+
+
+def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None:
+    """Refuse a replay that is too small for its fragments.
+
+    Raises:
+        GraphError: with the least capacity.
+    """
+    if steps + spec.n_step > rows:
+        raise GraphError(
+            f"{name} holds {rows:,} steps of each environment, too few for fragments of {steps}"
+            f"{f' and n_step={spec.n_step}' * (spec.n_step > 1)}; raise capacity to {(steps + spec.n_step) * envs:,} or more"
+        )
 
 
 def columns_between(batch: Batch, low: int, high: int) -> Batch:

@@ -55,10 +55,12 @@ class Beats(Tracer):
 
 def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
     """The rhythm of a graph whose trace found a steady period; None if there is none."""
-    if not found.exact or found.problems or found.opaque or not found.rows:
+    if found.problems or found.opaque or not found.rows:
         return None
     tracer = Beats(graph, found)
     again, seen = tracer.run(), tracer.seen
+    if not again.exact:
+        return None
     end = again.passes
     period = end - again.warmup_rounds
     beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[end - n] == seen[end]))
@@ -92,21 +94,19 @@ class InlineSite(HereSite):
         before, form = jax.tree.flatten(handle.state)
         at = [i for i, x in enumerate(before) if isinstance(x, jax.Array)]
 
+        def holding(arrays: list[Array]) -> Any:
+            leaves = dict(zip(at, arrays, strict=True))
+            return jax.tree.unflatten(form, [leaves.get(i, x) for i, x in enumerate(before)])
+
         def changed(arrays: list[Array]) -> list[Array]:
-            leaves = list(before)
-            for i, x in zip(at, arrays, strict=True):
-                leaves[i] = x
-            handle.state = jax.tree.unflatten(form, leaves)
+            handle.state = holding(arrays)
             call()
             after, other = jax.tree.flatten(handle.state)
             if str(other) != str(form):
                 raise GraphError(f"what {self.name or 'a verb'} holds takes another form when it is due")
             return [after[i] for i in at]
 
-        arrays = jax.lax.cond(due, changed, lambda arrays: arrays, [before[i] for i in at])
-        for i, x in zip(at, arrays, strict=True):
-            before[i] = x
-        handle.state = jax.tree.unflatten(form, before)
+        handle.state = holding(jax.lax.cond(due, changed, lambda arrays: arrays, [before[i] for i in at]))
 
     def key(self, *folds: int | str) -> Any:
         """A key of the run's own seed, which many runs have one each of."""

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 import flowrl as fl
+from flowrl.runtime.fused import Rhythm, rhythm
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
 DQN = {"envs": 4, "fragment": 4, "start": 64, "batch": 16, "updates_per_step": 0.25, "report_every": 5, "target_every": 3, "policy": SMALL}
@@ -90,9 +91,30 @@ def test_what_is_wrong_is_told_before_anything_runs(name, edit, says):
         edit(GRAPHS[name]).compile()
 
 
-def test_a_program_can_not_hold_one_yet():
-    with pytest.raises(fl.CheckError, match=r"dqn\.replay: lies in the memory of the host, which is no part of a program; take the local runtime"):
-        fl.run(GRAPHS["jax"], runtime="xla")
+ONCE = DQN | {"updates_per_step": 1 / 16, "report_every": 2}  # a program spells out every draw of a round
+FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        FUSED,
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, runners=2, n_step=3)).set("sample.mode", "async"),
+        fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
+    ],
+    ids=["prioritized", "fragments as they come", "sac"],
+)
+def test_a_program_does_what_the_local_runtime_does(graph):
+    (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))
+    for k in ("env_steps", "updates", "loss", "q_mean"):
+        np.testing.assert_allclose([row[k] for row in fused], [row[k] for row in local], rtol=1e-3, err_msg=k)
+    stocks = [run.audit().stocks["replay"] for run in (a, b)]
+    assert a.audit().closed and b.audit().closed and all(stock.held == stock.added > 0 for stock in stocks)
+
+
+def test_a_program_does_not_spell_out_what_a_counter_decides():
+    graph = FUSED.set("target.every", 1_001).compile()
+    assert rhythm(graph.graph, graph.found) == Rhythm(warmup=5, period=2, beat=1)
 
 
 SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.capacity", 2_000)

@@ -4,81 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replayed import GAMMA, World
 
 import flowrl as fl
 from flowrl.resources.ring import Ring
 from flowrl.resources.sum_tree import SumTree
-
-GAMMA = 0.9
-
-
-class World:
-    """Some environments that tell in their observations who and when they are, in NEXT_STEP form; and a list of all that they gave."""
-
-    def __init__(self, envs, rng, over=0.2):
-        self.rng, self.over = rng, over
-        self.rows = [[] for _ in range(envs)]
-        """By environment: (obs, action, reward, terminated, truncated, valid, version) of what was added; None where something went missing."""
-        self.gone = [0] * envs
-        self.ended = [False] * envs
-
-    def fragment(self, first, count, steps, version):
-        """A fragment of so many environments from the first on."""
-        rows = [[self.step(e, version) for _ in range(steps)] for e in range(first, first + count)]
-        names = ("obs", "action", "reward", "terminated", "truncated", "valid")
-        kinds = (np.float32, np.int32, np.float32, bool, bool, bool)
-        data = {
-            name: np.array([[row[i] for row in column] for column in rows], kind).T for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
-        }
-        envs = np.arange(first, first + count, dtype=np.int32)
-        columns = {
-            "bootstrap_obs": np.array([self.obs(e) for e in envs], np.float32),
-            "version": np.full(count, version, np.int32),
-            "env": envs,
-            "first": np.array([self.gone[e] - steps for e in envs], np.int32),
-        }
-        return fl.Batch(data, columns), rows
-
-    def obs(self, env):
-        return env * 10_000 + self.gone[env]
-
-    def step(self, env, version):
-        obs, invalid = self.obs(env), self.ended[env]
-        over = not invalid and self.rng.random() < self.over
-        terminated = bool(over and self.rng.random() < 0.5)
-        self.gone[env] += 1
-        self.ended[env] = over
-        reward = 0.0 if invalid else float(np.float32(self.rng.normal()))
-        return obs, int(self.rng.integers(5)), reward, terminated, over and not terminated, not invalid, version
-
-    def added(self, first, rows):
-        for env, column in enumerate(rows, first):
-            if self.rows[env] and self.rows[env][-1][0] + 1 != column[0][0]:
-                self.rows[env].append((self.rows[env][-1][0] + 1, None))  # what it led to is known, and nothing behind that
-            self.rows[env] += column
-
-    def transitions(self, keep, n):
-        """By observation: all that may be drawn where so many rows of each environment are kept."""
-        found = {}
-        for whole in self.rows:
-            rows = whole[max(0, len(whole) - keep) :]
-            for i, row in enumerate(rows):
-                if row[1] is None or not row[5]:
-                    continue
-                reward, discount, behind = 0.0, 1.0, None
-                for k in range(n):
-                    if i + k >= len(rows):
-                        break
-                    now = rows[i + k]
-                    reward += discount * now[2]
-                    discount *= 0.0 if now[3] else GAMMA
-                    cut = i + k + 1 < len(rows) and rows[i + k + 1][1] is None
-                    if now[3] or now[4] or cut or k == n - 1:
-                        behind = now[0] + 1
-                        break
-                if behind is not None:
-                    found[row[0]] = (row[1], reward, discount, behind, row[6])
-        return found
 
 
 def everything(ring):

@@ -14,7 +14,8 @@ from flowrl.graph import trace
 from flowrl.graph.site import Failed, HereWorkers, Place
 from flowrl.resources.environments import make_vector
 from flowrl.resources.reward_scale import RewardScale
-from flowrl.resources.sampling import Runner, RunnerTwin
+from flowrl.resources.runner_twin import RunnerTwin
+from flowrl.resources.sampling import Runner
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
 FRAGMENT = 9
