@@ -36,10 +36,7 @@ class HostReplay(ReplayHandle):
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
-        try:
-            self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
-        except GraphError:
-            raise GraphError("lies in the memory of the host, which is no part of a program; take the local runtime, or Ray") from None
+        self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
         self.adding: list[deque[Future]] = [deque() for _ in range(shards)]
         self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
         self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards

@@ -20,7 +20,7 @@ from flowrl.runtime.members import Swept, substituted
 ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.MLP, hidden=(16,))
 SMALL = {"envs": 4, "fragment": 16, "policy": MLP}
-ASYNC = {"runners": 2, **SMALL, "batch": 128, "report_every": 3}
+ASYNC = {"runners": 2, **SMALL, "batch": 128, "report_every": 1}
 LEAST = {"envs": 1, "fragment": 4, "batch": 8, "report_every": 2, "policy": fl.Policy(fl.MLP, hidden=(4,))}
 PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch=64, epochs=1, minibatch=None))
 GRAPHS = {
@@ -290,7 +290,7 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
         (PPO, Rhythm(0, 1, 1)),
         (PPO.set("report.every", 6), Rhythm(0, 6, 1)),
         (PPO.set("sync.every", 2).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm").set("report.every", 6), Rhythm(0, 6, 2)),
-        (GRAPHS["impala"], Rhythm(6, 6, 2)),
+        (GRAPHS["impala"].set("report.every", 3), Rhythm(6, 6, 2)),
     ],
     ids=["a row", "rows of six", "every other", "queue"],
 )
