@@ -134,8 +134,8 @@ class Core:
             seen = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
             weights = Weights(weights.params, self.network.observe(weights, seen, rows["valid"].reshape(-1)))
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]  # a NaN or infinity stays in a sum
-        good = jnp.isfinite(means["loss"]) & jnp.isfinite(sum(sums))
+        numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
         told = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
         return {**state, **kept, "key": key}, Metrics.pack(told), priority

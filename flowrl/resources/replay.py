@@ -21,8 +21,8 @@ from flowrl.resources.replay_handle import ReplayHandle, Stock
 from flowrl.resources.shards import RingTwin, columns_between, needed, ring, row_bytes, too_small
 
 Array = Any
-ADDING = 2
-"""Fragments on their way to a shard."""
+SENDING = 2
+"""Fragments and priorities on their way to a shard."""
 
 
 class HostReplay(ReplayHandle):
@@ -37,7 +37,7 @@ class HostReplay(ReplayHandle):
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
         self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
-        self.adding: list[deque[Future]] = [deque() for _ in range(shards)]
+        self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
         self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
         self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
         self.before = Stock(0, 0, 0, 0)
@@ -68,16 +68,20 @@ class HostReplay(ReplayHandle):
             for shard, (low, high) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
                 part = batch if self.spec.shards == 1 else self.site.call(partial(columns_between, low=low, high=high), batch)
                 if part.shape[1]:
-                    self.adding[shard].append(self.pool.submit(shard, "add", part))
                     self.sent[shard] += part.steps
-                    while len(self.adding[shard]) > (0 if len(self.pool) == 1 else ADDING):
-                        self._added(shard)
+                    self._send(shard, "add", part)
             self.all += batch.steps
             self._noted(batch.steps)
 
-    def _added(self, shard: int) -> None:
-        """Take what a shard told of the oldest fragment that was sent to it."""
-        future = self.adding[shard].popleft()
+    def _send(self, shard: int, verb: str, *args: Any) -> None:
+        """Send something to a shard, and take what it told of older ones."""
+        self.sending[shard].append(self.pool.submit(shard, verb, *args))
+        while len(self.sending[shard]) > (0 if len(self.pool) == 1 else SENDING):
+            self._hear(shard)
+
+    def _hear(self, shard: int) -> None:
+        """Take what a shard told of the oldest thing that was sent to it."""
+        future = self.sending[shard].popleft()
         try:
             self.told[shard] = future.result()
             self.failures[shard] = 0
@@ -94,7 +98,7 @@ class HostReplay(ReplayHandle):
             raise error
         self.failures[shard] += 1
         self.incarnations[shard] += 1
-        self.adding[shard].clear()
+        self.sending[shard].clear()
         self.pool.restart(shard, self.incarnations[shard], because)
         sent, evicted, was = self.sent[shard], self.told[shard]["evicted"], self.before
         self.before = Stock(was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted)
@@ -108,8 +112,8 @@ class HostReplay(ReplayHandle):
             self._prioritize()
             for _ in range(len(self.pool)):
                 if not self.told[self.turn]["usable"]:
-                    while self.adding[self.turn]:
-                        self._added(self.turn)
+                    while self.sending[self.turn]:
+                        self._hear(self.turn)
                 shard, self.turn = self.turn, (self.turn + 1) % len(self.pool)
                 if not self.told[shard]["usable"]:
                     continue
@@ -143,14 +147,14 @@ class HostReplay(ReplayHandle):
             slot, stamp, shard, priority = (np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority"))
             for i in np.unique(shard):
                 at = shard == i
-                self.pool.submit(int(i), "prioritize", slot[at], stamp[at], priority[at])
+                self._send(int(i), "prioritize", slot[at], stamp[at], priority[at])
 
     def stock(self) -> Stock:
         """Once all that was sent is there."""
         with self.lock:
             for shard in range(len(self.pool)):
-                while self.adding[shard]:
-                    self._added(shard)
+                while self.sending[shard]:
+                    self._hear(shard)
             was = self.before
             held, evicted = (sum(told[k] for told in self.told) for k in ("held", "evicted"))
             return Stock(was.added + sum(self.sent), held, was.evicted + evicted, was.lost)

@@ -23,7 +23,7 @@ class Ring:
     the same. A row may be drawn once its `n_step` successors within the episode are there (`usable`).
     """
 
-    def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
+    def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any, incarnation: int = 0) -> None:
         self.spec = spec
         self.rows = rows
         self.envs = envs
@@ -47,7 +47,7 @@ class Ring:
         self.tree = SumTree(rows * envs) if spec.prioritized else None
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
         """The fragment with which a row came: a priority that comes late must meet the row that it is meant for."""
-        self.fragments = 0
+        self.fragments = incarnation << 32  # what was drawn before it was started anew is meant for none of its rows
         self.highest = 1.0
 
     def close(self) -> None:
@@ -203,10 +203,11 @@ class Ring:
         }
         return Batch({name: x[None] for name, x in found.items()} | data, {"version": flat["version"].take(slots), **columns})
 
-    def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> None:
-        """Set the priorities of rows, of those that are still there."""
+    def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
+        """Set the priorities of rows, of those that are still there; what is held is told."""
         there = self.usable.reshape(-1)[slots] & (self.stamp.reshape(-1)[slots] == stamps)
         powers = self._power(priorities)[there]
         if len(powers):
             cast("SumTree", self.tree)[slots[there]] = powers
             self.highest = max(self.highest, float(powers.max()))
+        return self.held()

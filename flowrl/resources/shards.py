@@ -96,7 +96,7 @@ class RingTwin:
 def ring(spec: Replay, rows: int, bounds: tuple[int, ...], name: str, seed: int, index: int, incarnation: int = 0) -> Ring:
     """The shard of a number."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, incarnation])
-    return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy)
+    return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy, incarnation)
 
 
 def row_bytes(spec: Replay, batch: Batch) -> int:

@@ -119,6 +119,16 @@ def test_a_priority_that_comes_late_meets_no_other_row():
     assert set(ring.data["obs"][changed, 0].tolist()) == {3.0, 4.0}
 
 
+def test_a_priority_that_was_meant_for_a_lost_shard_meets_none_of_the_new_one():
+    lost, new = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, 0, incarnation) for incarnation in (0, 1))
+    for ring in (lost, new):
+        ring.add(World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)[0])
+    drawn, before = lost.sample(5), new.tree.leaves.copy()
+    told = new.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
+    np.testing.assert_array_equal(new.tree.leaves, before)
+    assert told == new.held()
+
+
 def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
     ring = filled()
     usable = np.flatnonzero(ring.usable)
