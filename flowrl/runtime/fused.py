@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ import numpy as np
 
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Ledger, Unit
+from flowrl.graph.loop import Unit
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place, check_pure
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import VERSION, Trace, Tracer, is_counter
 from flowrl.items import Tally
+from flowrl.runtime.counted import Counts, add, back_to, counted, since
 from flowrl.runtime.members import Values, substituted
 
 Array = Any
@@ -91,22 +91,23 @@ class InlineSite(HereSite):
         if not isinstance(due, jax.core.Tracer):
             super().when(due, handle, call)
             return
+        counts = counted(self.place.ledger)
         before, form = jax.tree.flatten(handle.state)
-        at = [i for i, x in enumerate(before) if isinstance(x, jax.Array)]
 
-        def holding(arrays: list[Array]) -> Any:
-            leaves = dict(zip(at, arrays, strict=True))
-            return jax.tree.unflatten(form, [leaves.get(i, x) for i, x in enumerate(before)])
+        def holding(arrays: dict[int, Array]) -> Any:
+            return jax.tree.unflatten(form, [arrays.get(i, x) for i, x in enumerate(before)])
 
-        def changed(arrays: list[Array]) -> list[Array]:
+        def changed(arrays: dict[int, Array]) -> dict[int, Array]:
             handle.state = holding(arrays)
             call()
             after, other = jax.tree.flatten(handle.state)
             if str(other) != str(form):
                 raise GraphError(f"what {self.name or 'a verb'} holds takes another form when it is due")
-            return [after[i] for i in at]
+            return {i: after[i] for i in arrays}
 
-        handle.state = holding(jax.lax.cond(due, changed, lambda arrays: arrays, [before[i] for i in at]))
+        arrays = {i: x for i, x in enumerate(before) if isinstance(x, jax.Array)}
+        handle.state = holding(jax.lax.cond(due, changed, lambda arrays: arrays, arrays))
+        back_to(self.place.ledger, counts)
 
     def key(self, *folds: int | str) -> Any:
         """A key of the run's own seed, which many runs have one each of."""
@@ -237,36 +238,6 @@ def _back(value: Any) -> Any:
     if not (isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], bytes)):
         return value
     return np.frombuffer(value[2], value[0]).reshape(value[1])[()]
-
-
-Counts = dict[str, dict[Any, Any]]
-COUNTED = ("put", "got", "put_steps", "got_steps", "dropped", "dropped_steps")
-
-
-def counted(ledger: Ledger) -> Counts:
-    """A copy of all that a ledger counts."""
-    return {**{name: Counter(getattr(ledger, name)) for name in COUNTED}, "counts": {k: Counter(c) for k, c in ledger.counts.items()}}
-
-
-def since(before: Counts, after: Counts) -> Counts:
-    """What was counted between the two."""
-    plain: Counts = {name: Counter({k: n - before[name][k] for k, n in after[name].items()}) for name in COUNTED}
-    return plain | {"counts": {k: Counter({n: x - before["counts"].get(k, Counter())[n] for n, x in c.items()}) for k, c in after["counts"].items()}}
-
-
-def add(ledger: Ledger, counts: Counts, times: int) -> None:
-    """Count so many times what was counted once."""
-    for name in COUNTED:
-        for k, n in counts[name].items():
-            getattr(ledger, name)[k] += times * n
-    for k, c in counts["counts"].items():
-        for n, x in c.items():
-            ledger.counts[k][n] += times * x
-
-
-def back_to(ledger: Ledger, counts: Counts) -> None:
-    """Forget what was counted since."""
-    add(ledger, since(counts, counted(ledger)), -1)
 
 
 @dataclass

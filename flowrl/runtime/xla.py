@@ -24,7 +24,8 @@ from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, add, rhythm, strong
+from flowrl.runtime.counted import add
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, rhythm, strong
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
 
 Array = Any
