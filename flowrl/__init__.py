@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flowrl.algos.a2c import A2CSettings as A2CSettings
     from flowrl.algos.a2c import a2c as a2c
+    from flowrl.algos.apex import ApexSettings as ApexSettings
+    from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
     from flowrl.algos.dqn import DQNSettings as DQNSettings
@@ -57,9 +59,12 @@ if TYPE_CHECKING:
     from flowrl.ops.batch import Standardize as Standardize
     from flowrl.ops.flow import Filter as Filter
     from flowrl.ops.flow import FlatMap as FlatMap
+    from flowrl.ops.flow import Gate as Gate
     from flowrl.ops.flow import Map as Map
+    from flowrl.ops.flow import Merge as Merge
     from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
+    from flowrl.ops.replay import InitialPriorities as InitialPriorities
     from flowrl.ops.replay import ReplayAdd as ReplayAdd
     from flowrl.ops.replay import ReplaySample as ReplaySample
     from flowrl.ops.replay import UpdatePriorities as UpdatePriorities
@@ -118,6 +123,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "algos.a2c": "A2CSettings a2c",
+    "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
@@ -131,9 +137,9 @@ _HOMES = {
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "items": "Batch Row Trained",
     "ops.batch": "Advantages Concat Standardize",
-    "ops.flow": "Filter FlatMap Map",
+    "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",
-    "ops.replay": "ReplayAdd ReplaySample UpdatePriorities",
+    "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",
     "ops.report": "Evaluate Report",
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep UpdateTarget",

@@ -199,3 +199,8 @@ class Row(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return f"Row({', '.join(f'{k}={v:,.6g}' for k, v in self._values.items())})"
+
+
+def steps_of(item: Any) -> int:
+    """The steps in an item; 0 where it has none."""
+    return item.steps if isinstance(item, Batch | Trained) else 0

@@ -34,7 +34,7 @@ def flowrl(capsys, tmp_path, monkeypatch):
 def test_list_is_a_line_for_each_stock_graph(flowrl):
     status, out, _ = flowrl("list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ppo", "a2c", "pg", "impala", "appo", "dqn", "sac"]
+    assert [line.split()[0] for line in out.splitlines()] == ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"]
 
 
 def test_check_plan_and_draw(flowrl, tmp_path):

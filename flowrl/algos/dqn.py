@@ -36,7 +36,7 @@ class DQNSettings:
     batch: int = 64
     minibatch: int | None = None
     start: int = 1_000
-    updates_per_step: float = 0.125
+    updates_per_step: float | None = 0.125
     target_every: int = 100
     tau: float = 1.0
     lr: float = 1e-3

@@ -206,11 +206,8 @@ class Graph:
                 raise GraphError(
                     f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)", self.name
                 )
-            previous: tuple[str, ...] = tuple(ends)
-        else:
-            previous = (after,) if isinstance(after, str) else tuple(dict.fromkeys(after))
-            for name in previous:
-                self._index(name)
+            after = ends
+        previous = self._places(after)
         return self._with(nodes=(*self.nodes, *self._line(previous, ops)))
 
     def insert(self, *, after: str, **ops: Operator | Chain) -> Graph:
@@ -223,6 +220,17 @@ class Graph:
         new = self._line((after,), ops)
         behind = [_swap(n, after, (new[-1].name,)) for n in self.nodes[i + 1 :]]
         return self._with(nodes=(*self.nodes[: i + 1], *new, *behind))
+
+    def move(self, name: str, *, after: str | Iterable[str]) -> Graph:
+        """Let a node, and with it all that stands behind it, go on from `after`; ``after=()`` makes it a start.
+
+        Raises:
+            GraphError: a node is unknown, or `after` does not stand before it.
+        """
+        i, places = self._index(name), self._places(after)
+        if late := [place for place in places if self._index(place) >= i]:
+            raise GraphError(f"'{name}' can't go on from '{late[0]}', which does not stand before it", self.name)
+        return self._with(nodes=[*self.nodes[:i], replace(self.nodes[i], after=places), *self.nodes[i + 1 :]])
 
     def remove(self, *names: str) -> Graph:
         """Take out nodes, joining each one's predecessors to its successors; or resources.
@@ -335,6 +343,12 @@ class Graph:
         return draw(self, format)
 
     # -- helpers
+
+    def _places(self, after: str | Iterable[str]) -> tuple[str, ...]:
+        places = (after,) if isinstance(after, str) else tuple(dict.fromkeys(after))
+        for name in places:
+            self._index(name)
+        return places
 
     def _index(self, name: str, *, also_resources: bool = False) -> int:
         for i, node in enumerate(self.nodes):

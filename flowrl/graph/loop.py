@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
 from flowrl.graph.graph import Node
-from flowrl.graph.protocols import Handle, Site
-from flowrl.items import Batch, Tally, Trained
+from flowrl.graph.protocols import Handle, Operator, Site
+from flowrl.items import Tally, steps_of
+
+if TYPE_CHECKING:
+    from flowrl.graph.stages import Channel
 
 Hook = Callable[[str, float, Any], None]
 """Told after every advance of a node: its name, the seconds it took in this thread, and the item it yielded (None at its end)."""
@@ -93,30 +96,7 @@ class Unit:
         self.state = node.op.init()
         self.ctx = ctx
         self.behind: list[tuple[tuple[str, str], Unit]] = []
-        self.outlets: list[tuple[tuple[str, str], Store]] = []
-
-
-class Store(Protocol):
-    """What stands between two stages."""
-
-    after: tuple[str, ...]
-
-    @property
-    def room(self) -> bool:
-        """Whether the stage before may go on."""
-
-    def __len__(self) -> int: ...
-
-    def put(self, source: str, item: Any) -> tuple[str, Any] | None:
-        """Put an item; what had to go for it is returned."""
-
-    def take(self) -> tuple[str, Any] | None:
-        """The next item, with the node that it came from; None where there is none."""
-
-
-def steps_of(item: Any) -> int:
-    """The steps in an item; 0 where it has none."""
-    return item.steps if isinstance(item, Batch | Trained) else 0
+        self.outlets: list[tuple[tuple[str, str], Channel]] = []
 
 
 class Loop:
@@ -131,7 +111,7 @@ class Loop:
         ledger: Ledger,
         hook: Hook | None = None,
         failed: Callable[[str, Exception], None] | None = None,
-        stores: Mapping[str, Store] = MappingProxyType({}),
+        channels: Mapping[str, Channel] = MappingProxyType({}),
     ) -> None:
         """Make the nodes ready.
 
@@ -143,7 +123,7 @@ class Loop:
             ledger: where everything is counted.
             hook: told of every advance.
             failed: told of a node's error in place of raising it; the node then yields nothing.
-            stores: by queue of the whole graph, what stands there.
+            channels: by queue of the whole graph, what stands there.
         """
         self.graph = graph
         self.first = nodes[0].name
@@ -153,15 +133,16 @@ class Loop:
         self.settle = site.settle
         self._enter = self.enter if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
-        self.roots = [(self.units[n.name], stores.get(n.name)) for n in nodes if not n.after or n.name in stores]
+        self.roots = [(self.units[n.name], channels.get(n.name)) for n in nodes if not n.after or n.name in channels]
         for node in nodes:
-            for before in node.after if node.name not in stores else ():
+            for before in node.after if node.name not in channels else ():
                 self.units[before].behind.append(((before, node.name), self.units[node.name]))
-        for name, store in stores.items():
-            for before in store.after:
+        for name, channel in channels.items():
+            for before in channel.after:
                 if before in self.units:
-                    self.units[before].outlets.append(((before, name), store))
-        self.outlets = [store for unit in self.units.values() for _, store in unit.outlets]
+                    self.units[before].outlets.append(((before, name), channel))
+        self.rooms = {root.name: list(self._rooms(root)) for root, _ in self.roots}
+        """By root: nodes and whether they have room for what comes of it."""
         with self._addressed():
             for unit in self.units.values():
                 ledger.at.node = unit.name
@@ -178,19 +159,35 @@ class Loop:
         for name, unit in self.units.items():
             unit.state = states[name]
 
-    def ready(self) -> bool:
-        """Whether a pass would do anything, and what comes of it finds room."""
-        return all(store.room for store in self.outlets) and any(map(self._may, self.roots))
+    def _rooms(self, unit: Unit) -> Iterator[tuple[str, Callable[[], bool]]]:
+        for (_, name), channel in unit.outlets:
+            yield name, lambda channel=channel: channel.room  # type: ignore[misc]
+        for (before, name), behind in unit.behind:
+            if type(behind.op).room is not Operator.room:
+                yield name, partial(self._room, behind, before)
+            yield from self._rooms(behind)
 
-    def _may(self, start: tuple[Unit, Store | None]) -> bool:
-        root, store = start
-        if store is not None:
-            return len(store) > 0
+    def _room(self, unit: Unit, source: str) -> bool:
+        self.ledger.at.node, unit.ctx.source = unit.name, source
+        return unit.op.room(unit.state, unit.ctx)
+
+    def ready(self) -> bool:
+        """Whether a pass would do anything."""
+        return any(not self._waits(*start) for start in self.roots)
+
+    def waits(self) -> Iterator[str]:
+        """What each root waits for."""
+        yield from (f"{root.name} waits for {self._waits(root, channel)}" for root, channel in self.roots)
+
+    def _waits(self, root: Unit, channel: Channel | None) -> str:
+        """What a root waits for: something to do, or room for what comes of it; nothing if it may fire."""
         self.ledger.at.node = root.name
-        return root.op.ready(root.state, root.ctx)
+        if not (root.op.ready(root.state, root.ctx) if channel is None else len(channel)):
+            return "something to do"
+        return next((f"room at {name}" for name, room in self.rooms[root.name] if not room()), "")
 
     def run_pass(self) -> list[Tally]:
-        """One turn of every root, gone through to its end; one at a queue takes an item, if there is one.
+        """One turn of every root that may fire, gone through to its end; one at a queue takes an item.
 
         What the clock closed meanwhile is returned.
 
@@ -199,12 +196,12 @@ class Loop:
         """
         rows: list[Tally] = []
         with self._addressed():
-            for start in self.roots:
-                root, store = start
-                if store is None:
-                    if self._may(start):
-                        self._enter(root, None, None, rows)
-                elif (taken := store.take()) is not None:
+            for root, channel in self.roots:
+                if self._waits(root, channel):
+                    continue
+                if channel is None:
+                    self._enter(root, None, None, rows)
+                elif (taken := channel.take()) is not None:
                     self._take(root, *taken, rows)
         return rows
 
@@ -259,10 +256,10 @@ class Loop:
                 self._enter(behind, out, name, rows)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
-            for edge, store in unit.outlets:
+            for edge, channel in unit.outlets:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                if (gone := store.put(name, self.settle(out))) is not None:
+                if (gone := channel.put(name, self.settle(out))) is not None:
                     ledger.dropped[gone[0], edge[1]] += 1
                     ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
             ledger.at.node = name

@@ -14,6 +14,7 @@ from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
 from flowrl.items import Batch, Trained
+from flowrl.texts import amount, in_bytes
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class Plan:
 
         The counters: ``requests sampled_steps updates trained_steps used_steps gradient_steps publishes weight_bytes``.
         """
-        total = sum(c[counter] for name, t in self.found.steady.items() if node in (None, name) for c in t.counts.values())
-        return total / self.rows
+        return (self.total(counter) if node is None else self.counts(node)[counter]) / self.rows
 
     def __str__(self) -> str:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
@@ -150,21 +150,6 @@ class Plan:
     def a_row(self, number: int, word: str) -> str:
         """``2 calls a row``, of a number in the steady period."""
         return f"{amount(Fraction(number, self.rows), word)} a row"
-
-
-def amount(n: Fraction, word: str) -> str:
-    """``3 minibatches``, ``1.25 calls``."""
-    number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
-    return f"{number} {word}{('es' if word.endswith('tch') else 's') * (n != 1)}"
-
-
-def in_bytes(n: int) -> str:
-    """``36.6 KB``."""
-    for unit in ("B", "KB", "MB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n = n / 1000  # type: ignore[assignment]
-    return f"{n:.3g} GB"
 
 
 def _array(x: Any) -> str:

@@ -283,6 +283,10 @@ class Operator(ABC):
         """Of one at the start of a stage: whether it may fire. If not, its stage waits until another one changes something."""
         return True
 
+    def room(self, state: Any, ctx: Context) -> bool:
+        """Whether it can take what `ctx.source` gives it. If not, what that comes of waits, as it does before a full queue."""
+        return True
+
     @abstractmethod
     def init(self) -> Any:
         """The state, a pytree that `step` changes in place; None for an operator without."""

@@ -149,8 +149,8 @@ class Schedule:
         rows: list[Tally] = []
         ready = [loop for loop in self.loops if loop.ready()]
         if not ready:
-            waiting = ", ".join(loop.first for loop in self.loops)
-            raise GraphError(f"no stage can go on: those of {waiting} wait for one another", self.loops[0].graph)
+            waiting = ", ".join(text for loop in self.loops for text in loop.waits())
+            raise GraphError(f"no stage can go on, for each waits for another: {waiting}", self.loops[0].graph)
         if self.pick is not None:
             return ready[self.pick(len(ready))].run_pass()
         for loop in self.loops:

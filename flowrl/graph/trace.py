@@ -16,14 +16,13 @@ import numpy as np
 
 from flowrl.errors import FlowrlError, raised
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import steps_of
 from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.items import Batch, Trained, read_only
+from flowrl.items import Batch, Trained, read_only, steps_of
 
 PATIENCE = 2.0
-"""Seconds after which the trace stops looking for a period and the plan gives means."""
+"""Seconds of work after which the trace stops looking for a period and the plan gives means."""
 
 
 UNFILLED = 1_000
@@ -211,12 +210,8 @@ class Trace:
     @property
     def totals(self) -> Counter[tuple[str, str]]:
         """By resource and counter: what all nodes count in the steady period."""
-        total: Counter[tuple[str, str]] = Counter()
-        for traffic in self.steady.values():
-            for resource, counts in traffic.counts.items():
-                for counter, number in counts.items():
-                    total[resource, counter] += number
-        return total
+        each = (Counter({(resource, k): n for k, n in c.items()}) for t in self.steady.values() for resource, c in t.counts.items())
+        return sum(each, Counter())
 
 
 def trace(graph: Graph) -> Trace:
@@ -281,8 +276,8 @@ class Tracer:
             if found.problems or found.opaque:
                 return
             self.between(schedule)
-            deadline = time.perf_counter() + PATIENCE if number == 1 else deadline  # the first pass traces every function
-            late = time.perf_counter() > deadline and (rows > 0 or number >= UNFILLED)
+            deadline = time.thread_time() + PATIENCE if number == 1 else deadline  # the first pass traces every function
+            late = time.thread_time() > deadline and (rows > 0 or number >= UNFILLED)
             if not closed and not late and number % 64:
                 continue
             now = self.signature(schedule)

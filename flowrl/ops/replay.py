@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
+import jax
+
 from flowrl.errors import ContractError, SettingError, a
-from flowrl.graph.plan import Plan, amount
-from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.plan import Plan
+from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch, Trained
 from flowrl.ops.batch import need
+from flowrl.resources.learner import LearnerHandle
 from flowrl.resources.replay_handle import ReplayHandle
+from flowrl.rl.returns import td_errors
+from flowrl.texts import amount
+
+AHEAD = 4
+"""Draws that a stage of their own asks for beforehand."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,10 @@ class ReplayAdd(Stateless):
 
     writes: ClassVar[tuple[str, ...]] = ("replay",)
 
+    def room(self, state: None, ctx: Context) -> bool:
+        """Whether all that is due was drawn: sampling waits for who keeps a ratio and is behind."""
+        return ctx[self.replay].room()
+
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """Add it, then pass it on."""
         ctx[self.replay].add(need(batch))
@@ -37,11 +50,12 @@ class ReplayAdd(Stateless):
 
 
 @dataclass(frozen=True)
-class ReplaySample(Operator):
+class ReplaySample(Stateless):
     """Draw batches ``[1, batch]`` from the replay: behind `ReplayAdd` with every item, or at a start of its own.
 
     With `updates_per_step` the ratio is kept exactly: so many draws for every step that comes from `start` on, what is left over carried to the
-    next time. The replay ratio, samples drawn for each step of an environment, is ``batch x updates_per_step``.
+    next time; where they are drawn in a stage of their own, adding waits for them. The replay ratio, samples drawn for each step of an
+    environment, is ``batch x updates_per_step``.
 
     Args:
         batch: transitions.
@@ -74,35 +88,66 @@ class ReplaySample(Operator):
         if not counts["draws"]:
             return None
         ratio = counts["drawn_steps"] / max(plan.total("added_steps"), 1)
+        free = self.updates_per_step is None and not next(n for n in plan.graph.nodes if n.name == node).after
         return (
             f"{amount(Fraction(self.batch), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
-            f"replay ratio {ratio:g}: steps drawn for each that is added",
+            f"replay ratio free, in lock-step {ratio:g}" if free else f"replay ratio {ratio:g}: steps drawn for each that is added",
         )
-
-    def init(self) -> dict[str, int]:
-        """What is left over, in parts of a draw."""
-        return {"left": 0}
 
     def prepare(self, ctx: Context) -> None:
         """Say what is waited for."""
-        ctx[self.replay].expect(ctx.name, self.start, self.updates_per_step is not None)
+        ctx[self.replay].expect(ctx.name, self.start, self.ratio)
 
-    def ready(self, held: dict[str, int], ctx: Context) -> bool:
+    def ready(self, state: None, ctx: Context) -> bool:
         """Whether a draw is due."""
-        replay, ratio = ctx[self.replay], self.ratio
-        if ratio is None:
-            return replay.holds(self.start)
-        return held["left"] + replay.fresh(ctx.name) * ratio.numerator >= ratio.denominator
+        return ctx[self.replay].due(ctx.name)
 
-    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Batch]:
-        """What is due."""
-        replay, ratio = ctx[self.replay], self.ratio
-        if ratio is None:
-            draws = int(replay.holds(self.start))
-        else:
-            draws, held["left"] = divmod(held["left"] + replay.take(ctx.name) * ratio.numerator, ratio.denominator)
-        for _ in range(draws):
-            yield replay.sample(self.batch)
+    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
+        """One draw, and behind an item all that its steps call for."""
+        replay = ctx[self.replay]
+        while replay.due(ctx.name):
+            if (batch := replay.sample(self.batch, ctx.name, ahead=AHEAD if item is None else 0)) is None:
+                return
+            yield batch
+            if self.ratio is None or item is None:
+                return
+
+
+@dataclass(frozen=True)
+class InitialPriorities(Stateless):
+    """Add ``priority``: how far off the action value of each step is by the n-step return behind it, as far as the fragment goes.
+
+    At the sampler, ``ParallelSample(local=fl.chain(prio=InitialPriorities(...)))``, it judges by the weights that acted (Horgan et al. 2018,
+    algorithm 1); without it a replay gives what is new the highest priority so far.
+
+    Args:
+        gamma: discount.
+        n_step: steps of a return, as the replay has them.
+        learner: gives action values.
+
+    Raises:
+        ContractError: the batch lacks a field, or the policy's outputs are no action values.
+    """
+
+    gamma: float = 0.99
+    n_step: int = 1
+    learner: Ref[LearnerHandle] = "learner"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1 or self.n_step < 1:
+            raise SettingError(f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}")
+
+    def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
+        """One batch in, the same with a field more out."""
+        d = need(batch, "obs", "action", "reward", "terminated", "truncated", "valid").data
+        values = ctx[self.learner].action_values(batch)
+        fields = (d[k] for k in ("action", "reward", "terminated", "truncated", "valid"))
+        yield batch.with_(priority=ctx.run(priorities, values, *fields, gamma=self.gamma, n_step=self.n_step))
+
+
+def priorities(*fields: Any, gamma: float, n_step: int) -> Any:
+    """`td_errors` of every column ``[T, B]``."""
+    return jax.vmap(partial(td_errors, gamma=gamma, n_step=n_step), in_axes=1, out_axes=1)(*fields)
 
 
 @dataclass(frozen=True)

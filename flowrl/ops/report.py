@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.errors import SettingError
-from flowrl.graph.plan import Plan, amount
+from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Tally, Trained
 from flowrl.resources.asking import RunnersHandle
+from flowrl.texts import amount
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain
-from flowrl.graph.plan import Plan, amount
+from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch
 from flowrl.resources.asking import RunnersHandle
+from flowrl.texts import amount
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.errors import SettingError
-from flowrl.graph.plan import Plan, amount
+from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Batch, Trained
 from flowrl.ops.batch import need
 from flowrl.resources.learner import LearnerHandle
+from flowrl.texts import amount
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,26 @@ def values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
     Raises:
         ContractError: the batch has lost the column bootstrap_obs.
     """
-    if "bootstrap_obs" not in batch.columns:
-        raise ContractError("needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
+    _whole(batch)
     data = {k: batch.data[k] for k in ("obs", "valid")} if net.recurrent else {}
     return site.run(net.values, weights, data, sequence_columns(batch))
+
+
+def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
+    """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind.
+
+    Raises:
+        ContractError: the batch has lost the column bootstrap_obs, or the policy has none.
+    """
+    _whole(batch)
+    if net.head.kind != "categorical":
+        raise ContractError(f"needs action values, which {net.name} has not: its actions are no choice of one of n; take a policy such as QNetwork")
+    return site.run(net.action_values, weights, {k: batch.data[k] for k in ("obs", "valid")}, sequence_columns(batch))
+
+
+def _whole(batch: Batch) -> None:
+    if "bootstrap_obs" not in batch.columns:
+        raise ContractError("needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
 
 
 class Acting(Handle):
@@ -44,10 +60,16 @@ class Acting(Handle):
         """The values ``[B]`` of what comes behind the last rows of a batch, by the weights that acted."""
         return values_of(self.site, self.network, cast("Weights", self.state), batch)
 
+    def action_values(self, batch: Batch) -> Any:
+        """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, by the weights that acted."""
+        return action_values_of(self.site, self.network, cast("Weights", self.state), batch)
+
     def __getattr__(self, verb: str) -> Any:
         if verb.startswith("_"):
             raise AttributeError(verb)
-        raise ContractError(f"calls {verb}, but at the sampler there is only values(batch), by the weights that acted; move it behind ParallelSample")
+        raise ContractError(
+            f"calls {verb}, but at the sampler there are only values and action_values, by the weights that acted; move it behind ParallelSample"
+        )
 
 
 class Local:

@@ -195,7 +195,7 @@ class JaxReplay(ReplayHandle):
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.steps, self.came, self.arrays = state["steps"], dict(state["came"]), state["arrays"]
+        self.steps, self.owed, self.arrays = state["steps"], dict(state["owed"]), state["arrays"]
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -229,13 +229,13 @@ class JaxReplay(ReplayHandle):
             self.arrays = self.site.run(core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]]))
         self._noted(batch.steps)
 
-    def sample(self, size: int) -> Batch:
+    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch:
         """Draw from all."""
         core = self.core
         if core is None:
             raise GraphError(f"{self.site.name} has nothing to draw; put ReplayAdd before it")
         self.arrays, data, columns = self.site.run(core.sample, self.arrays, donate=(0,), size=size)
-        self.site.count(draws=1, drawn_steps=size)
+        self._drew(reader, size)
         return Batch(data, {"version": np.full(size, np.nan, np.float32), **columns})
 
     def prioritize(self, feedback: dict[str, Array]) -> None:

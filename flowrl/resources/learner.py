@@ -18,7 +18,7 @@ from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import COLUMNS, Batch, Metrics, Trained
 from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.at_sampler import sequence_columns, values_of
+from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
@@ -264,6 +264,14 @@ class LearnerHandle(Handle):
             ContractError: the batch has lost the column bootstrap_obs.
         """
         return values_of(self.site, self.core.network, self.state["core"]["weights"], batch)
+
+    def action_values(self, batch: Batch) -> Array:
+        """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, by the newest weights.
+
+        Raises:
+            ContractError: the batch has lost the column bootstrap_obs, or the policy has none.
+        """
+        return action_values_of(self.site, self.core.network, self.state["core"]["weights"], batch)
 
     def update_target(self, tau: float = 1.0) -> None:
         """Move the target network towards the newest parameters.

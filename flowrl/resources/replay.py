@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
+from flowrl.clock import WAITING
 from flowrl.errors import GraphError, RuntimeFailed, SettingError
 from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch
@@ -37,6 +39,8 @@ class HostReplay(ReplayHandle):
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
         self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
+        self.locks = [RLock() for _ in range(shards)]
+        """By shard: held while it is sent something; `lock` may be taken within, never the other way round."""
         self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
         self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
         self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
@@ -45,6 +49,8 @@ class HostReplay(ReplayHandle):
         self.because = ""
         self.late: list[dict[str, Array]] = []
         """Priorities that may still be being computed."""
+        self.asked: dict[tuple[str, int], deque[tuple[int, int, Future]]] = {}
+        """By reader and size: draws that were asked for beforehand."""
         self.turn = 0
         self.all = 0
         self.nbytes = 0
@@ -64,14 +70,14 @@ class HostReplay(ReplayHandle):
         too_small(self.spec, self.site.name, self.rows - 1, batch.shape[0], self.bounds[-1])
         if not self.nbytes:
             self.nbytes = self.rows * self.bounds[-1] * row_bytes(self.spec, batch)
-        with self.lock:
-            for shard, (low, high) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-                part = batch if self.spec.shards == 1 else self.site.call(partial(columns_between, low=low, high=high), batch)
-                if part.shape[1]:
+        for shard, (low, high) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            part = batch if self.spec.shards == 1 else self.site.call(partial(columns_between, low=low, high=high), batch)
+            if part.shape[1]:
+                with self.locks[shard]:
                     self.sent[shard] += part.steps
                     self._send(shard, "add", part)
-            self.all += batch.steps
-            self._noted(batch.steps)
+        self.all += batch.steps
+        self._noted(batch.steps)
 
     def _send(self, shard: int, verb: str, *args: Any) -> None:
         """Send something to a shard, and take what it told of older ones."""
@@ -99,35 +105,51 @@ class HostReplay(ReplayHandle):
         self.failures[shard] += 1
         self.incarnations[shard] += 1
         self.sending[shard].clear()
-        self.pool.restart(shard, self.incarnations[shard], because)
-        sent, evicted, was = self.sent[shard], self.told[shard]["evicted"], self.before
-        self.before = Stock(was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted)
+        sent, evicted = self.sent[shard], self.told[shard]["evicted"]
         self.sent[shard], self.told[shard] = 0, dict.fromkeys(("added", "evicted", "held", "usable"), 0)
-        self.because = str(error)
+        with self.lock:
+            self.pool.restart(shard, self.incarnations[shard], because)
+            was = self.before
+            self.before = Stock(was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted)
+            self.because = str(error)
+            self.steps *= any(self.sent)  # where nothing is left, drawing waits for the first steps anew
         self.site.count(restarts=1, lost_steps=sent - evicted)
 
-    def sample(self, size: int) -> Batch:
+    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch | None:
         """Draw from the next shard that has anything."""
-        with self.lock:
-            self._prioritize()
-            for _ in range(len(self.pool)):
-                if not self.told[self.turn]["usable"]:
-                    while self.sending[self.turn]:
-                        self._hear(self.turn)
-                shard, self.turn = self.turn, (self.turn + 1) % len(self.pool)
-                if not self.told[shard]["usable"]:
-                    continue
-                future = self.pool.submit(shard, "sample", size, self._beta())
-                try:
+        self._prioritize()
+        asked = self.asked.setdefault((reader, size), deque())
+        while True:
+            while len(asked) <= ahead and (call := self._ask(size)) is not None:
+                asked.append(call)
+            if not asked and any(self.incarnations):
+                return None
+            if not asked:
+                break
+            shard, incarnation, future = asked.popleft()
+            try:
+                with WAITING:
                     batch: Batch = future.result()
-                except RuntimeFailed as error:
-                    self._lost(shard, error, future)
-                    continue
-                self.site.count(draws=1, drawn_steps=size)
-                if self.spec.prioritized:
-                    batch = Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
-                return batch
+            except RuntimeFailed as error:
+                with self.locks[shard]:
+                    if self.incarnations[shard] == incarnation:  # if not, who added to it found out first
+                        self._lost(shard, error, future)
+                continue
+            self._drew(reader, size)
+            return batch if not self.spec.prioritized else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
         raise GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
+
+    def _ask(self, size: int) -> tuple[int, int, Future] | None:
+        """Ask the next shard that has anything: which, which incarnation of it, and what it will give."""
+        for _ in range(len(self.pool)):
+            with self.lock:
+                shard, self.turn = self.turn, (self.turn + 1) % len(self.pool)
+            with self.locks[shard]:
+                while not self.told[shard]["usable"] and self.sending[shard]:
+                    self._hear(shard)
+                if self.told[shard]["usable"]:
+                    return shard, self.incarnations[shard], self.pool.submit(shard, "sample", size, self._beta())
+        return None
 
     def _beta(self) -> float:
         share = min(1.0, self.all / self.spec.beta_steps) if self.spec.beta_steps else 0.0
@@ -140,24 +162,26 @@ class HostReplay(ReplayHandle):
             self.late.append(feedback)
 
     def _prioritize(self) -> None:
-        late, self.late = self.late, []
+        with self.lock:
+            late, self.late = self.late, []
         for feedback in late:
             if isinstance(feedback["priority"], jax.ShapeDtypeStruct):
                 continue
             slot, stamp, shard, priority = (np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority"))
-            for i in np.unique(shard):
+            for i in map(int, np.unique(shard)):
                 at = shard == i
-                self._send(int(i), "prioritize", slot[at], stamp[at], priority[at])
+                with self.locks[i]:
+                    self._send(i, "prioritize", slot[at], stamp[at], priority[at])
 
     def stock(self) -> Stock:
         """Once all that was sent is there."""
-        with self.lock:
-            for shard in range(len(self.pool)):
+        for shard in range(len(self.pool)):
+            with self.locks[shard]:
                 while self.sending[shard]:
                     self._hear(shard)
-            was = self.before
-            held, evicted = (sum(told[k] for told in self.told) for k in ("held", "evicted"))
-            return Stock(was.added + sum(self.sent), held, was.evicted + evicted, was.lost)
+        was = self.before
+        held, evicted = (sum(told[k] for told in self.told) for k in ("held", "evicted"))
+        return Stock(was.added + sum(self.sent), held, was.evicted + evicted, was.lost)
 
     def findings(self) -> Iterator[str]:
         """What was lost, and why."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,7 +40,7 @@ class Stock:
 class ReplayHandle(Handle):
     """What operators ask of a replay of any kind. Whoever draws from it waits for a first number of steps, and may go by how many came since."""
 
-    shared: ClassVar[tuple[str, ...]] = ("expect", "holds", "fresh", "take", "add", "sample", "prioritize")
+    shared: ClassVar[tuple[str, ...]] = ("expect", "due", "room", "add", "sample", "prioritize")
 
     def __init__(self, spec: Replay, site: Site) -> None:
         self.spec = spec
@@ -49,12 +50,13 @@ class ReplayHandle(Handle):
         self.most = 0
         """The steps that anyone waits for; more are not told from them."""
         self.steps = 0
-        self.starts: dict[str, int] = {}
-        self.came: dict[str, int] = {}
-        """By reader that counts: the steps that came since it last took note."""
+        self.readers: dict[str, tuple[int, Fraction | None]] = {}
+        """By reader: the steps that it waits for, and its draws for each step from then on, if it has a ratio."""
+        self.owed: dict[str, int] = {}
+        """By reader with a ratio: what it has not drawn yet, in parts of a draw as small as its ratio needs."""
 
-    def expect(self, reader: str, start: int, counts: bool) -> None:
-        """A reader that waits for `start` steps; and whether it counts those that come from then on.
+    def expect(self, reader: str, start: int, ratio: Fraction | None) -> None:
+        """A reader that waits for `start` steps; and how many draws it takes for each that comes from then on, None for any number.
 
         Raises:
             GraphError: it waits for more than can be held.
@@ -62,35 +64,39 @@ class ReplayHandle(Handle):
         if start > self.spec.capacity:
             raise GraphError(f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity")
         self.most = max(self.most, start)
-        self.starts[reader] = start
-        if counts:
-            self.came[reader] = 0
+        self.readers[reader] = start, ratio
+        if ratio is not None:
+            self.owed[reader] = 0
 
-    def holds(self, start: int) -> bool:
-        """Whether so many steps came."""
-        return self.steps >= start
+    def due(self, reader: str) -> bool:
+        """Whether a reader is to draw."""
+        start, ratio = self.readers[reader]
+        return self.steps >= start and (ratio is None or self.owed[reader] >= ratio.denominator)
 
-    def fresh(self, reader: str) -> int:
-        """The steps that came since a reader last took note of them, and since there were enough."""
-        return self.came[reader]
-
-    def take(self, reader: str) -> int:
-        """Take note of them."""
-        with self.lock:
-            steps, self.came[reader] = self.came[reader], 0
-        return steps
+    def room(self) -> bool:
+        """Whether more may be added: not before all that is due was drawn."""
+        return not any(map(self.due, self.owed))
 
     def _noted(self, steps: int) -> None:
-        self.steps = min(self.most, self.steps + steps)
-        for reader in self.came:
-            if self.holds(self.starts[reader]):
-                self.came[reader] += steps
+        with self.lock:
+            self.steps = min(self.most, self.steps + steps)
+            for reader in self.owed:
+                start, ratio = self.readers[reader]
+                if ratio is not None and self.steps >= start:
+                    self.owed[reader] += steps * ratio.numerator
         self.site.count(added_steps=steps)
+
+    def _drew(self, reader: str, size: int) -> None:
+        _, ratio = self.readers.get(reader, (0, None))
+        if ratio is not None:
+            with self.lock:
+                self.owed[reader] -= ratio.denominator
+        self.site.count(draws=1, drawn_steps=size)
 
     @property
     def static(self) -> dict[str, Any]:
         """What decides when who may draw."""
-        return {"steps": self.steps, "came": dict(self.came)}
+        return {"steps": self.steps, "owed": dict(self.owed)}
 
     @abstractmethod
     def add(self, batch: Batch) -> None:
@@ -101,8 +107,14 @@ class ReplayHandle(Handle):
         """
 
     @abstractmethod
-    def sample(self, size: int) -> Batch:
-        """Draw ``[1, size]`` transitions."""
+    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch | None:
+        """Draw ``[1, size]`` transitions; None where all was lost, and is yet to come anew.
+
+        Args:
+            size: transitions.
+            reader: for whom.
+            ahead: draws of this size that it may ask for beforehand, so that they are there when they are wanted.
+        """
 
     @abstractmethod
     def prioritize(self, feedback: dict[str, Array]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -221,6 +221,12 @@ class Network:
             return self.apply(weights, columns["bootstrap_obs"])[1]
         obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
         return self.unroll(weights, obs, self.memory_of(data, columns))[1][-1]
+
+    def action_values(self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Array:
+        """The action outputs ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, of a policy for which they are action values."""
+        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
+        values: Array = cast("Any", self.unroll(weights, obs, self.memory_of(data, columns))[0]).logits
+        return values
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
         """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""

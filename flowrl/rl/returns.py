@@ -88,3 +88,32 @@ def vtrace(
     target_t = value_t + error_t
     target_tp1 = jnp.append(target_t[1:], value_end)
     return target_t, rho_t * (reward_t + on_t * target_tp1 - value_t)
+
+
+def td_errors(
+    value_t: Array, action_t: Array, reward_t: Array, terminated_t: Array, truncated_t: Array, valid_t: Array, gamma: float, n_step: int
+) -> Array:
+    """How far n-step returns of a stream in NEXT_STEP form are from the values of the actions that were taken (Horgan et al. 2018, algorithm 1).
+
+    A return ends with its episode and with the stream, and goes on from the highest value of the observation there; after a termination, from 0.
+
+    Args:
+        value_t: ``[T + 1, n]``, the values of n actions at each row's observation and at the one behind.
+        action_t: ``[T]``.
+        reward_t: ``[T]``.
+        terminated_t: ``[T]`` bool.
+        truncated_t: ``[T]`` bool.
+        valid_t: ``[T]`` bool.
+        gamma: discount.
+        n_step: steps of a return, at most.
+
+    Returns:
+        ``[T]``, never below 0, and 0 at rows that are not valid.
+    """
+    best_tp1, discount_t = value_t[1:].max(-1), gamma * (1.0 - terminated_t)
+    last_t = (terminated_t | truncated_t).at[-1].set(True)
+    return_t = reward_t + discount_t * best_tp1
+    for _ in range(n_step - 1):
+        return_t = reward_t + discount_t * jnp.where(last_t, best_tp1, jnp.append(return_t[1:], 0.0))
+    taken_t = jnp.take_along_axis(value_t[:-1], action_t[:, None].astype(jnp.int32), 1)[:, 0]
+    return jnp.where(valid_t, jnp.abs(return_t - taken_t), 0.0)

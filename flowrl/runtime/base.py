@@ -21,12 +21,12 @@ import numpy as np
 from flowrl.clock import UPDATE, By
 from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Ledger, Loop, steps_of
+from flowrl.graph.loop import Hook, Ledger, Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
-from flowrl.items import Batch, Row, Tally, Trained
+from flowrl.items import Batch, Row, Tally, Trained, steps_of
 from flowrl.runtime.diagnosis import Diagnosis
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -20,6 +21,8 @@ GRAPHS = {
     "every setting": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, capacity=128)),
     "minibatches": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN, minibatch=4, prioritized=True, double=False)),
     "jax": fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True)),
+    "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
+    "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
     "sac, n-step": fl.sac("Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs=2, fragment=2)),
 }
@@ -34,9 +37,9 @@ def rows_of(graph, count, **how):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
-    rows, run = rows_of(plan, 6)
+    rows, run = rows_of(plan, 8)  # up to the end of a fragment's draws
     counts, ratio = run.counts(), plan.total("drawn_steps") / plan.total("added_steps")
-    assert rows[-1]["updates"] == 6 * plan.per_row("updates") and all(math.isfinite(row["loss"]) for row in rows)
+    assert rows[-1]["updates"] == 8 * plan.per_row("updates") and all(math.isfinite(row["loss"]) for row in rows)
     after = counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]  # the fragment with the first update counts
     assert counts["drawn_steps"] / after == pytest.approx(ratio, rel=0.01) and counts["used_steps"] == counts["drawn_steps"]
     audit = run.audit()
@@ -63,6 +66,22 @@ def test_the_plan_tells_the_ratio_the_warm_up_and_the_bytes():
         assert part in text, text
 
 
+def two_draws(graph, often, seldom):
+    """A draw from the same replay, one for one, beside what is drawn."""
+    draw = next(n.op for n in graph.nodes if n.name == "draw")
+    tail = {n.name: n.op for n in graph.nodes if n.name in ("train", "target", "sync", "report")}
+    graph = graph.remove("draw", *tail).then(after=(), often=replace(draw, updates_per_step=often))
+    return graph.then(after=(), seldom=replace(draw, updates_per_step=seldom)).then(
+        after=("often", "seldom"), mix=fl.Merge({"often": 1, "seldom": 1}), **tail
+    )
+
+
+def test_rates_that_agree_meet_where_streams_do():
+    _, run = rows_of(two_draws(GRAPHS["dqn"], 0.25, 0.25), 3)
+    edges = {edge.before: edge.got.items for edge in run.audit().edges if edge.after == "mix"}
+    assert run.audit().closed and edges["often"] == edges["seldom"] > 0
+
+
 def no_target(graph):
     return graph.remove("target")
 
@@ -82,6 +101,12 @@ def no_target(graph):
         ("dqn", lambda g: g.remove("add"), r"dqn\.draw: took .* items and yielded none"),
         ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: the loss needs the fields advantage, target"),
         ("dqn", lambda g: g.set("replay.shards", 9), r"9 shards have 4 environments between them; take as many at most"),
+        (
+            "dqn",
+            lambda g: two_draws(g, 0.25, 0.125),
+            r"no stage can go on.*sample waits for room at add, often waits for room at mix, seldom waits for something to do",
+        ),
+        ("dqn", lambda g: g.insert(after="draw", gate=fl.Gate(10**9)).set("draw.batch", 1), r"dqn\.gate: took .* items and yielded none"),
         ("sac", lambda g: g.set("runners.env", "CartPole-v1"), r"SACNetwork is for actions in a Box, not Discrete\(2\); take QNetwork"),
         ("dqn", lambda g: g.set("runners.env", "Pendulum-v1"), r"QNetwork has a value for each of n actions, not for Box.*take SACNetwork"),
     ],
@@ -126,6 +151,14 @@ def test_shards_have_their_own_environments_and_take_turns():
     assert run.audit().closed and run.counts()["restarts"] == 0
 
 
+def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
+    plan = APEX.compile()
+    _, run = rows_of(plan, 20, runtime="ray")
+    counts = run.counts()
+    assert counts["drawn_steps"] / (counts["added_steps"] - 64) == pytest.approx(plan.total("drawn_steps") / plan.total("added_steps"), rel=0.03)
+    assert run.audit().closed
+
+
 def test_on_ray_the_same_rows_come(ray_up):
     for graph in (GRAPHS["every setting"], SHARDED):
         (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime="ray")
@@ -133,8 +166,11 @@ def test_on_ray_the_same_rows_come(ray_up):
         assert run.audit().closed
 
 
-def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up):
-    graph = SHARDED.set("report.every", 20)
+APEX = fl.apex("CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, runners=2))
+
+
+@pytest.mark.parametrize("graph", [SHARDED.set("report.every", 20), APEX], ids=["dqn", "apex"])
+def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, graph):
     with fl.run(graph, runtime="ray") as run:
         next(run)
         replay = run._session.place.handles["replay"]

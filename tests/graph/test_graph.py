@@ -84,6 +84,14 @@ def test_insert_takes_over_all_out_edges():
     assert edges(abc().insert(after="c", x=fl.chain(y=C(1)))) == {"a": (), "b": ("a",), "c": ("b",), "x.y": ("c",)}
 
 
+def test_move_lets_a_node_go_on_from_others():
+    assert edges(fork().move("c", after="b"))["c"] == ("b",) and edges(fork().move("d", after=()))["d"] == ()
+    assert edges(fork().move("e", after=("b", "c")))["e"] == ("b", "c")
+    for place in ("d", "e", "b"):
+        with pytest.raises(fl.GraphError, match=f"'b' can't go on from '{place}', which does not stand before it"):
+            fork().move("b", after=place)
+
+
 def test_remove_joins_every_predecessor_to_every_successor():
     graph = fork().then(after="d", f=C(5))
     assert edges(graph.remove("d")) == {"a": (), "b": ("a",), "c": ("a",), "e": ("b", "c"), "f": ("b", "c")}

@@ -1,7 +1,7 @@
-"""Any function as an operator."""
+"""Any function as an operator; gates and joins."""
 
 import pytest
-from drive import batch, drive
+from drive import Context, batch, drive
 
 import flowrl as fl
 
@@ -46,3 +46,41 @@ def test_an_error_of_the_function_comes_through_as_it_is(op):
 def test_what_is_no_function_is_refused(op, wrong):
     with pytest.raises(fl.SettingError, match="function"):
         op(wrong)
+
+
+def test_a_gate_lets_nothing_through_until_so_many_steps_came():
+    items = [batch(1, 4) for _ in range(5)]
+    assert drive(fl.Gate(start=10), *items) == [[], [], [], [items[3]], [items[4]]]
+    with pytest.raises(fl.SettingError, match="at least 1"):
+        fl.Gate(start=0)
+    with pytest.raises(fl.ContractError, match="counts steps, which an int has none of"):
+        drive(fl.Gate(start=1), 3)
+
+
+def merged(op, sources):
+    """What it yields for items that come from so named nodes, and before each whether there is room for it."""
+    state, out, rooms = op.init(), [], []
+    for i, source in enumerate(sources):
+        ctx = Context({}, (), source)
+        rooms.append(op.room(state, ctx))
+        out.append(list(op.step(state, f"{source}{i}", ctx)))
+    return out, rooms
+
+
+def test_merge_passes_on_what_comes_as_it_comes():
+    assert merged(fl.Merge(), "aba") == ([["a0"], ["b1"], ["a2"]], [True] * 3)
+
+
+def test_by_weights_the_order_is_fixed_and_a_node_that_is_ahead_waits():
+    out, rooms = merged(fl.Merge({"a": 3, "b": 1}), "aaaabaab")
+    assert out == [["a0"], ["a1"], [], [], ["b4", "a2", "a3"], ["a5"], [], ["b7", "a6"]] and all(rooms)
+    assert merged(fl.Merge({"a": 2, "b": 1}), "aaaaa")[1] == [True, True, True, False, False]
+    assert fl.Merge({"a": 2, "b": 2, "c": 1}).order == ("a", "b", "c", "a", "b")
+
+
+def test_merge_refuses_weights_that_make_no_sense_and_nodes_that_have_none():
+    for weights in ({}, {"a": 0}, {"a": 0.5}):
+        with pytest.raises(fl.SettingError, match="whole numbers from 1 on"):
+            fl.Merge(weights)
+    with pytest.raises(fl.ContractError, match="an item comes from c, which has no weight; weights are for a, b"):
+        merged(fl.Merge({"a": 1, "b": 1}), "c")

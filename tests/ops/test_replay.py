@@ -1,6 +1,7 @@
 """Operators around a replay."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,45 +10,36 @@ from drive import Calls, Context, batch, drive, trained
 import flowrl as fl
 
 
-class Held:
+class Held(fl.ReplayHandle):
     """A replay that only counts."""
 
+    close = prioritize = stock = lambda *_: None
+
     def __init__(self):
-        self.steps, self.came, self.drawn = 0, 0, []
+        super().__init__(fl.Replay(1_000), SimpleNamespace(name="replay", resource=lambda name: None, count=lambda **numbers: None))
+        self.drawn = []
 
-    def expect(self, reader, start, counts):
-        self.start = start
-
-    def holds(self, start):
-        return self.steps >= start
-
-    def fresh(self, reader):
-        return self.came
-
-    def take(self, reader):
-        came, self.came = self.came, 0
-        return came
-
-    def sample(self, size):
+    def sample(self, size, reader="", ahead=0):
+        self._drew(reader, size)
         self.drawn.append(size)
         return f"draw {len(self.drawn)}"
 
-    def add(self, steps):
-        self.steps += steps
-        self.came += steps * (self.steps >= self.start)
+    def add(self, batch):
+        self._noted(batch.steps)
 
 
-def run(op, *steps):
-    """How often it draws after each of so many steps were added."""
-    replay, state = Held(), op.init()
-    ctx, draws = Context({"replay": replay}, ()), []
+def run(op, *steps, root=False):
+    """How often it draws after each of so many steps were added, and whether more may then be added."""
+    replay = Held()
+    ctx, draws, rooms = Context({"replay": replay}, ()), [], []
     op.prepare(ctx)
     for n in steps:
-        replay.add(n)
-        ready = op.ready(state, ctx)
-        draws.append(len(list(op.step(state, None, ctx))))
+        list(fl.ReplayAdd().step(None, batch(n, 1), ctx))
+        rooms.append(fl.ReplayAdd().room(None, ctx))
+        ready = op.ready(None, ctx)
+        draws.append(len(list(op.step(None, None if root else "item", ctx))))
         assert ready == (draws[-1] > 0)
-    return draws, replay
+    return draws, rooms
 
 
 def test_replay_add_passes_on_what_it_adds():
@@ -63,15 +55,30 @@ def test_the_ratio_is_kept_exactly_from_the_first_steps_on(ratio):
     assert not any(draws[:14]) and sum(draws) == int(Fraction(ratio).limit_denominator(1000) * 7 * 86)
 
 
-def test_without_a_ratio_there_is_one_draw_with_each_item():
-    draws, replay = run(fl.ReplaySample(8, start=10), 4, 4, 4, 4)
-    assert draws == [0, 0, 1, 1] and replay.drawn == [8, 8]
+def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due():
+    draws, rooms = run(fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True)
+    assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [True, True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_without_a_ratio_there_is_one_draw_with_each_item_and_adding_never_waits(root):
+    assert run(fl.ReplaySample(8, start=10), 4, 4, 4, 4, root=root) == ([0, 0, 1, 1], [True] * 4)
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 1, "start": 0}, {"batch": 1, "updates_per_step": 0.0}])
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(fl.SettingError, match="must be"):
         fl.ReplaySample(**wrong)
+
+
+def test_first_priorities_are_how_far_off_the_newest_values_are():
+    values = np.zeros((3, 1, 2), np.float32)
+    values[:, 0] = [[1, 2], [3, 4], [5, 6]]
+    learner, item = Calls(action_values=values), batch(2, 1, fill=1.0, action=np.array([[0], [1]]))
+    ((out,),) = drive(fl.InitialPriorities(gamma=0.5, n_step=2), item, learner=learner)
+    np.testing.assert_allclose(out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 6) - 1)], [abs(1 + 0.5 * 6 - 4)]])
+    with pytest.raises(fl.SettingError, match="n_step at least 1"):
+        fl.InitialPriorities(n_step=0)
 
 
 def test_priorities_go_back_to_where_their_rows_were_drawn():

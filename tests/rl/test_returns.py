@@ -10,7 +10,7 @@ from oracles import rlax
 
 from flowrl.ops.batch import advantages
 from flowrl.rl.losses import standardized
-from flowrl.rl.returns import gae, vtrace
+from flowrl.rl.returns import gae, td_errors, vtrace
 
 fast = jax.jit(gae)
 
@@ -252,3 +252,20 @@ def test_vtrace_on_policy_is_the_discounted_return():
     target, advantage = vtrace(np.zeros(12, np.float32), *args, valid, 0.9)
     np.testing.assert_allclose((target - args[1])[valid], fast(*args, 0.9, 1.0)[valid], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(advantage[valid], fast(*args, 0.9, 1.0)[valid], rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1), st.integers(1, 5))
+def test_td_errors_are_those_of_n_steps_or_as_many_as_there_are(seed, ends, gamma, n):
+    reward, _, _, terminated, truncated, valid = stream(seed, 9, ends)
+    rng = np.random.default_rng(seed)
+    values, action = rng.normal(size=(10, 3)).astype(np.float32), rng.integers(0, 3, 9)
+    found = td_errors(values, action, reward, terminated, jnp.asarray(truncated), valid, gamma, n)
+    for t in np.flatnonzero(valid):
+        total, worth = 0.0, 1.0
+        for at in range(t, min(t + n, 9)):
+            total, worth = total + worth * reward[at], worth * gamma * (not terminated[at])
+            if terminated[at] or truncated[at]:
+                break
+        np.testing.assert_allclose(found[t], abs(total + worth * values[at + 1].max() - values[t, action[t]]), rtol=1e-4, atol=1e-4)
+    assert not np.asarray(found)[~valid].any()

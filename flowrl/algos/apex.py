@@ -1,0 +1,54 @@
+"""Ape-X (Horgan et al. 2018): DQN edited. Sampling, drawing and learning go on side by side, over a prioritized replay in shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowrl.algos.dqn import DQNSettings, dqn
+from flowrl.graph.graph import Graph, chain
+from flowrl.ops.queue import Queue
+from flowrl.ops.replay import InitialPriorities
+from flowrl.resources.environments import Make
+from flowrl.rl.explore import EpsilonGreedy
+
+
+@dataclass(frozen=True)
+class ApexSettings(DQNSettings):
+    """The settings of `apex`: those of `dqn`, and what goes on side by side.
+
+    `updates_per_step` None lets learning go as fast as it can; `queue` is in draws, `sync_every` in updates. Environment i of N explores with
+    ``epsilon ** (1 + spread x i / (N - 1))``, at first with 1, over `epsilon_steps`.
+    """
+
+    runners: int = 2
+    fragment: int = 16
+    updates_per_step: float | None = 0.125
+    n_step: int = 3
+    dueling: bool = True
+    prioritized: bool = True
+    epsilon: float = 0.4
+    spread: float = 7.0
+    shards: int = 2
+    in_flight: int = 2
+    queue: int = 4
+    sync_every: int = 10
+
+
+def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Graph:
+    """Three stages: sampling into the replay; drawing from it; and behind a queue learning."""
+    s = settings or ApexSettings()
+    own = ("spread", "shards", "in_flight", "queue", "sync_every")
+    plain = DQNSettings(**{k: v for k, v in vars(s).items() if k not in own})
+    return (
+        dqn(env, plain)
+        .rename("apex")
+        .set("sample.mode", "async")
+        .set("sample.in_flight", s.in_flight)
+        .set("sample.local", chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)))
+        .set("runners.explore", EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps, spread=s.spread))
+        .set("replay.shards", s.shards)
+        .move("draw", after=())
+        .insert(after="draw", queue=Queue(s.queue))
+        .set("sync.every", s.sync_every)
+        .set("sync.wait", False)
+    )
