@@ -9,8 +9,10 @@ import tempfile
 if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
     os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it.
+    # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it,
+    # nor does it split a program for several threads to compile, which is more work for cores that are busy anyway.
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    quick += " --xla_cpu_parallel_codegen_split_count=1"
     os.environ |= {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
