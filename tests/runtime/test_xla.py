@@ -107,7 +107,8 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
         import os, signal, sys, flowrl as fl
         sys.path.insert(0, "tests")
         from environments import Corridor
-        graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None)).set("runners.env", Corridor)
+        policy = fl.Policy(fl.MLP, hidden=(4,))
+        graph = fl.ppo(Corridor, fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=policy))
         with fl.run(graph, runtime="xla", out=sys.argv[1]) as run:
             for row in run:
                 if row["row"] == 30:
@@ -319,10 +320,12 @@ def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
 # -- machines
 
 EIGHT = """
-    import jax, numpy as np, flowrl as fl
+    import sys, jax, flowrl as fl
+    sys.path.insert(0, "tests")
+    from environments import Corridor
     assert jax.local_device_count() == 8
     settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,)))
-    graph = fl.ppo("gymnax:CartPole-v1", settings)
+    graph = fl.ppo(Corridor, settings)
     for runtime in (fl.XlaRuntime(chunk=2), fl.XlaRuntime(chunk=2, seeds=8)):
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2)]
@@ -340,6 +343,7 @@ def test_eight_devices_share_environments_and_batch_and_give_what_one_gives():
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(EIGHT)],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
@@ -349,7 +353,7 @@ def test_eight_devices_share_environments_and_batch_and_give_what_one_gives():
     assert done.returncode == 0, done.stderr[-2000:]
     one, many, gym = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
     settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,)))
-    for env, found in ((ENV, one), ("CartPole-v1", gym)):
+    for env, found in ((Corridor, one), ("CartPole-v1", gym)):
         row = learned(fl.ppo(env, settings), 2, "local")[0][-1]
         np.testing.assert_allclose(found, [row.get(k, np.nan) for k in ("env_steps", "loss", "entropy", "return_mean")], rtol=1e-4)
     assert many[0] > 0
