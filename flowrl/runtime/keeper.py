@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -77,13 +79,20 @@ def from_driver(code: bytes) -> Any:
         return cloudpickle.loads(code)
 
 
-def move_in(path: Sequence[str]) -> None:
+def move_in(path: Sequence[str], settings: Mapping[str, Any] | None = None) -> None:
     """Make a process of ours ready for a user's code: it imports as the driver does, and what it prints goes to the driver's standard error.
 
-    Standard output is for what a driver writes itself, such as rows in JSON.
+    Standard output is for what a driver writes itself, such as rows in JSON. `settings` are environment variables, which JAX, imported by now, is
+    told of too. Ray could set them, but not in the processes that it has ready: it would start others, by way of a process that makes them ready.
     """
     sys.path.extend(p for p in path if p not in sys.path)
     sys.stdout = sys.stderr
+    for name, value in (settings or {}).items():
+        os.environ[name] = str(value)
+        if name.startswith("JAX_"):
+            jax.config.update(name.lower(), value)
+    # Another process may be writing what this one reads: JAX then compiles it itself, and says so.
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry", UserWarning)
 
 
 class Keeper:

@@ -55,9 +55,9 @@ class Slot:
 class Host:
     """The actor: a process for some of the workers of a resource, each in a thread of its own."""
 
-    def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int]) -> None:
+    def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int], settings: Mapping[str, Any]) -> None:
         began = perf_counter()
-        move_in(path)
+        move_in(path, settings)
         jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
         self.make = from_driver(make)  # which needs the path first
         self.slots = {index: Slot(began) for index in mine}
@@ -175,10 +175,9 @@ class RayWorkers:
             "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
             "scheduling_strategy": _home(process),
             "concurrency_groups": {str(index): 1 for index in mine},
-            "runtime_env": {"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu", **_sharing()}},
         }
         kind: Any = ray.remote(**options)(Host)
-        actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine))
+        actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **_sharing()})
         for index in mine:
             group = str(index)
             call = actor.call_apart.options(concurrency_group=group, num_returns=2) if self.apart else actor.call.options(concurrency_group=group)
@@ -255,7 +254,7 @@ def _home(index: int) -> NodeAffinitySchedulingStrategy:
 
 
 @cache
-def _sharing() -> dict[str, str]:
+def _sharing() -> dict[str, Any]:
     """Environment variables by which what one worker compiled serves the others of its machine, those of later runs too."""
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
@@ -263,8 +262,8 @@ def _sharing() -> dict[str, str]:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "JAX_COMPILATION_CACHE_DIR": folder,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
     }
 
 
