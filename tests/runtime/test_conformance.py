@@ -36,8 +36,8 @@ def on(runtime, graph=PPO):
 
 @every_runtime
 def test_rows_have_every_column_and_their_totals_rise(runtime):
-    rows, _ = remembered(on(runtime), 3, runtime)
-    assert [r["row"] for r in rows] == [1, 2, 3]
+    rows, _ = remembered(on(runtime), 4, runtime)
+    assert [r["row"] for r in rows] == [1, 2, 3, 4]
     for before, row in zip([None, *rows], rows, strict=False):
         assert tuple(row)[: len(COLUMNS)] == COLUMNS
         assert {"loss/policy", "loss/value", "entropy", "kl"} <= set(row)
@@ -71,9 +71,9 @@ def _bytes(weights):
 
 @every_runtime
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(runtime):
-    a, wa = remembered(on(runtime), 3, runtime)
-    b, wb = rows_and_weights(on(runtime), 3, runtime)
-    c, wc = rows_and_weights(on(runtime), 3, runtime, seed=6)
+    a, wa = remembered(on(runtime), 4, runtime)
+    b, wb = rows_and_weights(on(runtime), 4, runtime)
+    c, wc = rows_and_weights(on(runtime), 4, runtime, seed=6)
     assert timeless(a) == timeless(b)
     assert same(wa, wb)
     assert timeless(a) != timeless(c)
@@ -82,8 +82,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(runtime):
 
 @every_runtime
 def test_every_runtime_gives_what_local_gives(runtime):
-    rows, weights = remembered(on(runtime), 3, runtime)
-    local, expected = remembered(on(runtime), 3)
+    rows, weights = remembered(on(runtime), 4, runtime)
+    local, expected = remembered(on(runtime), 4)
     if isinstance(runtime, fl.XlaRuntime):  # what is one program is rounded otherwise
         close((timeless(rows), weights), (timeless(local), expected))
     else:
