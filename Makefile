@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
+PEERS := .venv-peers/.ready
 
 .PHONY: help run test check format learn bench lock clean
 
@@ -26,14 +27,15 @@ format: $(DEV) ## put the code into the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-learn: $(READY) ## train every stock graph over seeds and write docs/learning.md
-	$(BIN)/python bench/learn.py
+learn: $(READY) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
+	$(BIN)/python bench/learn.py $(GRAPHS)
 
-bench: $(DEV) ## measure beside hand-written loops and write docs/benchmarks/
+bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
 	$(BIN)/python bench/bench.py
 	$(BIN)/python bench/bench_ray.py
 	$(BIN)/python bench/slow_steps.py
 	$(BIN)/python bench/xla.py
+	$(BIN)/python bench/replay.py
 
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)
@@ -42,7 +44,7 @@ lock: ## choose the newest versions that fit and write the locks
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group build -c requirements-dev.lock -o requirements.lock pyproject.toml
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
@@ -53,4 +55,9 @@ $(READY): requirements.lock pyproject.toml
 
 $(DEV): $(READY) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+$(PEERS):
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check stable-baselines3 cpprb
 	@touch $@

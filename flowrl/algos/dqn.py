@@ -16,7 +16,7 @@ from flowrl.resources.learner import Learner
 from flowrl.resources.replay import Replay
 from flowrl.resources.runners import Runners
 from flowrl.rl.explore import EpsilonGreedy
-from flowrl.rl.optimizers import Adam
+from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.value_losses import DQNLoss
 from flowrl.rl.value_networks import QNetwork
@@ -39,7 +39,7 @@ class DQNSettings:
     updates_per_step: float | None = 0.125
     target_every: int = 100
     tau: float = 1.0
-    lr: float = 1e-3
+    lr: Rate = 1e-3
     gamma: float = 0.99
     n_step: int = 1
     double: bool = True

@@ -14,7 +14,7 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.replay import Replay
 from flowrl.resources.runners import Runners
-from flowrl.rl.optimizers import Adam
+from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.value_losses import SACLoss
 from flowrl.rl.value_networks import SACNetwork
@@ -33,7 +33,7 @@ class SACSettings:
     start: int = 100
     updates_per_step: float = 1.0
     tau: float = 0.005
-    lr: float = 3e-4
+    lr: Rate = 3e-4
     gamma: float = 0.99
     n_step: int = 1
     alpha: float = 1.0

@@ -75,6 +75,8 @@ class GymRunners(RunnersHandle):
         self._evaluated: dict[str, float] = {}
         self._failures = [0] * spec.count
         """By runner: restarts in a row."""
+        self._gone = [0] * spec.count
+        """By runner: fragments that came of it."""
         self._restarted: dict[str, int] = {}
         """Restarts, and steps that were asked for and never came, if there were any."""
         self._because = ""
@@ -206,6 +208,7 @@ class GymRunners(RunnersHandle):
                 self._restart(worker, 1, error, None)
             else:
                 self._failures[worker] = 0
+                self._gone[worker] += 1
                 self._came += 1
                 self._note(sample.episodes)
                 return worker, sample
@@ -229,6 +232,7 @@ class GymRunners(RunnersHandle):
         self.pool.restart(worker, self.requests.incarnations[worker], because)
         self._asked[worker].clear()
         self._lent[worker] = None
+        self.pool.submit(worker, "go_on", self._gone[worker] * self.spec.fragment)
         if self._chain is not None:
             self.pool.submit(worker, "localize", self._chain)
         self._because = str(error)

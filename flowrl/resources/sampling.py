@@ -134,6 +134,10 @@ class Runner:
         """From now on every fragment goes through these operators before it is sent."""
         self.local = Local(chain, self.network, alone(self.label, self.spec))
 
+    def go_on(self, turn: int) -> None:
+        """Explore as one that has gone so many steps already: it takes the place of another."""
+        self.turn = turn
+
     def take(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on; None: go on with the ones at hand."""
         if published is not None:

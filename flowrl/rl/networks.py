@@ -57,15 +57,19 @@ class Encoder(nnx.Module):
         return (x if self.norm is None else self.norm(x)).reshape(obs.shape[0], -1)
 
 
-class Trunk(nnx.Module):
-    """Fully connected layers, each followed by the activation. Orthogonal initial weights, gain sqrt(2)."""
+def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """A layer of orthogonal initial weights with gain sqrt(2), and no offsets."""
+    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(np.sqrt(2)), rngs=rngs)
 
-    def __init__(self, size: int, hidden: Sequence[int], activation: str, *, rngs: nnx.Rngs) -> None:
+
+class Trunk(nnx.Module):
+    """Fully connected layers, made by `linear`, each followed by the activation."""
+
+    def __init__(self, size: int, hidden: Sequence[int], activation: str, *, linear: Callable[..., nnx.Linear] = orthogonal, rngs: nnx.Rngs) -> None:
         if activation not in ACTIVATIONS:
             raise PolicyError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.activation = activation
-        init = nnx.initializers.orthogonal(np.sqrt(2))
-        self.layers = nnx.List([nnx.Linear(a, b, kernel_init=init, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)])
+        self.layers = nnx.List([linear(a, b, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)])
 
     def __call__(self, x: Array) -> Array:
         """``[N, size]`` to ``[N, hidden[-1]]``."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -15,6 +16,19 @@ from flowrl.rl.networks import Encoder, Images, Trunk
 from flowrl.rl.spaces import head
 
 Array = Any
+
+
+def uniform(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """A layer of initial weights and offsets within 1 / sqrt(inputs).
+
+    What suits policies makes action values diverge: larger weights, and where observations are near 0 also offsets of 0, for a network of
+    rectified layers without them is a cone, steep wherever it is high.
+    """
+
+    def within(key: Array, shape: tuple[int, ...], dtype: Any, **_: Any) -> Array:
+        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
+
+    return nnx.Linear(inputs, outputs, kernel_init=within, bias_init=within, rngs=rngs)
 
 
 class QNetwork(nnx.Module):
@@ -50,9 +64,9 @@ class QNetwork(nnx.Module):
             self.trunk = None
         else:
             flat = Encoder(obs_space, normalize=normalize)
-            self.encoder, self.trunk = flat, Trunk(flat.size, hidden, activation, rngs=rngs)
-        self.advantage = nnx.Linear(width, actions.outputs, rngs=rngs)
-        self.value = nnx.Linear(width, 1, rngs=rngs) if dueling else None
+            self.encoder, self.trunk = flat, Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs)
+        self.advantage = uniform(width, actions.outputs, rngs=rngs)
+        self.value = uniform(width, 1, rngs=rngs) if dueling else None
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """``obs [N, ...]`` to action values ``[N, n]`` and the highest of them ``[N]``."""
@@ -89,10 +103,10 @@ class SACNetwork(nnx.Module):
         if not actions.continuous:
             raise PolicyError(f"SACNetwork is for actions in a Box, not {action_space}; take QNetwork for one of n actions")
         self.encoder = Encoder(obs_space, normalize=False)
-        self.actor = Trunk(self.encoder.size, hidden, activation, rngs=rngs)
-        self.action = nnx.Linear(hidden[-1], 2 * actions.width, rngs=rngs)
-        self.critics = nnx.List([Trunk(self.encoder.size + actions.width, hidden, activation, rngs=rngs) for _ in range(2)])
-        self.values = nnx.List([nnx.Linear(hidden[-1], 1, rngs=rngs) for _ in range(2)])
+        self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
+        self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
+        self.critics = nnx.List([Trunk(self.encoder.size + actions.width, hidden, activation, linear=uniform, rngs=rngs) for _ in range(2)])
+        self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(2)])
         self.price = nnx.Param(jnp.log(jnp.float32(alpha)))
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:

@@ -64,6 +64,28 @@ def test_runners_explore_less_as_they_go(env):
     np.testing.assert_allclose(shares, np.array([0.7625, 0.2875, 0.05, 0.05]) / 2, atol=0.05)
 
 
+class FailsOnce(gym.Wrapper):
+    """Raises in its 75th step."""
+
+    steps = 0
+
+    def step(self, action):
+        FailsOnce.steps += 1
+        if FailsOnce.steps == 75:
+            raise OSError("lost")
+        return super().step(action)
+
+
+def test_a_runner_that_is_started_anew_explores_as_much_as_the_one_before():
+    explore = fl.EpsilonGreedy(end=0.0, steps=50)
+    runners = fl.Runners(
+        lambda: FailsOnce(gym.make("CartPole-v1")), fl.Policy(Always), envs=1, fragment=50, explore=explore, on_error="restart"
+    ).open()
+    first, second = (np.asarray(runners.collect()["action"]) for _ in range(2))
+    assert runners.episodes()["restarts"] == 1 and (first == 0).any() and (second == 1).all()
+    runners.close()
+
+
 @pytest.mark.parametrize(
     ("explore", "env", "says"),
     [
