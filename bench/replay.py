@@ -187,7 +187,8 @@ def main() -> None:
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
     text = f"""# Replay, DQN and SAC
 
-Written by `make bench` ([bench/replay.py](../../bench/replay.py)): {machine}; Stable-Baselines3 {versions[0]} on torch {versions[1]}, cpprb {versions[2]}.
+Written by `make bench` ([bench/replay.py](../../bench/replay.py)): {machine};
+Stable-Baselines3 {versions[0]} on torch {versions[1]}, cpprb {versions[2]}.
 All ratios are of runs in turn: the median, the lowest and the highest.
 
 ## Buffers

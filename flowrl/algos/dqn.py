@@ -67,7 +67,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph
         sample=ParallelSample(),
         add=ReplayAdd(),
         draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
-        train=TrainOneStep(minibatch=s.minibatch),
+        train=TrainOneStep(minibatch=s.minibatch, shuffle=False),
         **feedback,
         target=UpdateTarget(every=s.target_every, tau=s.tau),
         sync=SyncWeights(),

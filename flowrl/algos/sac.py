@@ -55,7 +55,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None) -> Graph
         sample=ParallelSample(),
         add=ReplayAdd(),
         draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
-        train=TrainOneStep(minibatch=s.minibatch),
+        train=TrainOneStep(minibatch=s.minibatch, shuffle=False),
         target=UpdateTarget(tau=s.tau),
         sync=SyncWeights(),
         report=Report(every=s.report_every),

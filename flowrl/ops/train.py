@@ -24,7 +24,8 @@ class TrainOneStep(Stateless):
 
     Args:
         epochs: how often each step of the batch is used.
-        minibatch: steps per gradient step, drawn anew each epoch; None for the whole batch.
+        minibatch: steps per gradient step; None for the whole batch.
+        shuffle: whether minibatches are drawn anew each epoch, or taken in order: enough for what comes in random order, as from a replay.
         learner: what is trained.
 
     Raises:
@@ -33,6 +34,7 @@ class TrainOneStep(Stateless):
 
     epochs: int = 1
     minibatch: int | None = None
+    shuffle: bool = True
     learner: Ref[LearnerHandle] = "learner"
 
     writes: ClassVar[tuple[str, ...]] = ("learner",)
@@ -60,7 +62,7 @@ class TrainOneStep(Stateless):
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """One batch in, what the update did out."""
-        yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch)
+        yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flowrl.graph.protocols import Site
 from flowrl.items import Batch
 from flowrl.resources.replay_handle import ReplayHandle, Stock
 from flowrl.resources.shards import needed, row_bytes, too_small
-from flowrl.resources.sum_tree import WIDE
+from flowrl.resources.sum_tree import WIDE, scattered
 
 if TYPE_CHECKING:
     from flowrl.resources.replay import Replay
@@ -112,7 +112,7 @@ class Core:
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["turn"])
         usable, data, columns = state["usable"].reshape(-1), {}, {}
         if self.spec.prioritized:
-            shares = (jnp.arange(size) + jax.random.uniform(key, (size,))) / size
+            shares = (scattered(size) + jax.random.uniform(key, (size,))) / size
             slots = _find(state["tree"], shares)
             number, weight = jnp.sum(usable), state["tree"]["leaves"][slots]
             weights = (number * weight / jnp.sum(state["tree"]["tops"])) ** -self._beta(state)

@@ -88,7 +88,7 @@ class Core:
         return self.loss.sequences or self.network.recurrent
 
     def update(
-        self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int
+        self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int, shuffle: bool = True
     ) -> tuple[State, Metrics, Array | None]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``.
 
@@ -101,9 +101,9 @@ class Core:
             rows = valid_only(data)
         else:
             rows, columns = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
-        key, shuffle = jax.random.split(state["key"])
+        key, mine = jax.random.split(state["key"])
         if self.loss.random:
-            rows["seed"] = jax.random.bits(jax.random.fold_in(shuffle, 0), (n, 2))
+            rows["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (n, 2))
         first = (state["weights"], state["opt"], jnp.bool_(False))
         names: list[str] = []
         step = self._gradient_step(state, names)
@@ -111,7 +111,14 @@ class Core:
         def some(index: Array) -> dict[str, Array]:
             return {k: v[:, index] if self.sequences else v[index] for k, v in rows.items()} | {k: v[index] for k, v in columns.items()}
 
+        def in_order(x: Array, axis: int) -> Array:
+            return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+
         def epoch(carry: Any, key: Array) -> Any:
+            if not shuffle:
+                parts = {k: in_order(v, int(self.sequences)) for k, v in rows.items()} | {k: in_order(v, 0) for k, v in columns.items()}
+                carry, told = jax.lax.scan(step, carry, parts)
+                return carry, (*told, jnp.arange(n))
             order = jax.random.permutation(key, n).reshape(-1, size)
             carry, told = jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
             return carry, (*told, order)
@@ -122,7 +129,7 @@ class Core:
             carry, (metrics, priority) = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs)
             priority = None if priority is None else priority[-1]
         else:
-            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, jax.random.split(shuffle, epochs))
+            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, jax.random.split(mine, epochs))
             if priority is not None:
                 priority = jnp.zeros(n).at[order[-1].reshape(-1)].set(priority[-1].reshape(-1))
         weights, opt, _ = carry
@@ -218,13 +225,14 @@ class LearnerHandle(Handle):
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def update(self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None) -> Trained:
+    def update(self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None, shuffle: bool = True) -> Trained:
         """Train on a batch: one compiled call, whatever its epochs and minibatches.
 
         Args:
             batch: ``[T, B]`` with the fields that the loss needs.
             epochs: how often each step is used.
             minibatch: steps per gradient step; None for all at once.
+            shuffle: whether minibatches are drawn anew each epoch, or taken in order.
 
         Raises:
             ContractError: a field is missing, or `minibatch` does not divide the batch.
@@ -250,7 +258,9 @@ class LearnerHandle(Handle):
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
         data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
-        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size)
+        core, metrics, priority = self.site.run(
+            self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size, shuffle=shuffle
+        )
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)

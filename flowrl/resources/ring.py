@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from flowrl.items import Batch
-from flowrl.resources.sum_tree import SumTree
+from flowrl.resources.sum_tree import SumTree, scattered
 
 if TYPE_CHECKING:
     from flowrl.resources.replay import Replay
@@ -165,7 +165,7 @@ class Ring:
             raise LookupError("there is nothing to draw yet")
         if self.tree is None:
             return self._transitions(self._uniform(n), {}, {})
-        shares = (np.arange(n) + self.random.random(n)) / n
+        shares = (scattered(n) + self.random.random(n)) / n
         slots = self.tree.find(shares)
         weights = (self.count * self.tree.leaves[slots] / self.tree.total) ** -beta
         columns = {"slot": slots, "stamp": self.stamp.reshape(-1)[slots]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 WIDE = 32
 """Slots to a block, and blocks to a block of blocks."""
+
+
+@cache
+def scattered(n: int) -> Array:
+    """The numbers below n in an order without order, always the same: in it strata are drawn from, so that any part of a draw is one of all."""
+    return np.random.default_rng(n).permutation(n)
 
 
 class SumTree:
