@@ -166,7 +166,7 @@ def main() -> None:
     for n in (64, 256):
         steps = h.ENVS * h.STEPS
         one, other = pairs(
-            lambda seed, n=n: steps / statistics.median(dqn_seconds(seed, 40, n)[10:]),  # type: ignore[misc]
+            lambda seed, n=n, steps=steps: steps / statistics.median(dqn_seconds(seed, 40, n)[10:]),  # type: ignore[misc]
             lambda _, n=n: theirs("dqn", str(n))["steps"],  # type: ignore[misc]
             f"dqn, {n}, Stable-Baselines3",
         )
