@@ -179,7 +179,10 @@ def test_a_saved_graph_runs_again(flowrl):
     [
         (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
         (["plan", "ppo", "--set", "epoch=3"], "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: runners, envs,"),
-        (["plan", "ppo", "--set", "train.epoch=3"], "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, minibatch, learner"),
+        (
+            ["plan", "ppo", "--set", "train.epoch=3"],
+            "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, minibatch, shuffle, learner",
+        ),
         (["plan", "ppo", "--set", "trian.epochs=3"], "ppo: unknown node or resource 'trian'; did you mean 'train'?"),
         (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes int, got 'many'"),
         (["plan", "ppo", "--set", "train.epochs=0"], "ppo.train: epochs must be at least 1, got 0"),

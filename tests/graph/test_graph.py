@@ -345,7 +345,7 @@ def test_nan_survives_the_text():
 
 def test_printing_leaves_defaults_out_and_the_text_has_them():
     assert "train=TrainOneStep(epochs=2, minibatch=64),\n" in repr(recipe())
-    assert 'train=TrainOneStep(epochs=2, minibatch=64, learner="learner"),\n' in recipe().text()
+    assert 'train=TrainOneStep(epochs=2, minibatch=64, shuffle=True, learner="learner"),\n' in recipe().text()
 
 
 def test_a_lambda_prints_but_can_not_be_saved():

@@ -10,13 +10,16 @@ def test_train_one_step_is_one_update_a_batch_whatever_its_epochs():
     a, b, done = batch(2, 3), batch(4, 3), trained(6)
     learner = Calls(update=done)
     assert drive(fl.TrainOneStep(epochs=10, minibatch=3), a, b, learner=learner) == [[done], [done]]
-    assert learner.calls == [("update", a, ("epochs", 10), ("minibatch", 3)), ("update", b, ("epochs", 10), ("minibatch", 3))]
+    assert learner.calls == [
+        ("update", a, ("epochs", 10), ("minibatch", 3), ("shuffle", True)),
+        ("update", b, ("epochs", 10), ("minibatch", 3), ("shuffle", True)),
+    ]
 
 
 def test_train_one_step_trains_the_learner_that_it_names():
     other = Calls(update="done")
     assert drive(fl.TrainOneStep(learner="learner_b"), batch(), learner=Calls(), learner_b=other) == [["done"]]
-    assert other.calls[0][2:] == (("epochs", 1), ("minibatch", None))
+    assert other.calls[0][2:] == (("epochs", 1), ("minibatch", None), ("shuffle", True))
 
 
 def test_train_one_step_is_an_effect_on_its_learner():

@@ -121,12 +121,13 @@ BY_HAND = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5)
 SGD, PG, BY_HAND_SGD = fl.SGD(0.1), fl.PGLoss(), optax.sgd(0.1)
 
 
-def test_an_update_equals_loops_over_epochs_and_minibatches():
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_update_equals_loops_over_epochs_and_minibatches(shuffle):
     learner = fresh(LOSS, ADAM)
-    steps = list(orders(learner.state["core"]["key"], 3, 4))
+    steps = list(orders(learner.state["core"]["key"], 3, 4)) if shuffle else [*np.arange(STEPS).reshape(-1, 4)] * 3
     assert len(steps) == 9
     params, opt, loss = slow_update(learner, BY_HAND, ppo, batch().data, steps)
-    found = metrics_of(learner.update(batch(), epochs=3, minibatch=4))
+    found = metrics_of(learner.update(batch(), epochs=3, minibatch=4, shuffle=shuffle))
     assert_close(now(learner)["weights"].params, params)
     assert_close(jax.tree.leaves(now(learner)["opt"]), jax.tree.leaves(opt))
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-4)

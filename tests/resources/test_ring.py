@@ -8,7 +8,7 @@ from replayed import GAMMA, World
 
 import flowrl as fl
 from flowrl.resources.ring import Ring
-from flowrl.resources.sum_tree import SumTree
+from flowrl.resources.sum_tree import SumTree, scattered
 
 
 def everything(ring):
@@ -160,3 +160,8 @@ def test_the_sum_tree_finds_what_a_running_sum_finds(seed, size, share):
     assert (
         np.abs(sums[np.minimum(found, size - 1)] - sums[np.minimum(expected, size - 1)]) <= 1e-9 * sums[-1] + np.where(found == expected, 0, 1e-9)
     ).all()
+
+
+def test_any_part_of_a_draw_by_priority_is_one_of_all():
+    order = scattered(256)
+    assert sorted(order) == list(range(256)) and all(part.min() < 64 and part.max() >= 192 for part in np.split(order, 8))
