@@ -114,7 +114,7 @@ def main(graphs: list[str]) -> int:
     for gate in GATES:
         for seed in range(gate.seeds):
             if graphs and gate.graph not in graphs:
-                results += [(True, line) for line in before if line.startswith(f"{gate} {seed} |")]
+                results += [("not reached" not in line, line) for line in before if line.startswith(f"{gate} {seed} |")]
             else:
                 results.append(reach(gate, seed))
     head = """# Learning

@@ -122,8 +122,6 @@ class HostReplay(ReplayHandle):
         while True:
             while len(asked) <= ahead and (call := self._ask(size)) is not None:
                 asked.append(call)
-            if not asked and any(self.incarnations):
-                return None
             if not asked:
                 break
             shard, incarnation, future = asked.popleft()
@@ -137,6 +135,8 @@ class HostReplay(ReplayHandle):
                 continue
             self._drew(reader, size)
             return batch if not self.spec.prioritized else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
+        if any(self.incarnations):
+            return None
         raise GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
 
     def _ask(self, size: int) -> tuple[int, int, Future] | None:
