@@ -1,4 +1,4 @@
-"""The vocabulary that graphs are tried with, some of which flowrl has by now: settings and class attributes that print, draw and cut, and do no work."""
+"""The vocabulary that graphs are tried with, some of which flowrl has by now: settings that print, draw and cut, and do no work."""
 
 from __future__ import annotations
 
