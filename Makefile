@@ -59,5 +59,5 @@ $(DEV): $(READY) requirements-dev.lock
 
 $(PEERS):
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check stable-baselines3 cpprb
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check stable-baselines3==2.9.2 cpprb==11.0.0 torch==2.14.1
 	@touch $@

@@ -98,3 +98,37 @@ def test_five_asynchronous_updates_give_the_same_parameters(hand):
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(by_hand(learner.weights()[0].params)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_128_updates_of_dqn_from_one_draw_give_the_same_parameters(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    dqn = importlib.import_module("handwritten_dqn")
+    policy = fl.Policy(fl.QNetwork, hidden=(64, 64))
+    resources = {
+        "runners": fl.Runners("CartPole-v1", policy, envs=dqn.ENVS, fragment=dqn.STEPS),
+        "learner": fl.Learner(policy, fl.DQNLoss(double=False), fl.Adam(dqn.LR, clip=10.0)),
+    }
+    place = Place("same", resources, 3, HereSite)
+    learner = place.open()["learner"]
+    names = ("trunk/layers/0", "trunk/layers/1", "advantage")
+
+    def params_of(weights):
+        return [tuple(np.asarray(weights.params[f"{name}/{part}"]) for part in ("kernel", "bias")) for name in names]
+
+    before = params_of(learner.weights()[0])
+    n, rng = dqn.UPDATES * dqn.BATCH, np.random.default_rng(0)
+    rows = {name: rng.normal(size=(n, 4)).astype(np.float32) for name in ("obs", "next_obs")}
+    rows |= {"action": rng.integers(0, 2, n).astype(np.int32), "reward": rng.normal(size=n).astype(np.float32), "terminated": rng.random(n) < 0.3}
+    expected, _, loss = dqn.updates(before, dqn.TX.init(before), rows)
+
+    drawn = {k: x[None] for k, x in rows.items() if k != "terminated"}
+    drawn["discount"] = np.where(rows["terminated"], 0, dqn.GAMMA).astype(np.float32)[None]
+    batch = fl.Batch(drawn, {"version": np.zeros(n, np.int32)})
+    trained = learner.update(batch, minibatch=dqn.BATCH, shuffle=False)
+    got = params_of(learner.weights()[0])
+    place.close()
+    assert max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(got), strict=True)) > 0.01
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    metrics = dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)

@@ -45,52 +45,52 @@ def a2c_with_micro_batches():
 def a3c():
     local = fl.chain(adv=fl.Advantages(), g=v.ComputeGradients())
     return graph("a3c", fl.PGLoss()).then(
-        grads=v.ParallelSample(mode="async", local=local), apply=v.ApplyGradients(), sync=v.SyncWeights(to="producer"), report=fl.Report()
+        grads=fl.ParallelSample(mode="async", local=local), apply=v.ApplyGradients(), sync=fl.SyncWeights(to="producer"), report=fl.Report()
     )
 
 
 def impala():
-    return graph("impala", v.VTraceLoss(entropy=0.01)).then(
-        sample=v.ParallelSample(mode="async", in_flight=2),
+    return graph("impala", fl.VTraceLoss(entropy=0.01)).then(
+        sample=fl.ParallelSample(mode="async", in_flight=2),
         batch=fl.Concat(500),
-        queue=v.Queue(16),
+        queue=fl.Queue(16),
         train=fl.TrainOneStep(),
-        sync=v.SyncWeights(to="producer", every=2, wait=False),
+        sync=fl.SyncWeights(to="producer", every=2, wait=False),
         report=fl.Report(every=10),
     )
 
 
 def appo():
-    edited = impala().rename("appo").insert(after="queue", mix=v.MixIn(batches=4, uses=2)).insert(after="train", target=v.UpdateTarget(every=2))
-    return edited.set("learner.loss", v.APPOLoss(clip=0.4))
+    edited = impala().rename("appo").insert(after="queue", mix=v.MixIn(batches=4, uses=2)).insert(after="train", target=fl.UpdateTarget(every=2))
+    return edited.set("learner.loss", fl.APPOLoss(clip=0.4))
 
 
 def dqn():
-    return graph("dqn", v.QLoss(), replay=v.Replay(50_000, prioritized=True)).then(
+    return graph("dqn", fl.DQNLoss(), replay=fl.Replay(50_000, prioritized=True)).then(
         sample=fl.ParallelSample(),
-        add=v.ReplayAdd(),
-        draw=v.ReplaySample(batch=32, start=1000, updates_per_step=0.25),
+        add=fl.ReplayAdd(),
+        draw=fl.ReplaySample(batch=32, start=1000, updates_per_step=0.25),
         train=fl.TrainOneStep(),
-        prio=v.UpdatePriorities(),
-        target=v.UpdateTarget(every=500),
+        prio=fl.UpdatePriorities(),
+        target=fl.UpdateTarget(every=500),
         sync=fl.SyncWeights(),
         report=fl.Report(every=100),
     )
 
 
 def apex():
-    start = graph("apex", v.QLoss(), replay=v.Replay(1_000_000, prioritized=True)).then(
-        sample=v.ParallelSample(mode="async", in_flight=2, local=fl.chain(p=v.InitialPriorities())),
-        add=v.ReplayAdd(),
-        sync=v.SyncWeights(to="producer", every_steps=400),
+    start = graph("apex", fl.DQNLoss(), replay=fl.Replay(1_000_000, prioritized=True)).then(
+        sample=fl.ParallelSample(mode="async", in_flight=2, local=fl.chain(p=fl.InitialPriorities())),
+        add=fl.ReplayAdd(),
+        sync=fl.SyncWeights(to="producer", every_steps=400),
     )
     return start.then(
         after=(),
-        draw=v.ReplaySample(batch=512, start=50_000),
-        queue=v.Queue(16),
+        draw=fl.ReplaySample(batch=512, start=50_000),
+        queue=fl.Queue(16),
         train=fl.TrainOneStep(),
-        prio=v.UpdatePriorities(),
-        target=v.UpdateTarget(every_steps=500_000),
+        prio=fl.UpdatePriorities(),
+        target=fl.UpdateTarget(every_steps=500_000),
         report=fl.Report(),
     )
 
@@ -107,15 +107,17 @@ def cloning():
 
 
 def online_with_demonstrations():
-    start = graph("demos", v.QLoss(), replay=v.Replay(50_000)).then(sample=fl.ParallelSample(), add=v.ReplayAdd(), draw=v.ReplaySample(batch=32))
+    start = graph("demos", fl.DQNLoss(), replay=fl.Replay(50_000)).then(
+        sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch=32)
+    )
     return start.then(after=(), demo=v.ReadDataset("expert.zarr")).then(
-        after=("draw", "demo"), mix=v.Merge({"draw": 3, "demo": 1}), train=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report()
+        after=("draw", "demo"), mix=fl.Merge({"draw": 3, "demo": 1}), train=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report()
     )
 
 
 def two_algorithms():
-    learners = {"learner_a": fl.Learner(POLICY, fl.PPOLoss(), fl.Adam()), "learner_b": fl.Learner(POLICY, v.QLoss(), fl.Adam())}
-    start = fl.Graph("two", runners=fl.Runners("CartPole-v1", POLICY), **learners, replay=v.Replay(1000)).then(sample=fl.ParallelSample())
+    learners = {"learner_a": fl.Learner(POLICY, fl.PPOLoss(), fl.Adam()), "learner_b": fl.Learner(POLICY, fl.DQNLoss(), fl.Adam())}
+    start = fl.Graph("two", runners=fl.Runners("CartPole-v1", POLICY), **learners, replay=fl.Replay(1000)).then(sample=fl.ParallelSample())
     return (
         start.then(
             after="sample",
@@ -128,12 +130,12 @@ def two_algorithms():
         .then(
             after="sample",
             b=v.Select("b"),
-            add_b=v.ReplayAdd(),
-            draw_b=v.ReplaySample(batch=32),
+            add_b=fl.ReplayAdd(),
+            draw_b=fl.ReplaySample(batch=32),
             train_b=fl.TrainOneStep(learner="learner_b"),
             sync_b=fl.SyncWeights(learner="learner_b"),
         )
-        .then(after=("sync_a", "sync_b"), all=v.Merge(), report=fl.Report())
+        .then(after=("sync_a", "sync_b"), all=fl.Merge(), report=fl.Report())
     )
 
 
@@ -150,11 +152,11 @@ def maml():
 
 def phases():
     phase = v.Phase({"offline": v.Until("updates", 1e4), "online": v.Until("env_steps", float("inf"))})
-    return graph("phases", v.QLoss(), replay=v.Replay(10_000)).then(
+    return graph("phases", fl.DQNLoss(), replay=fl.Replay(10_000)).then(
         sample=fl.ParallelSample(),
-        add=v.ReplayAdd(),
-        draw=v.ReplaySample(batch=16),
-        fill=v.Gate(start=5_000),
+        add=fl.ReplayAdd(),
+        draw=fl.ReplaySample(batch=16),
+        fill=fl.Gate(start=5_000),
         phase=phase,
         train=fl.TrainOneStep(),
         sync=fl.SyncWeights(),
@@ -178,9 +180,9 @@ def league():
 
 def two_queues():
     """Actors, an assembler and a learner, each a stage; a zip joins within a stage, a queue may have two inputs."""
-    start = graph("pipeline", v.VTraceLoss()).then(sample=v.ParallelSample(mode="async"), assemble=v.Queue(8), batch=fl.Concat(500))
-    start = start.then(after=(), more=v.ParallelSample(mode="async"))
-    return start.then(after=("batch", "more"), queue=v.Queue(4), train=fl.TrainOneStep(), sync=v.SyncWeights(), report=fl.Report())
+    start = graph("pipeline", fl.VTraceLoss()).then(sample=fl.ParallelSample(mode="async"), assemble=fl.Queue(8), batch=fl.Concat(500))
+    start = start.then(after=(), more=fl.ParallelSample(mode="async"))
+    return start.then(after=("batch", "more"), queue=fl.Queue(4), train=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report())
 
 
 GRAPHS = {
@@ -278,7 +280,7 @@ def test_it_is_acyclic_although_weights_go_round(build):
 
 def test_appo_is_impala_edited():
     before, after = impala(), appo()
-    assert after.remove("mix", "target").set("learner.loss", v.VTraceLoss(entropy=0.01)).rename("impala") == before
+    assert after.remove("mix", "target").set("learner.loss", fl.VTraceLoss(entropy=0.01)).rename("impala") == before
     assert [n.after for n in after.nodes] == [(), ("sample",), ("batch",), ("queue",), ("mix",), ("train",), ("target",), ("sync",)]
 
 
