@@ -158,30 +158,32 @@ class RayWorkers:
         self.apart = apart
         """Whether fragments stay in the object store."""
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
-        self.groups = [range(count)[process::processes] for process in range(processes)]
         self.incarnations = [0] * count
-        self.actors: list[Any] = []
+        self.actors: list[Any] = [None] * processes
         """By process."""
         self.calls: list[Any] = [None] * count
         """By worker: what calls it."""
         for process in range(processes):
-            self.actors.append(None)
             self._start(process)
+        for index in range(count):
+            self._reach(index)
 
     def _start(self, process: int) -> None:
         """Start a process anew."""
-        mine = self.groups[process]
+        mine = range(len(self.calls))[process :: len(self.actors)]
         options: dict[str, Any] = {
             "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
             "scheduling_strategy": _home(process),
             "concurrency_groups": {str(index): 1 for index in mine},
         }
         kind: Any = ray.remote(**options)(Host)
-        actor = self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **_sharing()})
-        for index in mine:
-            group = str(index)
-            call = actor.call_apart.options(concurrency_group=group, num_returns=2) if self.apart else actor.call.options(concurrency_group=group)
-            self.calls[index] = (actor, call)
+        self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **_sharing()})
+
+    def _reach(self, index: int) -> None:
+        """Call a worker in the process that is at work now."""
+        actor, group = self.actors[index % len(self.actors)], str(index)
+        call = actor.call_apart.options(concurrency_group=group, num_returns=2) if self.apart else actor.call.options(concurrency_group=group)
+        self.calls[index] = (actor, call)
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -207,6 +209,7 @@ class RayWorkers:
         if because is not None and because.actor in self.actors:
             ray.kill(because.actor)
             self._start(self.actors.index(because.actor))
+        self._reach(index)
 
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
@@ -327,7 +330,7 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: 
             raise RuntimeFailed(
                 "this process is in a running Ray already, so address and init can't be used; leave them out, or call ray.shutdown() first", graph
             )
-        return _nothing
+        return lambda: None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": True, **init}
@@ -351,10 +354,6 @@ def _knock(address: str) -> None:
     """Fail at once where nobody listens: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=5).close()
-
-
-def _nothing() -> None:
-    """Nothing was started, so there is nothing to end."""
 
 
 @dataclass(frozen=True)
