@@ -9,7 +9,6 @@ from flowrl.graph.graph import Graph, chain
 from flowrl.ops.queue import Queue
 from flowrl.ops.replay import InitialPriorities
 from flowrl.resources.environments import Make
-from flowrl.rl.explore import EpsilonGreedy
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class ApexSettings(DQNSettings):
 
     runners: int = 2
     fragment: int = 16
-    updates_per_step: float | None = 0.125
     n_step: int = 3
     dueling: bool = True
     prioritized: bool = True
@@ -37,15 +35,13 @@ class ApexSettings(DQNSettings):
 def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Graph:
     """Three stages: sampling into the replay; drawing from it; and behind a queue learning."""
     s = settings or ApexSettings()
-    own = ("spread", "shards", "in_flight", "queue", "sync_every")
-    plain = DQNSettings(**{k: v for k, v in vars(s).items() if k not in own})
     return (
-        dqn(env, plain)
+        dqn(env, s)
         .rename("apex")
         .set("sample.mode", "async")
         .set("sample.in_flight", s.in_flight)
         .set("sample.local", chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)))
-        .set("runners.explore", EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps, spread=s.spread))
+        .set("runners.explore.spread", s.spread)
         .set("replay.shards", s.shards)
         .move("draw", after=())
         .insert(after="draw", queue=Queue(s.queue))

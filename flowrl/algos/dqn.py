@@ -27,6 +27,7 @@ class DQNSettings:
     """The settings of `dqn`. `envs` and `fragment` are per runner; `epsilon_steps` and `start` in steps of all environments together.
 
     `batch` transitions are drawn `updates_per_step` times a step, and trained on in gradient steps of `minibatch` each (None: of all at once).
+    `policy` is in place of the one that `hidden` and `dueling` make.
     """
 
     runners: int = 1
@@ -44,6 +45,7 @@ class DQNSettings:
     n_step: int = 1
     double: bool = True
     dueling: bool = False
+    hidden: tuple[int, ...] = (64, 64)
     prioritized: bool = False
     epsilon: float = 0.05
     epsilon_steps: int = 10_000
@@ -55,7 +57,7 @@ class DQNSettings:
 def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph:
     """Sample, add, draw, train: every rate is written down."""
     s = settings or DQNSettings()
-    policy = s.policy or Policy(QNetwork, dueling=s.dueling)
+    policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling)
     explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
     return Graph(

@@ -10,8 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrl.rl.optimizers import Linear
-from flowrl.rl.policies import Policy
-from flowrl.rl.value_networks import QNetwork
 
 DQN = {
     "envs": 8, "fragment": 32, "batch": 128 * 64, "minibatch": 64, "updates_per_step": 1 / 256, "target_every": 1, "epsilon": 0.04,
@@ -31,7 +29,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     },
     **{(graph, "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98} for graph in ("impala", "appo")},
     ("dqn", "CartPole-v1"): {
-        **DQN, "gamma": 0.98, "lr": Linear(1e-3, 0.0, 65_000), "policy": Policy(QNetwork, hidden=(128, 128)),
+        **DQN, "gamma": 0.98, "lr": Linear(1e-3, 0.0, 65_000), "hidden": (128, 128),
     },
     ("dqn", "Acrobot-v1"): {**DQN, "lr": Linear(1e-3, 0.0, 75_000)},
     ("apex", "CartPole-v1"): {**DQN, "fragment": 16, "epsilon": 0.4, "lr": Linear(1e-3, 0.0, 100_000)},
