@@ -7,7 +7,6 @@ the target network becomes the newest one. The maths is that of `fl.dqn` with ``
 from __future__ import annotations
 
 import time
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -91,7 +90,7 @@ def train(seed: int, rounds: int, hidden: int) -> list[float]:
     held = {name: np.empty((CAPACITY, *shape), dtype) for name, (shape, dtype) in forms.items()}
     size = at = turn = 0
     obs, _ = env.reset(seed=seed)
-    done, sums, recent, seconds = np.zeros(ENVS, bool), np.zeros(ENVS), deque(maxlen=100), []
+    done, seconds = np.zeros(ENVS, bool), []
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(STEPS):
@@ -102,11 +101,7 @@ def train(seed: int, rounds: int, hidden: int) -> list[float]:
             for name, x in (("obs", obs), ("next_obs", new), ("action", action), ("reward", reward), ("terminated", terminated)):
                 held[name][slots] = x[fresh]
             at, size, turn = (at + len(slots)) % CAPACITY, min(CAPACITY, size + len(slots)), turn + 1
-            sums += reward
             done = terminated | truncated
-            if done.any():
-                recent.extend(sums[done])
-                sums[done] = 0
             obs = new.copy()
         if turn * ENVS >= START:
             slots = rng.integers(0, size, UPDATES * BATCH)

@@ -85,19 +85,8 @@ class MatchMaker(Stub):
 
 
 @dataclass(frozen=True)
-class Zip(Stub):
-    joins: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
 class Select(Stub):
     policy: str
-
-
-@dataclass(frozen=True)
-class MixIn(Stub):
-    batches: int
-    uses: int
 
 
 @dataclass(frozen=True)

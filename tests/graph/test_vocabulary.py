@@ -61,7 +61,7 @@ def impala():
 
 
 def appo():
-    edited = impala().rename("appo").insert(after="queue", mix=v.MixIn(batches=4, uses=2)).insert(after="train", target=fl.UpdateTarget(every=2))
+    edited = impala().rename("appo").insert(after="queue", mix=fl.MixIn(batches=4, uses=2)).insert(after="train", target=fl.UpdateTarget(every=2))
     return edited.set("learner.loss", fl.APPOLoss(clip=0.4))
 
 
