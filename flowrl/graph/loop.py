@@ -57,8 +57,8 @@ class Ledger:
 class NodeContext:
     """The context of one node."""
 
-    def __init__(self, name: str, handles: Mapping[str, Handle], site: Site) -> None:
-        self.name = name
+    def __init__(self, name: str, root: bool, handles: Mapping[str, Handle], site: Site) -> None:
+        self.name, self.root = name, root
         self.source: str | None = None
         self.dropped = False
         self.run = site.run
@@ -71,8 +71,7 @@ class NodeContext:
 
     def when(self, due: Any, ref: Any, verb: str, *args: Any) -> None:
         """Call a verb if it is due."""
-        handle = self[ref]
-        self._when(due, handle, partial(getattr(handle, verb), *args))
+        self._when(due, self[ref], partial(getattr(self[ref], verb), *args))
 
     def drop(self) -> None:
         """The item that was taken from a queue goes no further: it counts as dropped."""
@@ -132,7 +131,7 @@ class Loop:
         self.hook = hook
         self.settle = site.settle
         self._enter = self.enter if failed is None else self._try_push(failed)
-        self.units = {n.name: Unit(n, NodeContext(n.name, handles, site)) for n in nodes}
+        self.units = {n.name: Unit(n, NodeContext(n.name, not n.after, handles, site)) for n in nodes}
         self.roots = [(self.units[n.name], channels.get(n.name)) for n in nodes if not n.after or n.name in channels]
         for node in nodes:
             for before in node.after if node.name not in channels else ():

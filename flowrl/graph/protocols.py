@@ -198,6 +198,8 @@ class Context(Protocol):
     """What an operator's `step` may reach beside its state and its item."""
 
     name: str
+    root: bool
+    """Whether it is a start of the graph, and is given no items."""
     source: str | None
     """The node that the item came from; None at a root."""
 

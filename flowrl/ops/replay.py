@@ -96,7 +96,7 @@ class ReplaySample(Stateless):
 
     def prepare(self, ctx: Context) -> None:
         """Say what is waited for."""
-        ctx[self.replay].expect(ctx.name, self.start, self.ratio)
+        ctx[self.replay].expect(ctx.name, self.start, self.ratio, ctx.root)
 
     def ready(self, state: None, ctx: Context) -> bool:
         """Whether a draw is due."""

@@ -78,5 +78,8 @@ def _producers(item: Any) -> Any:
     told = item.feedback if isinstance(item, Trained) else item.columns if isinstance(item, Batch) else {}
     found = told.get("producer")
     if found is None:
-        raise ContractError("the item does not tell which runner gave it, for it has lost the column producer; change batches by batch.with_(...)")
+        raise ContractError(
+            "the item does not tell which runner gave it: it was drawn from a replay (take to='all'), or lost the column producer (change batches by "
+            "batch.with_(...), which keeps the columns)"
+        )
     return found

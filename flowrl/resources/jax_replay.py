@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ import numpy as np
 
 from flowrl.errors import GraphError
 from flowrl.graph.protocols import Site
-from flowrl.items import Batch
+from flowrl.items import Batch, nbytes
 from flowrl.resources.replay_handle import ReplayHandle, Stock
-from flowrl.resources.shards import needed, row_bytes, too_small
+from flowrl.resources.shards import needed, reached, too_small
 from flowrl.resources.sum_tree import WIDE, scattered
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ Array = Any
 State = dict[str, Any]
 TRIES = 4
 """Slots that are drawn for each transition, of which the first that may be drawn counts."""
+
+
+@lru_cache(maxsize=64)
+def core_of(spec: Replay, rows: int, envs: int) -> Core:
+    """The core for these settings: one and the same for equal ones, so that what was compiled for one run serves the next."""
+    return Core(spec, rows, envs)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Core:
         rows, size = (self.rows, self.envs), -(-self.rows * self.envs // WIDE**2) * WIDE**2
         flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
         tree = {"leaves": jnp.zeros(size), "blocks": jnp.zeros(size // WIDE), "tops": jnp.zeros(size // WIDE**2)}
-        stamps = {"stamp": jnp.zeros(rows, jnp.int32), "highest": jnp.float32(1), "tree": tree}
+        origin = jax.random.randint(key, (), 0, 2**30)  # of the stamps: what another replay gave is meant for none of its rows
+        stamps = {"origin": origin, "stamp": jnp.zeros(rows, jnp.int32), "highest": jnp.float32(1), "tree": tree}
         return {
             "data": {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields} | {"discount": jnp.zeros(rows)},
             **flags,
@@ -89,7 +97,7 @@ class Core:
         }
         if not self.spec.prioritized:
             return new
-        stamp = put(state["stamp"], jnp.broadcast_to(state["count"][low] // steps + 1, (steps, columns)))
+        stamp = put(state["stamp"], jnp.broadcast_to(state["origin"] + state["count"][low] // steps + 1, (steps, columns)))
         brought = stored["priority"][at][:, mine] if "priority" in stored else jnp.full(usable.shape, state["highest"])
         slots = at[:, None] * self.envs + jnp.arange(low, low + columns)
         was = state["usable"][at][:, mine] & (jnp.arange(before + steps + 1) < before)[:, None]
@@ -187,6 +195,9 @@ class JaxReplay(ReplayHandle):
         super().__init__(spec, site)
         self.core: Core | None = None
         self.arrays: State = {}
+        self.came = 0
+        self.reached = False
+        """Whether enough came for an n-step return."""
 
     @property
     def state(self) -> Any:
@@ -206,14 +217,14 @@ class JaxReplay(ReplayHandle):
         rows = math.ceil((self.spec.capacity / total + 1) / steps) * steps
         if self.core is None:
             too_small(self.spec, self.site.name, -(-self.spec.capacity // total), steps, total)
-            self.core = Core(self.spec, rows, total)
-            self.nbytes = rows * total * row_bytes(self.spec, batch)
+            self.core = core_of(self.spec, rows, total)
         if self.core.rows % steps:
             raise GraphError(f"fragments of {steps} steps came after others; a replay on the device takes those of one length")
         if not self.arrays:
             names = ("obs", "action", "reward", *self.spec.extra, *["priority"] * (self.spec.prioritized and "priority" in batch.data))
             fields = tuple((name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype)) for name in names)
             self.arrays = self.site.run(self.core.empty, self.site.key("draws"), fields=fields)
+            self.nbytes = sum(map(nbytes, jax.tree.leaves(self.arrays)))
         return self.core
 
     def add(self, batch: Batch) -> None:
@@ -227,24 +238,23 @@ class JaxReplay(ReplayHandle):
             if len(parts) > 1:
                 given = self.site.run(_columns, *given, first=mine.start, last=mine.stop)
             self.arrays = self.site.run(core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]]))
+        self.came += batch.steps
+        self.reached = self.reached or reached(self.spec, self.came, batch.shape[0], core.envs)
         self._noted(batch.steps)
 
-    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch:
+    def sample(self, size: int, reader: str, ahead: int = 0) -> Batch:
         """Draw from all."""
-        core = self.core
-        if core is None:
-            raise GraphError(f"{self.site.name} has nothing to draw; put ReplayAdd before it")
-        self.arrays, data, columns = self.site.run(core.sample, self.arrays, donate=(0,), size=size)
+        if not self.reached:
+            raise self._nothing()
+        self.arrays, data, columns = self.site.run(cast("Core", self.core).sample, self.arrays, donate=(0,), size=size)
         self._drew(reader, size)
-        return Batch(data, {"version": np.full(size, np.nan, np.float32), **columns})
+        return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})
 
     def prioritize(self, feedback: dict[str, Array]) -> None:
         """At once: the device waits for itself."""
         self._prioritized(feedback)
-        core = self.core
-        if core is not None:
-            given = (feedback["slot"], feedback["stamp"], feedback["priority"])
-            self.arrays = self.site.run(core.prioritize, self.arrays, *given, donate=(0,))
+        given = (feedback["slot"], feedback["stamp"], feedback["priority"])
+        self.arrays = self.site.run(cast("Core", self.core).prioritize, self.arrays, *given, donate=(0,))
 
     def stock(self) -> Stock:
         """By what the device counted."""

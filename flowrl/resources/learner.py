@@ -143,6 +143,7 @@ class Core:
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+        priority = None if priority is None else jnp.where(good, priority, 0.0)  # a NaN would spoil every draw before the next Row tells of it
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
         told = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
         return {**state, **kept, "key": key}, Metrics.pack(told), priority
@@ -305,7 +306,10 @@ class LearnerHandle(Handle):
         """
         versions = batch.columns.get("version")
         if not isinstance(versions, np.ndarray):
-            raise ContractError("the age of the batch can't be known: it has lost the column version; change batches by batch.with_(...)")
+            raise ContractError(
+                "the age of the batch can't be known before the run: it was drawn from a replay (remove max_lag), or lost the column version (change "
+                "batches by batch.with_(...), which keeps the columns)"
+            )
         return int(np.max(self.state["version"] - versions))
 
     def weights(self) -> tuple[Weights, Any]:

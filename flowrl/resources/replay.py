@@ -20,7 +20,7 @@ from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.jax_replay import JaxReplay
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.replay_handle import ReplayHandle, Stock
-from flowrl.resources.shards import RingTwin, columns_between, needed, ring, row_bytes, too_small
+from flowrl.resources.shards import columns_between, needed, ring, row_bytes, too_small, twin
 
 Array = Any
 SENDING = 2
@@ -38,7 +38,7 @@ class HostReplay(ReplayHandle):
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
-        self.pool = site.workers(shards, make, lambda *_: RingTwin(spec), near=shards == 1)
+        self.pool = site.workers(shards, make, partial(twin, spec, self.bounds), near=shards == 1)
         self.locks = [RLock() for _ in range(shards)]
         """By shard: held while it is sent something; `lock` may be taken within, never the other way round."""
         self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
@@ -49,8 +49,8 @@ class HostReplay(ReplayHandle):
         self.because = ""
         self.late: list[dict[str, Array]] = []
         """Priorities that may still be being computed."""
-        self.asked: dict[tuple[str, int], deque[tuple[int, int, Future]]] = {}
-        """By reader and size: draws that were asked for beforehand."""
+        self.asked: dict[str, deque[tuple[int, int, Future]]] = {}
+        """By reader: draws that were asked for beforehand."""
         self.turn = 0
         self.all = 0
         self.nbytes = 0
@@ -115,10 +115,10 @@ class HostReplay(ReplayHandle):
             self.steps *= any(self.sent)  # where nothing is left, drawing waits for the first steps anew
         self.site.count(restarts=1, lost_steps=sent - evicted)
 
-    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch | None:
+    def sample(self, size: int, reader: str, ahead: int = 0) -> Batch | None:
         """Draw from the next shard that has anything."""
         self._prioritize()
-        asked = self.asked.setdefault((reader, size), deque())
+        asked = self.asked.setdefault(reader, deque())
         while True:
             while len(asked) <= ahead and (call := self._ask(size)) is not None:
                 asked.append(call)
@@ -137,7 +137,7 @@ class HostReplay(ReplayHandle):
             return batch if not self.spec.prioritized else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
         if any(self.incarnations):
             return None
-        raise GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
+        raise self._nothing()
 
     def _ask(self, size: int) -> tuple[int, int, Future] | None:
         """Ask the next shard that has anything: which, which incarnation of it, and what it will give."""
@@ -168,7 +168,7 @@ class HostReplay(ReplayHandle):
             if isinstance(feedback["priority"], jax.ShapeDtypeStruct):
                 continue
             slot, stamp, shard, priority = (np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority"))
-            for i in map(int, np.unique(shard)):
+            for i in map(int, np.unique(shard[shard < len(self.pool)])):  # those of another replay may have more
                 at = shard == i
                 with self.locks[i]:
                     self._send(i, "prioritize", slot[at], stamp[at], priority[at])
@@ -205,7 +205,8 @@ class Replay(Resource):
         prioritized: drawn by priority (Schaul et al. 2016), with importance weights as the field ``weight``; else each as likely as any other.
         n_step: steps of a return.
         gamma: discount.
-        shards: parts, each with its own environments: one in this process; several where the workers of the runtime are.
+        shards: parts, each with its own environments: one in this process; several where the workers of the runtime are. A replay over
+            environments in JAX lies on the device, and is one part whatever this says.
         alpha: the power of a priority; 0 draws all alike.
         beta: the power of the importance weights, at first.
         beta_steps: steps over which it rises to 1; 0 for never.
@@ -237,8 +238,10 @@ class Replay(Resource):
         for name in ("gamma", "alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        if self.eps < 0 or self.beta_steps < 0 or self.restarts < 0:
-            raise SettingError(f"eps, beta_steps and restarts must not be negative, got {self}")
+        if self.eps <= 0:
+            raise SettingError(f"eps must be above 0, or what has priority 0 is never drawn again, got {self.eps}")
+        if self.beta_steps < 0 or self.restarts < 0:
+            raise SettingError(f"beta_steps and restarts must not be negative, got {self}")
 
     def open(self, site: Site) -> ReplayHandle:
         """Make it, empty: on the device where runners are functions of it."""

@@ -54,9 +54,17 @@ class ReplayHandle(Handle):
         """By reader: the steps that it waits for, and its draws for each step from then on, if it has a ratio."""
         self.owed: dict[str, int] = {}
         """By reader with a ratio: what it has not drawn yet, in parts of a draw as small as its ratio needs."""
+        self.alone: list[str] = []
+        """Readers with a ratio that draw by themselves: for who is given items adding can't wait, or none would come."""
 
-    def expect(self, reader: str, start: int, ratio: Fraction | None) -> None:
-        """A reader that waits for `start` steps; and how many draws it takes for each that comes from then on, None for any number.
+    def expect(self, reader: str, start: int, ratio: Fraction | None, alone: bool) -> None:
+        """A reader that waits for some steps.
+
+        Args:
+            reader: its name.
+            start: steps.
+            ratio: how many draws it takes for each step that comes from then on; None for any number.
+            alone: whether it draws by itself, not when it is given an item.
 
         Raises:
             GraphError: it waits for more than can be held.
@@ -67,6 +75,7 @@ class ReplayHandle(Handle):
         self.readers[reader] = start, ratio
         if ratio is not None:
             self.owed[reader] = 0
+            self.alone += [reader] * alone
 
     def due(self, reader: str) -> bool:
         """Whether a reader is to draw."""
@@ -74,8 +83,8 @@ class ReplayHandle(Handle):
         return self.steps >= start and (ratio is None or self.owed[reader] >= ratio.denominator)
 
     def room(self) -> bool:
-        """Whether more may be added: not before all that is due was drawn."""
-        return not any(map(self.due, self.owed))
+        """Whether more may be added: not before all that is due was drawn by who draws by itself."""
+        return not any(map(self.due, self.alone))
 
     def _noted(self, steps: int) -> None:
         with self.lock:
@@ -86,8 +95,11 @@ class ReplayHandle(Handle):
                     self.owed[reader] += steps * ratio.numerator
         self.site.count(added_steps=steps)
 
+    def _nothing(self) -> GraphError:
+        return GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
+
     def _drew(self, reader: str, size: int) -> None:
-        _, ratio = self.readers.get(reader, (0, None))
+        _, ratio = self.readers[reader]
         if ratio is not None:
             with self.lock:
                 self.owed[reader] -= ratio.denominator
@@ -107,7 +119,7 @@ class ReplayHandle(Handle):
         """
 
     @abstractmethod
-    def sample(self, size: int, reader: str = "", ahead: int = 0) -> Batch | None:
+    def sample(self, size: int, reader: str, ahead: int = 0) -> Batch | None:
         """Draw ``[1, size]`` transitions; None where all was lost, and is yet to come anew.
 
         Args:

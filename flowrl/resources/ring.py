@@ -23,7 +23,7 @@ class Ring:
     the same. A row may be drawn once its `n_step` successors within the episode are there (`usable`).
     """
 
-    def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any, incarnation: int = 0) -> None:
+    def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
         self.spec = spec
         self.rows = rows
         self.envs = envs
@@ -47,7 +47,7 @@ class Ring:
         self.tree = SumTree(rows * envs) if spec.prioritized else None
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
         """The fragment with which a row came: a priority that comes late must meet the row that it is meant for."""
-        self.fragments = incarnation << 32  # what was drawn before it was started anew is meant for none of its rows
+        self.fragments = int(self.random.integers(2**30)) << 32  # what another replay, or a shard that was lost, gave is meant for none of its rows
         self.highest = 1.0
 
     def close(self) -> None:
@@ -56,8 +56,12 @@ class Ring:
     # -- adding
 
     def add(self, batch: Batch) -> dict[str, int]:
-        """Add a fragment ``[T, B]`` of environments with increasing numbers; what is held then is told."""
+        """Add fragments ``[T, B]``, those of one environment in the order in which they were made; what is held then is told."""
         steps, columns = batch.shape
+        if len(cuts := np.flatnonzero(np.diff(batch.columns["env"]) <= 0) + 1):  # what follows writes to each environment once
+            for part in np.split(np.arange(columns), cuts):
+                self.add(Batch({k: v[:, part] for k, v in batch.data.items()}, {k: v[part] for k, v in batch.columns.items()}))
+            return self.held()
         envs, first = batch.columns["env"] - self.low, batch.columns["first"]
         if not self.data:
             self._allocate(batch)
@@ -205,7 +209,8 @@ class Ring:
 
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
         """Set the priorities of rows, of those that are still there; what is held is told."""
-        there = self.usable.reshape(-1)[slots] & (self.stamp.reshape(-1)[slots] == stamps)
+        usable, stamp = (x.reshape(-1).take(slots, mode="clip") for x in (self.usable, self.stamp))  # of another replay it may have no such slot
+        there = usable & (stamp == stamps)
         powers = self._power(priorities)[there]
         if len(powers):
             cast("SumTree", self.tree)[slots[there]] = powers

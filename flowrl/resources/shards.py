@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,6 +49,11 @@ def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None
         )
 
 
+def reached(spec: Replay, came: int, steps: int, envs: int) -> bool:
+    """Whether so many steps in fragments of `steps` are enough for the n-step return of some environment, if no episode ends."""
+    return math.ceil(came / (envs * steps)) * steps >= spec.n_step
+
+
 def columns_between(batch: Batch, low: int, high: int) -> Batch:
     """The columns of a batch whose environments have numbers from `low` to below `high`."""
     at = np.flatnonzero((batch.columns["env"] >= low) & (batch.columns["env"] < high))
@@ -59,8 +65,10 @@ def columns_between(batch: Batch, low: int, high: int) -> Batch:
 class RingTwin:
     """A ring in the abstract trace: the same methods, giving shapes."""
 
-    def __init__(self, spec: Replay) -> None:
+    def __init__(self, spec: Replay, envs: int) -> None:
         self.spec = spec
+        self.envs = envs
+        self.came = 0
         self.form: Batch | None = None
 
     def close(self) -> None:
@@ -69,7 +77,8 @@ class RingTwin:
     def add(self, batch: Batch) -> dict[str, int]:
         """Note the form."""
         self.form = batch
-        return dict.fromkeys(("added", "evicted", "held"), 0) | {"usable": 1}
+        self.came += batch.steps
+        return dict.fromkeys(("added", "evicted", "held"), 0) | {"usable": reached(self.spec, self.came, batch.shape[0], self.envs)}
 
     def sample(self, size: int, beta: float = 1.0) -> Batch:
         """Transitions of that form."""
@@ -89,14 +98,16 @@ class RingTwin:
             columns |= {"slot": of(np.int64, size), "stamp": of(np.int64, size), "shard": of(np.int32, size)}
         return Batch(data, columns)
 
-    def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> None:
-        """Nothing."""
+
+def twin(spec: Replay, bounds: tuple[int, ...], index: int, *_: int) -> RingTwin:
+    """The twin of the shard of a number."""
+    return RingTwin(spec, bounds[index + 1] - bounds[index])
 
 
-def ring(spec: Replay, rows: int, bounds: tuple[int, ...], name: str, seed: int, index: int, incarnation: int = 0) -> Ring:
+def ring(spec: Replay, rows: int, bounds: tuple[int, ...], name: str, seed: int, index: int, incarnation: int) -> Ring:
     """The shard of a number."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, incarnation])
-    return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy, incarnation)
+    return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy)
 
 
 def row_bytes(spec: Replay, batch: Batch) -> int:

@@ -35,9 +35,9 @@ class SumTree:
     def __setitem__(self, slots: Array, weights: Any) -> None:
         """Set weights, of a slot that is named twice the last one."""
         self.leaves[slots] = weights
-        blocks = slots >> 5
+        blocks = slots // WIDE
         self.blocks[blocks] = self._by_block[blocks].sum(1)
-        tops = slots >> 10
+        tops = slots // WIDE**2
         self.tops[tops] = self._by_top[tops].sum(1)
 
     @property

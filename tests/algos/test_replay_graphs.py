@@ -11,6 +11,8 @@ import pytest
 import ray
 
 import flowrl as fl
+from flowrl.algos.tuned import tuned
+from flowrl.resources.ring import Ring
 from flowrl.runtime.fused import Rhythm, rhythm
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
@@ -100,6 +102,14 @@ def no_target(graph):
         ),
         ("dqn", lambda g: g.remove("add"), r"dqn\.draw: took .* items and yielded none"),
         ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: the loss needs the fields advantage, target"),
+        ("dqn", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
+        ("jax", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
+        (
+            "apex",
+            lambda g: g.set("queue.max_lag", 5),
+            r"apex\.queue: .* can't be known before the run: it was drawn from a replay \(remove max_lag\)",
+        ),
+        ("dqn", lambda g: g.set("sync.to", "producer"), r"dqn\.sync: .* which runner gave it: it was drawn from a replay \(take to='all'\)"),
         ("dqn", lambda g: g.set("replay.shards", 9), r"9 shards have 4 environments between them; take as many at most"),
         (
             "dqn",
@@ -116,6 +126,54 @@ def test_what_is_wrong_is_told_before_anything_runs(name, edit, says):
         edit(GRAPHS[name]).compile()
 
 
+def drawn_before_it_is_added(graph):
+    add = next(n.op for n in graph.nodes if n.name == "add")
+    return graph.remove("add").then(after="sample", add=add)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [lambda g: g.insert(after="add", batch=fl.Concat(64)), lambda g: g.insert(after="add", gate=fl.Gate(256)), drawn_before_it_is_added],
+    ids=["gathered", "gated", "drawn before it is added"],
+)
+def test_a_draw_that_waits_for_items_keeps_its_ratio_and_stops_no_sampling(edit):
+    plan = edit(GRAPHS["dqn"]).compile()
+    _, run = rows_of(plan, 4)
+    assert plan.total("drawn_steps") / plan.total("added_steps") == 4 and run.audit().closed
+
+
+def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_drawn_by():
+    graph = GRAPHS["every setting"].set("learner.optimizer.lr", 1e30).set("learner.optimizer.clip", None).set("report.every", 50)
+    with pytest.raises(fl.NotFinite, match="update"):
+        rows_of(graph, 3)
+
+
+def test_each_of_two_replays_is_told_the_priorities_of_its_own_rows(monkeypatch):
+    met, prioritize = [], Ring.prioritize
+
+    def told(ring, slots, stamps, priorities):
+        met.append((ring.rows, int(np.isin(stamps, ring.stamp).sum())))
+        return prioritize(ring, slots, stamps, priorities)
+
+    monkeypatch.setattr(Ring, "prioritize", told)
+    nodes = {n.name: n.op for n in GRAPHS["dqn"].nodes}
+    graph = fl.Graph("two", **GRAPHS["dqn"].resources | {"replay": fl.Replay(400, True), "long": fl.Replay(4_000, True, shards=2)})
+    graph = graph.then(sample=nodes["sample"], add=nodes["add"], keep=fl.ReplayAdd(replay="long"))
+    graph = graph.then(after="keep", draw=fl.ReplaySample(8, start=64)).then(after="keep", recall=fl.ReplaySample(8, start=64, replay="long"))
+    back = {"prio": fl.UpdatePriorities(), "prio_long": fl.UpdatePriorities(replay="long")}
+    graph = graph.then(
+        after=("draw", "recall"), mix=fl.Merge(), train=nodes["train"], **back, **{name: nodes[name] for name in ("target", "sync", "report")}
+    )
+    rows_of(graph, 2)
+    assert set(met) == {(101, 8), (101, 0), (1001, 8), (1001, 0)}
+
+
+@pytest.mark.parametrize("graph", ["dqn", "apex"])
+def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(graph):
+    settings = {"dqn": fl.DQNSettings, "apex": fl.ApexSettings}[graph](**tuned(graph, "CartPole-v1") | {"dueling": True})
+    assert getattr(fl, graph)("CartPole-v1", settings).resources["learner"].policy == fl.Policy(fl.QNetwork, hidden=settings.hidden, dueling=True)
+
+
 ONCE = DQN | {"updates_per_step": 1 / 16, "report_every": 2}  # a program spells out every draw of a round
 FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 
@@ -125,9 +183,10 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
     [
         FUSED,
         fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, runners=2, n_step=3)).set("sample.mode", "async"),
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(after="draw", gather=fl.Concat(48)),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
     ],
-    ids=["prioritized", "fragments as they come", "sac"],
+    ids=["prioritized", "fragments as they come", "draws are gathered", "sac"],
 )
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))
@@ -184,3 +243,15 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
     assert math.isfinite(row["loss"]) and run.audit().closed
     assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
     jax.block_until_ready(run.policy.weights)
+
+
+def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
+    with fl.run(SHARDED.set("report.every", 20), runtime=fl.RayRuntime(processes=1)) as run:
+        next(run)
+        replay = run._session.place.handles["replay"]
+        os.kill(ray.get(replay.pool.actors[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        for _ in range(4):
+            next(run)
+        stock = replay.stock()
+        assert stock.closed and stock.lost > 0 and replay.incarnations == [1, 1]
+    assert run.audit().closed

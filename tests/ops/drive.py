@@ -8,8 +8,8 @@ import flowrl as fl
 class Context:
     """The context of a node, with handles and a clock that the test gives."""
 
-    def __init__(self, handles, clock, source=None):
-        self.name, self.source, self.handles, self.clock = "node", source, handles, iter(clock)
+    def __init__(self, handles, clock, source=None, root=False):
+        self.name, self.root, self.source, self.handles, self.clock = "node", root, source, handles, iter(clock)
 
     def __getitem__(self, ref):
         return self.handles[ref]

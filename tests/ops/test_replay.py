@@ -19,7 +19,7 @@ class Held(fl.ReplayHandle):
         super().__init__(fl.Replay(1_000), SimpleNamespace(name="replay", resource=lambda name: None, count=lambda **numbers: None))
         self.drawn = []
 
-    def sample(self, size, reader="", ahead=0):
+    def sample(self, size, reader, ahead=0):
         self._drew(reader, size)
         self.drawn.append(size)
         return f"draw {len(self.drawn)}"
@@ -31,7 +31,7 @@ class Held(fl.ReplayHandle):
 def run(op, *steps, root=False):
     """How often it draws after each of so many steps were added, and whether more may then be added."""
     replay = Held()
-    ctx, draws, rooms = Context({"replay": replay}, ()), [], []
+    ctx, draws, rooms = Context({"replay": replay}, (), root=root), [], []
     op.prepare(ctx)
     for n in steps:
         list(fl.ReplayAdd().step(None, batch(n, 1), ctx))
@@ -60,9 +60,19 @@ def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due(
     assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [True, True, False, False, False, True, False]
 
 
+def test_adding_does_not_wait_for_a_reader_that_is_given_items():
+    draws, rooms = run(fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2)
+    assert sum(draws) == 4 and all(rooms)
+
+
 @pytest.mark.parametrize("root", [True, False])
 def test_without_a_ratio_there_is_one_draw_with_each_item_and_adding_never_waits(root):
     assert run(fl.ReplaySample(8, start=10), 4, 4, 4, 4, root=root) == ([0, 0, 1, 1], [True] * 4)
+
+
+def test_a_priority_is_never_0():
+    with pytest.raises(fl.SettingError, match="eps must be above 0"):
+        fl.Replay(100, eps=0.0)
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 1, "start": 0}, {"batch": 1, "updates_per_step": 0.0}])

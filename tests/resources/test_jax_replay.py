@@ -12,7 +12,7 @@ from replayed import GAMMA, World
 from test_ring import chi_square, limit
 
 import flowrl as fl
-from flowrl.resources.jax_replay import Core
+from flowrl.resources.jax_replay import Core, core_of
 
 FIELDS = (("obs", (), "float32"), ("action", (), "int32"), ("reward", (), "float32"))
 
@@ -94,3 +94,21 @@ def test_a_priority_that_comes_late_meets_no_other_row():
         state = added(add, state, world.fragment(0, 1, 5, version)[0])
     after = prioritize(state, columns["slot"], columns["stamp"], jnp.full(5, 9.0))
     np.testing.assert_array_equal(after["tree"]["leaves"], state["tree"]["leaves"])
+
+
+def test_a_priority_that_was_meant_for_another_replay_meets_no_row():
+    core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
+    batch, _ = World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)
+    one, other = (added(add, core.empty(jax.random.key(seed), fields=FIELDS), batch) for seed in (0, 1))
+    _, _, columns = sample(other, size=5)
+    after = prioritize(one, columns["slot"], columns["stamp"], jnp.full(5, 9.0))
+    np.testing.assert_array_equal(after["tree"]["leaves"], one["tree"]["leaves"])
+
+
+def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
+    assert core_of(fl.Replay(100), 10, 4) is core_of(fl.Replay(100), 10, 4) is not core_of(fl.Replay(100), 12, 4)
+    with fl.run(fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(start=32, report_every=1, prioritized=True))) as run:
+        next(run)
+        replay = run._session.place.handles["replay"]
+        assert replay.core is core_of(replay.spec, replay.core.rows, 8)
+        assert replay.nbytes == sum(x.nbytes for x in jax.tree.leaves(replay.arrays))

@@ -294,6 +294,19 @@ def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works
     assert (now(learner)["weights"].params["out/kernel"] != before["weights"].params["out/kernel"]).any()
 
 
+def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
+    class Far(fl.Loss):
+        needs, on_policy, priorities = ("advantage",), False, True
+
+        def __call__(self, policy, params, batch):
+            dist, _ = policy(params, batch["obs"])
+            return (dist.log_prob(batch["action"]) * batch["advantage"]).mean(), {"priority": batch["advantage"]}
+
+    nan = np.full_like(batch()["advantage"], np.nan)
+    found = fresh(Far(), ADAM).update(batch().with_(advantage=nan))
+    assert metrics_of(found)["bad"] == 1 and np.asarray(found.feedback["priority"]).tolist() == [0.0] * nan.size
+
+
 def test_an_optimiser_state_that_overflows_is_bad_too():
     def steep(policy, params, batch):
         _, value = policy(params, batch["obs"])

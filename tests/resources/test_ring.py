@@ -120,13 +120,39 @@ def test_a_priority_that_comes_late_meets_no_other_row():
 
 
 def test_a_priority_that_was_meant_for_a_lost_shard_meets_none_of_the_new_one():
-    lost, new = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, 0, incarnation) for incarnation in (0, 1))
+    lost, new = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, seed) for seed in (0, 1))
     for ring in (lost, new):
         ring.add(World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)[0])
     drawn, before = lost.sample(5), new.tree.leaves.copy()
     told = new.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
     np.testing.assert_array_equal(new.tree.leaves, before)
     assert told == new.held()
+
+
+def test_a_priority_that_was_meant_for_another_larger_replay_meets_none_of_this():
+    small, large = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), rows, 1, 0, seed) for rows, seed in ((8, 0), (40, 1)))
+    world = World(1, np.random.default_rng(0), 0.0)
+    for version in range(4):
+        batch, _ = world.fragment(0, 1, 5, version)
+        small.add(batch), large.add(batch)
+    before, slots = small.tree.leaves.copy(), np.flatnonzero(large.usable)
+    small.prioritize(slots, large.stamp.ravel()[slots], np.full(len(slots), 9.0))
+    np.testing.assert_array_equal(small.tree.leaves, before)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_fragments_that_were_joined_are_added_one_after_the_other(order):
+    world = World(3, np.random.default_rng(0))
+    ring = Ring(fl.Replay(1000, prioritized=True, n_step=2, gamma=GAMMA), 40, 3, 0, 0)
+    for version in range(3):
+        parts = []
+        for env in (*order, *order):
+            batch, rows = world.fragment(env, 1, 4, version)
+            world.added(env, rows)
+            parts.append(batch)
+        told = ring.add(fl.Batch.join(parts))
+        agree(ring, world, 2)
+        assert told["added"] == told["held"] == ring.real.sum() == 24 * (version + 1)
 
 
 def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
