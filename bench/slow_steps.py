@@ -73,7 +73,7 @@ def speed(graph: fl.Graph) -> tuple[float, float, str]:
         while time.perf_counter() - start < SECONDS:
             next(run)
         rate = (run.counts()["sampled_steps"] - steps) / (time.perf_counter() - start)
-    return rate, first, str(run.diagnosis())
+    return rate, first, str(run.explain())
 
 
 class ByHand:

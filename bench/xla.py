@@ -20,6 +20,8 @@ import jax
 import flowrl as fl
 import handwritten as h
 import handwritten_scan as scan
+from flowrl.clock import by_kind
+from flowrl.profile import from_text
 
 ROOT = Path(__file__).parents[1]
 PAIRS = 15
@@ -46,7 +48,7 @@ def side_by_side(envs: int, updates: int) -> dict[str, Any]:
     start = time.perf_counter()
     with fl.run(plan, runtime=fl.XlaRuntime(chunk=updates)) as run:
         next(run)
-        ready = run.diagnosis().processes["this process"]["start"]
+        ready = by_kind(run.profile().processes["this process"])["start"]
         ours, theirs = [], []
         while run._session.coming:
             next(run)
@@ -94,9 +96,8 @@ def many_seeds(seeds: int = 32, steps: int = 500_000) -> tuple[float, float, flo
         start = time.perf_counter()
         subprocess.run([*command, *extra], cwd=ROOT, check=True, capture_output=True)
         whole = time.perf_counter() - start
-        table = (out / "diagnosis.txt").read_text().splitlines()
-        named = dict(zip(table[0].split()[1:], map(float, re.findall(r"[\d.]+", table[1])), strict=False))
-        found += [whole, named["update"]]
+        profile, _ = from_text((out / "profile.json").read_text())
+        found += [whole, by_kind(profile.processes["this process"])["update"]]
     return found[0], found[1], found[2], found[3]
 
 

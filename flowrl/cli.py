@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace) -> int:
         if run.reason is not None:
             code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
             many = f"\n{run.curves()}" if args.seeds and run.rows else ""
-            print(f"{run.diagnosis()}{many}\n{summary(run, args.until, out, code)}", file=sys.stderr)
+            print(f"{run.explain()}{many}\n{summary(run, args.until, out, code)}", file=sys.stderr)
     return 0 if run.reason == "until" or not args.until else 1
 
 

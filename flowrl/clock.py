@@ -1,46 +1,92 @@
-"""Where the time goes: every instant of a thread at work belongs to exactly one kind of work."""
+"""Where the time goes: every instant of a thread at work belongs to exactly one node and one kind of work."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from time import perf_counter
+from typing import NamedTuple
 
-KINDS = ("start", "reset", "step", "inference", "transfer", "waiting", "concat", "update", "weight sync", "evaluation", "other", "outside")
-"""``start``: making environments, processes and programs; ``outside``: between rows, in the code of who runs the graph."""
+KINDS = ("start", "reset", "step", "inference", "transfer", "waiting", "blocked", "concat", "update", "weight sync", "evaluation", "other", "outside")
+"""``start``: making environments, processes and programs; ``waiting``: for something to do; ``blocked``: for room behind; ``outside``: between
+rows, in the code of who runs the graph."""
+IDLE = ("waiting", "blocked", "outside")
+"""The kinds in which a thread does nothing of the graph's."""
+SPANS = 200_000
+"""How many of its last spans a clock keeps."""
+
+Spent = Mapping[tuple[str, str], float]
+"""Seconds by node (empty where none is at work) and kind."""
+
+
+class Span(NamedTuple):
+    """A time from `start` to `end`, of `time.perf_counter`, in which a node did one kind of work."""
+
+    node: str
+    kind: str
+    start: float
+    end: float
 
 
 class Clock:
-    """The seconds of one thread or process by kind, from `since` on: a time of `time.perf_counter`, or the moment it is made."""
+    """The seconds of one thread or process by node and kind, from `since` on: a time of `time.perf_counter`, or the moment it is made.
+
+    `spans`: the last of what it counted, one by one, where these are wanted: see `trace`.
+    """
 
     def __init__(self, kind: str, since: float | None = None) -> None:
         self.stack = [kind]
-        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.node = ""
+        self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.since = perf_counter() if since is None else since
+        self.spans: deque[Span] | None = None
+
+    def trace(self) -> None:
+        """Keep spans from now on."""
+        self.spans = deque(maxlen=SPANS)
+
+    def book(self) -> None:
+        """Count the time up to now."""
+        now, node, kind = perf_counter(), self.node, self.stack[-1]
+        self.spent[node, kind] += now - self.since
+        if self.spans is not None:
+            self.spans.append(Span(node, kind, self.since, now))
+        self.since = now
+
+    def at(self, node: str) -> None:
+        """From now on this node is at work."""
+        self.book()
+        self.node = node
 
     def enter(self, kind: str) -> None:
         """From now on it is this kind of work."""
-        now = perf_counter()
-        self.spent[self.stack[-1]] += now - self.since
-        self.since = now
+        self.book()
         self.stack.append(kind)
 
     def leave(self) -> None:
         """It is what it was before again."""
-        now = perf_counter()
-        self.spent[self.stack.pop()] += now - self.since
-        self.since = now
+        self.book()
+        self.stack.pop()
 
     def move(self, seconds: float, old: str, new: str) -> None:
         """Say that some of the seconds of one kind were of another."""
-        self.spent[old] -= seconds
-        self.spent[new] += seconds
+        self.spent[self.node, old] -= seconds
+        self.spent[self.node, new] += seconds
 
-    def read(self) -> Mapping[str, float]:
-        """The seconds by kind, up to now."""
-        kind = self.stack[-1]
-        return {**self.spent, kind: self.spent.get(kind, 0.0) + perf_counter() - self.since}
+    def read(self) -> Spent:
+        """The seconds by node and kind, up to now. Any thread may ask."""
+        slot = self.node, self.stack[-1]
+        spent = self.spent.copy()
+        return {**spent, slot: spent.get(slot, 0.0) + perf_counter() - self.since}
+
+
+def by_kind(spent: Spent) -> dict[str, float]:
+    """The seconds by kind alone."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for (_, kind), seconds in spent.items():
+        found[kind] += seconds
+    return dict(found)
 
 
 class _Here(threading.local):
@@ -49,6 +95,11 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+def here() -> Clock:
+    """The clock by which this thread works."""
+    return _here.clock
 
 
 class Work:
@@ -77,4 +128,4 @@ class By:
         _here.clock = self.before
 
 
-START, RESET, STEP, INFERENCE, TRANSFER, WAITING, CONCAT, UPDATE, WEIGHTS, EVALUATION, OTHER = map(Work, KINDS[:-1])
+START, RESET, STEP, INFERENCE, TRANSFER, WAITING, BLOCKED, CONCAT, UPDATE, WEIGHTS, EVALUATION, OTHER = map(Work, KINDS[:-1])

@@ -201,6 +201,13 @@ class Row(Mapping[str, float]):
         return f"Row({', '.join(f'{k}={v:,.6g}' for k, v in self._values.items())})"
 
 
+def bytes_of(item: Any) -> int:
+    """The bytes of an item's arrays; 0 where it has none."""
+    if isinstance(item, Batch):
+        return sum(map(nbytes, item.data.values())) + sum(map(nbytes, item.columns.values()))
+    return sum(nbytes(x) for x in jax.tree.leaves(item) if hasattr(x, "dtype"))
+
+
 def steps_of(item: Any) -> int:
     """The steps in an item; 0 where it has none."""
     return item.steps if isinstance(item, Batch | Trained) else 0

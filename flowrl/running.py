@@ -19,10 +19,11 @@ from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.items import Row
+from flowrl.observe.explain import Explanation, explain
+from flowrl.profile import Profile, to_text
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
 from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
-from flowrl.runtime.diagnosis import Diagnosis
 from flowrl.runtime.members import MemberRows
 from flowrl.saving import RunDir, TrainedPolicy, check_free
 
@@ -119,18 +120,19 @@ class Run:
         """Which goal was reached, while rows that were closed already are still being given."""
         self._stream = Stream(observers)
         self._final: TrainedPolicy | None = None
-        self._diagnosed: Diagnosis | None = None
+        self._profiled: tuple[Profile, Profile] | None = None
         self._audited: Audit | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
         try:
             if out is not None:
                 check_free(out)
-            self._session = runtime.open(plan, seed, self._stream.hook())
+            self._session = runtime.open(plan, seed, self._stream)
             self._session.steps = steps
         except BaseException as error:
             self.reason = "failed"
             self._stream.emit(Ended(self.reason, error))
+            self._stream.close()
             raise
         try:
             self._dir = RunDir(out, files) if out is not None else None
@@ -138,7 +140,7 @@ class Run:
             self._end("failed", error)
             raise
         self._iterator: Iterator[Row] = iter(self._session)
-        self._stream.emit(Started(plan))
+        self._stream.emit(Started(plan, self.profile))
 
     # -- rows
 
@@ -204,9 +206,13 @@ class Run:
         """The conservation audit so far."""
         return self._audited or self._session.audit()
 
-    def diagnosis(self) -> Diagnosis:
-        """Where the time went, by process: a table, and what would mend it. After the end of the run, that of the end."""
-        return self._diagnosed or self._session.diagnosis()
+    def profile(self) -> Profile:
+        """Where the time went so far, and what flowed. After the end of the run, that of the end."""
+        return self._profiled[0] if self._profiled else self._session.profile()
+
+    def explain(self) -> Explanation:
+        """Why it is as fast as it is: where the seconds went, the bottleneck, and what changes would bring. Its beginning is left out."""
+        return explain(self._profiled[1] if self._profiled else self._session.steady())
 
     def curves(self) -> Curves:
         """What every one of many runs at once told.
@@ -247,6 +253,7 @@ class Run:
             return
         self.reason = reason
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
+            last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
             for ending in (self._finish, self._session.close, self._keep, self._rest, self._session.rest):
                 last.callback(noting(error, ending))
@@ -255,7 +262,7 @@ class Run:
             self._session.raise_interrupt()
 
     def _keep(self) -> None:
-        self._diagnosed, self._audited = self._session.diagnosis(), self._session.audit()
+        self._profiled, self._audited = (self._session.profile(), self._session.steady()), self._session.audit()
         self._final = self._policy()
 
     def _policy(self) -> TrainedPolicy | None:
@@ -275,7 +282,7 @@ class Run:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 
     def _told(self) -> dict[str, str]:
-        told = {"audit.txt": str(self.audit()), "diagnosis.txt": str(self.diagnosis())}
+        told = {"audit.txt": str(self.audit()), "explain.txt": str(self.explain()), "profile.json": to_text(self.profile(), self.explain().profile)}
         if isinstance(self._session.rows, MemberRows) and self.rows:
             curves = self.curves()
             told |= {"curves.txt": str(curves), "members.jsonl": curves.text()}

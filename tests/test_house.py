@@ -13,14 +13,22 @@ from flowrl.algos import STOCK
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowrl").rglob("*.py"))
 FLOORS = {
-    "errors": 0, "clock": 0, "far": 0, "items": 0, "events": 0, "mesh": 0, "texts": 0,
+    "errors": 0, "clock": 0, "far": 0, "items": 0, "events": 0, "mesh": 0, "texts": 0, "profile": 0,
     "graph": 1, "rl": 1, "curves": 1,
     "resources": 2,
     "ops": 3, "runtime": 3, "observe": 3, "saving": 3,
     "algos": 4, "running": 4, "graphs": 5,
     "cli": 6, "__main__": 7,
 }  # fmt: skip
-WITHIN_ONE_FLOOR = {("items", "errors"), ("items", "clock"), ("items", "far"), ("events", "errors"), ("events", "items"), ("rl", "graph")}
+WITHIN_ONE_FLOOR = {
+    ("items", "errors"),
+    ("items", "clock"),
+    ("items", "far"),
+    ("events", "errors"),
+    ("events", "items"),
+    ("profile", "clock"),
+    ("rl", "graph"),
+}
 
 
 def room(module):

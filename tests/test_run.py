@@ -56,7 +56,7 @@ def test_a_runs_directory_holds_what_it_should(saved):
         "graph.txt",
         "plan.txt",
         "audit.txt",
-        "diagnosis.txt",
+        "explain.txt",
         "command.txt",
         "policy",
         "manifest.json",
@@ -223,6 +223,7 @@ class Presses:
 
     def __init__(self, kind):
         self.kinds = (kind,)
+        self.live = True
 
     def __call__(self, event):
         signal.raise_signal(signal.SIGINT)

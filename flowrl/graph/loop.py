@@ -11,16 +11,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from flowrl.clock import here
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
+from flowrl.events import Dropped, QueueLevel, Took
 from flowrl.graph.graph import Node
 from flowrl.graph.protocols import Handle, Operator, Site
 from flowrl.items import Tally, steps_of
 
 if TYPE_CHECKING:
     from flowrl.graph.stages import Channel
-
-Hook = Callable[[str, float, Any], None]
-"""Told after every advance of a node: its name, the seconds it took in this thread, and the item it yielded (None at its end)."""
 
 _END: Any = object()
 
@@ -108,7 +107,6 @@ class Loop:
         handles: Mapping[str, Handle],
         site: Site,
         ledger: Ledger,
-        hook: Hook | None = None,
         failed: Callable[[str, Exception], None] | None = None,
         channels: Mapping[str, Channel] = MappingProxyType({}),
     ) -> None:
@@ -120,7 +118,6 @@ class Loop:
             handles: of the resources, by name.
             site: what runs functions.
             ledger: where everything is counted.
-            hook: told of every advance.
             failed: told of a node's error in place of raising it; the node then yields nothing.
             channels: by queue of the whole graph, what stands there.
         """
@@ -128,7 +125,7 @@ class Loop:
         self.first = nodes[0].name
         """The node by which the stage is called."""
         self.ledger = ledger
-        self.hook = hook
+        self.stream = site.stream
         self.settle = site.settle
         self._enter = self.enter if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, not n.after, handles, site)) for n in nodes}
@@ -174,6 +171,10 @@ class Loop:
         """Whether a pass would do anything."""
         return any(not self._waits(*start) for start in self.roots)
 
+    def blocked(self) -> bool:
+        """Whether there is something to do, but no room for what comes of it."""
+        return any(self._waits(*start).startswith("room") for start in self.roots)
+
     def waits(self) -> Iterator[str]:
         """What each root waits for."""
         yield from (f"{root.name} waits for {self._waits(root, channel)}" for root, channel in self.roots)
@@ -201,6 +202,8 @@ class Loop:
                 if channel is None:
                     self._enter(root, None, None, rows)
                 elif (taken := channel.take()) is not None:
+                    if self.stream.levels:
+                        self.stream.emit(QueueLevel(channel.name, len(channel), channel.capacity))
                     self._take(root, *taken, rows)
         return rows
 
@@ -215,11 +218,15 @@ class Loop:
         except Exception as error:
             error.add_note(f"in {self.graph}.{self.ledger.at.node}")
             raise
+        finally:
+            here().at("")
 
     def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
         self._enter(unit, item, source, rows)
         ledger, edge = self.ledger, (source, unit.name)
         items, steps = (ledger.dropped, ledger.dropped_steps) if unit.ctx.dropped else (ledger.got, ledger.got_steps)
+        if unit.ctx.dropped:
+            self.stream.emit(Dropped(unit.name, steps_of(item)))
         unit.ctx.dropped = False
         items[edge] += 1
         steps[edge] += steps_of(item)
@@ -235,17 +242,20 @@ class Loop:
 
     def enter(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
         """Give an item to a node and go through all that comes of it; what the clock closes is added to `rows`."""
-        ledger, name, hook = self.ledger, unit.name, self.hook
+        ledger, name, stream, clock = self.ledger, unit.name, self.stream, here()
         unit.ctx.source = source
         ledger.at.node = name
-        stream = unit.step(unit.state, item, unit.ctx)
-        if not isinstance(stream, Iterator):
-            got = "None" if stream is None else a(stream)
+        clock.at(name)
+        if stream.took:
+            stream.emit(Took(name, source, item))
+        items = unit.step(unit.state, item, unit.ctx)
+        if not isinstance(items, Iterator):
+            got = "None" if items is None else a(items)
             raise ContractError(f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)")
-        started = time.perf_counter() if hook else 0.0
-        while (out := next(stream, _END)) is not _END:
-            if hook:
-                hook(name, time.perf_counter() - started, out)
+        started = time.perf_counter() if stream.ran else 0.0
+        while (out := next(items, _END)) is not _END:
+            if stream.ran:
+                stream.advanced(name, time.perf_counter() - started, out)
             if isinstance(out, Tally):
                 rows.append(out)
             steps = steps_of(out)
@@ -261,8 +271,12 @@ class Loop:
                 if (gone := channel.put(name, self.settle(out))) is not None:
                     ledger.dropped[gone[0], edge[1]] += 1
                     ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
+                    stream.emit(Dropped(edge[1], steps_of(gone[1])))
+                if stream.levels:
+                    stream.emit(QueueLevel(edge[1], len(channel), channel.capacity))
             ledger.at.node = name
-            if hook:
+            clock.at(name)
+            if stream.ran:
                 started = time.perf_counter()
-        if hook:
-            hook(name, time.perf_counter() - started, None)
+        if stream.ran:
+            stream.advanced(name, time.perf_counter() - started, None)

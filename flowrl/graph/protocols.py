@@ -25,6 +25,8 @@ class RefTo:
 
 
 if TYPE_CHECKING:
+    from flowrl.clock import Spent
+    from flowrl.events import Stream
 
     class _Named(Generic[H_co]):
         """Never made: it only carries the type of handle for type checkers."""
@@ -72,7 +74,7 @@ class Workers(Protocol):
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """Which of these is done, or the first to be; None where none is within so many seconds."""
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """By worker that is a process of its own and answers: its seconds by kind of work."""
 
     def close(self) -> None:
@@ -84,6 +86,10 @@ class Site(Protocol):
 
     name: str
     seed: Any
+
+    @property
+    def stream(self) -> Stream:
+        """What brings the events of the run to its observers."""
 
     @property
     def elsewhere(self) -> bool:
@@ -137,7 +143,7 @@ class Handle(ABC):
     def close(self) -> None:
         """Let go of processes and environments."""
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """By process that works for this resource: its seconds by kind of work."""
         return {}
 
@@ -147,6 +153,10 @@ class Handle(ABC):
     def stock(self) -> Any:
         """What came in and what became of it, with `closed` telling whether all is accounted for; None of a resource that keeps nothing."""
         return None
+
+    def facts(self) -> dict[str, Any]:
+        """Plain numbers by which it is explained where time goes; lists hold what is counted."""
+        return {}
 
     def findings(self) -> Iterator[str]:
         """Sentences on where time is lost, and what would mend it."""

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import jax
 
-from flowrl.clock import UPDATE
+from flowrl.clock import UPDATE, Spent
 from flowrl.errors import ContractError, GraphError, a, unknown
+from flowrl.events import Stream
 from flowrl.graph.loop import Ledger
 from flowrl.graph.protocols import Handle, Resource, Workers
 
@@ -76,7 +77,7 @@ class HereWorkers:
         """Always, so that what a seed leads to does not depend on the machine."""
         return True
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """None: they work by the clock of this thread."""
         return {}
 
@@ -101,12 +102,14 @@ class Place:
         seed: int,
         kind: type[HereSite],
         planned: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        stream: Stream | None = None,
         **settings: Any,
     ) -> None:
         self.graph = graph
         self.resources = resources
         self.planned = planned
         """By resource and counter: what the plan says that all nodes count in its steady period."""
+        self.stream = stream or Stream()
         self.ledger = Ledger()
         self.handles: dict[str, Handle] = {}
         self.opening = ""
@@ -137,9 +140,9 @@ class Place:
         """Where a resource is opened, or where the nodes of a stage run functions."""
         return self.site
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """By process that works for this run: its seconds by kind of work."""
-        found: dict[str, Mapping[str, float]] = {}
+        found: dict[str, Spent] = {}
         for handle in self.handles.values():
             found |= handle.clocks()
         return found
@@ -197,6 +200,11 @@ class HereSite:
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, name=name)
         return new
+
+    @property
+    def stream(self) -> Stream:
+        """What brings the events of the run to its observers."""
+        return self.place.stream
 
     def key(self, *folds: int | str) -> Any:
         """The run's seed with this resource's name and `folds` folded in."""

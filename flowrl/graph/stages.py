@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from flowrl.clock import OTHER, By, Clock
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Ledger, Loop
+from flowrl.graph.loop import Ledger, Loop
 from flowrl.graph.protocols import Handle, Site
 from flowrl.items import Tally
 
@@ -72,13 +72,11 @@ def loops_of(
     site_of: Callable[[Sequence[str]], Site],
     ledger: Ledger,
     channels: Mapping[str, Channel],
-    hook: Hook | None = None,
     failed: Callable[[str, Exception], None] | None = None,
 ) -> list[Loop]:
     """A loop for each stage, those first that others wait for."""
     return [
-        Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site_of(stage), ledger, hook, failed, channels)
-        for stage in graph.stages()
+        Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site_of(stage), ledger, failed, channels) for stage in graph.stages()
     ]
 
 
@@ -97,6 +95,9 @@ class Turns(Protocol):
     @property
     def loops(self) -> list[Loop]:
         """By stage."""
+
+    def stages(self) -> dict[str, tuple[str, ...]]:
+        """By those threads of `clocks` that run stages: the nodes."""
 
     @property
     def channels(self) -> dict[str, Channel]:
@@ -124,6 +125,10 @@ class Schedule:
         self.pick = pick
         self.clock = Clock("outside")
         self.clocks = {"this process": self.clock}
+
+    def stages(self) -> dict[str, tuple[str, ...]]:
+        """All nodes are run by this thread."""
+        return {"this process": tuple(name for loop in self.loops for name in loop.units)}
 
     def wait(self) -> None:
         """Nothing goes on meanwhile."""

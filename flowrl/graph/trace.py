@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from flowrl.errors import FlowrlError, raised
+from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.graph import Graph
 from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.items import Batch, Trained, read_only, steps_of
+from flowrl.items import Batch, Trained, read_only
 
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
@@ -240,7 +241,7 @@ class Tracer:
         self.found = Trace()
         self.given: Counter[str] = Counter()
         self.given_steps: Counter[str] = Counter()
-        self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned)
+        self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned, Stream([Tap(self.watch, OperatorRan)]))
         self.site = cast("AbstractSite", self.place.site)
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -252,7 +253,7 @@ class Tracer:
         try:
             handles = self.place.open()
             watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
-            make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, hook=self.watch, failed=self.failed)
+            make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, failed=self.failed)
             self.passes(Schedule(self.graph, make))
             self.found.timed = bool(self.site.looks[0])
             self.found.nbytes = {name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes}
@@ -313,12 +314,13 @@ class Tracer:
         facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
         return tree, facts, ages
 
-    def watch(self, node: str, _: float, item: Any) -> None:
+    def watch(self, event: OperatorRan) -> None:
         """Note an item that a node yielded."""
+        node, item = event.node, event.item
         if item is None:
             return
         self.given[node] += 1
-        self.given_steps[node] += steps_of(item)
+        self.given_steps[node] += event.steps
         self.found.forms.setdefault(node, item)
         if isinstance(item, Batch):
             for name, x in item.data.items():

@@ -81,7 +81,7 @@ class Local:
         nodes = [Node(name, op, (before,) if before else ()) for before, name, op in zip(["", *names], names, chain.values(), strict=False)]
         self.acting = Acting(net, site)
         handles = {target: self.acting for op in chain.values() for target, _ in refs(op).values()}
-        self.loop = Loop("local", nodes, handles, site, Ledger(), None, None, {names[0]: self.into, "": self.out})
+        self.loop = Loop("local", nodes, handles, site, Ledger(), None, {names[0]: self.into, "": self.out})
 
     def __call__(self, weights: Weights | None, batch: Batch) -> Batch:
         """What comes of a fragment."""

@@ -122,6 +122,13 @@ def make_env(env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], se
     return _made(env, partial(gym.make, env, disable_env_checker=True), wrappers, settings)
 
 
+def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
+    """Whether several of them are stepped one after another, as far as can be told without making one: they have no vector of their own."""
+    if not isinstance(env, str):
+        return True
+    return ":" not in env and (bool(wrappers) or env not in gym.registry or gym.spec(env).vector_entry_point is None)
+
+
 def _register(env: str, family: Family) -> None:
     try:
         importlib.import_module(family.package)

@@ -17,14 +17,15 @@ import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from flowrl.clock import TRANSFER, UPDATE
+from flowrl.clock import TRANSFER, UPDATE, Spent
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
+from flowrl.events import Restarted, WeightsSent
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
 from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
-from flowrl.resources.environments import Make, env_name, probe
+from flowrl.resources.environments import Make, env_name, probe, steps_singly
 from flowrl.resources.jax_envs import JaxEnv
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.published import Published
@@ -90,9 +91,15 @@ class GymRunners(RunnersHandle):
         self._closing.set()
         self.pool.close()
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """Those of the workers."""
         return self.pool.clocks()
+
+    def facts(self) -> dict[str, Any]:
+        """How many there are, what came of each, and the runner-seconds in rounds and of these those of waiting for the slowest."""
+        spec = self.spec
+        alike = {"count": spec.count, "envs": spec.envs, "fragment": spec.fragment, "singly": steps_singly(spec.env, spec.wrappers)}
+        return {**alike, "elsewhere": self.site.elsewhere, "fragments": list(self._gone), "rounds": [self._rounds, self._idle]}
 
     def findings(self) -> Iterator[str]:
         """What was started anew and why; what waiting for the slowest costs."""
@@ -118,7 +125,9 @@ class GymRunners(RunnersHandle):
             for index in range(self.spec.count) if to is None else np.unique(to):
                 self._coming[index].append(new)
                 self._next(index)
-        self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()), unawaited=not wait)
+        size = sum(nbytes(x) for part in weights for x in part.values())
+        self.site.count(publishes=1, weight_bytes=size, unawaited=not wait)
+        self.site.stream.emit(WeightsSent(self.site.name, int(version), size))
 
     def localize(self, chain: Chain) -> None:
         """Tell every runner."""
@@ -238,6 +247,7 @@ class GymRunners(RunnersHandle):
         self._because = str(error)
         steps = lost * self.spec.fragment * self.spec.envs
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
+        self.site.stream.emit(Restarted(self.site.name, worker, str(error), steps))
         with self._lock:
             self._restarted = {"restarts": self._restarted.get("restarts", 0) + 1, "lost_steps": self._restarted.get("lost_steps", 0) + steps}
         for _ in range(lost):

@@ -20,20 +20,21 @@ import numpy as np
 
 from flowrl.clock import UPDATE, By
 from flowrl.errors import EnvironmentFailed, NotFinite
+from flowrl.events import Stream
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Ledger, Loop
+from flowrl.graph.loop import Ledger, Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained, steps_of
-from flowrl.runtime.diagnosis import Diagnosis
+from flowrl.profile import Profile, machine
 
 
 class Runtime(Protocol):
     """A way to run a graph."""
 
-    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Make the resources and be ready for the first pass."""
 
 
@@ -196,7 +197,6 @@ class Session:
         plan: Plan,
         place: Place,
         turns: Callable[[Graph, Make], Turns],
-        hook: Hook | None = None,
         start: Callable[[], Callable[[], None]] | None = None,
         rows: Any = None,
     ) -> None:
@@ -206,16 +206,17 @@ class Session:
             plan: what is to run.
             place: where.
             turns: makes what gives the stages their turns.
-            hook: told of every advance of a node.
             start: starts what the runtime needs, and returns what ends it, once the resources are closed.
             rows: makes the Rows; a `RowMaker` by default.
         """
-        began = time.perf_counter()
-        graph = plan.graph
+        began = self.began = time.perf_counter()
+        graph = self.graph = plan.graph
         self.place = place
         self.per_row = plan.per_row("sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter())
+        self.marks = (Profile(), Profile())
+        """Where the run was when it was less than half as old, and before that."""
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         self.coming = 0
@@ -223,12 +224,12 @@ class Session:
         self.steps: int | None = None
         """Environment steps after which no more rows are wanted."""
         try:
-            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger, hook=hook))
+            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger))
         except BaseException as error:
             noting(error, self.close)()
             raise
         for clock in self.turns.clocks.values():
-            clock.spent["start"] += time.perf_counter() - began
+            clock.spent["", "start"] += time.perf_counter() - began
 
     def __iter__(self) -> Iterator[Row]:
         """Rows without end; each one after the pass that closed it has run to its end.
@@ -248,6 +249,8 @@ class Session:
                 dropped = {k: before[k] + share * (now - before[k]) for k, now in self._dropped().items()}
                 with By(self.turns.clock), UPDATE:
                     row = self.rows.row(tally, began + number * each if len(tallies) > 1 else None, **dropped)
+                if not self.coming:
+                    self._mark()
                 yield row
             self.raise_interrupt()
 
@@ -283,10 +286,37 @@ class Session:
         with self.turns.still():
             return audit(self.place.ledger, self.turns.loops, self.turns.channels, self.place.handles)
 
-    def diagnosis(self) -> Diagnosis:
-        """Where the time went so far, by process."""
-        processes = {name: clock.read() for name, clock in self.turns.clocks.items()}
-        return Diagnosis(processes | self.place.clocks(), tuple(f for handle in self.place.handles.values() for f in handle.findings()))
+    def profile(self) -> Profile:
+        """Where the time went so far, and what flowed. Any thread may ask."""
+        handles, ledger, turns = dict(self.place.handles), self.place.ledger, self.turns
+        cores, busy = machine()
+        return Profile(
+            time.perf_counter() - self.began,
+            self.rows.totals["row"],
+            self.rows.totals["env_steps"],
+            {name: clock.read() for name, clock in turns.clocks.items()} | self.place.clocks(),
+            turns.stages(),
+            {key: dict(numbers) for key, numbers in ledger.counts.copy().items() if key[0]},
+            {edge: (items, ledger.put_steps[edge]) for edge, items in dict(ledger.put).items()},
+            {name: (len(channel), channel.capacity) for name, channel in turns.channels.items()},
+            {node.name: type(node.op).__name__ for node in self.graph.nodes},
+            {name: facts for name, handle in handles.items() if (facts := handle.facts())},
+            cores,
+            busy,
+            tuple(f for handle in handles.values() for f in handle.findings()),
+        )
+
+    def steady(self) -> Profile:
+        """The run without its beginning, in which it is compiled: behind the first row, and in time no more than the later three quarters."""
+        now = self.profile()
+        return now - self.marks[0] if now.rows > self.marks[0].rows else now
+
+    def _mark(self) -> None:
+        """Remember where the run is: behind its first row, and whenever it is twice as old as the last time."""
+        before = self.marks[1]
+        if not before.rows or time.perf_counter() - self.began >= 2 * before.seconds:
+            now = self.profile()
+            self.marks = (before if before.rows else now, now)
 
     def rest(self) -> None:
         """Let every stage end its pass, and no more."""

@@ -14,7 +14,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock
+from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Spent
 from flowrl.errors import SettingError
 from flowrl.graph.site import jitted
 from flowrl.graph.values import importing
@@ -132,7 +132,7 @@ class Keeper:
             self._drop(dropped)
             return Packed(arrays) if isinstance(tree, list) else jax.tree.unflatten(form, arrays)
 
-    def spent(self) -> Mapping[str, float]:
+    def spent(self) -> Spent:
         """The seconds of this process by kind of work."""
         return self.clock.read()
 

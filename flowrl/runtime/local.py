@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from flowrl.errors import SettingError
-from flowrl.graph.loop import Hook
+from flowrl.events import Stream
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
@@ -31,10 +31,10 @@ class LocalRuntime:
         if self.schedule not in ("lockstep", "random"):
             raise SettingError(f"schedule must be lockstep or random, got {self.schedule!r}")
 
-    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the graph's resources here."""
         rng = np.random.default_rng(seed)
         pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
         graph = plan.graph
-        place = Place(graph.name, graph.resources, seed, HereSite, plan.found.totals, pick=pick)
-        return Session(plan, place, partial(Schedule, pick=pick), hook)
+        place = Place(graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=pick)
+        return Session(plan, place, partial(Schedule, pick=pick))

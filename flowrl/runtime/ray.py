@@ -22,10 +22,10 @@ import jax
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flowrl.clock import OTHER, START, By, Clock
+from flowrl.clock import OTHER, START, By, Clock, Spent
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
+from flowrl.events import Stream
 from flowrl.far import Far
-from flowrl.graph.loop import Hook
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
@@ -91,7 +91,7 @@ class Host:
         if self.slots[index].worker is not None:
             self.slots[index].worker.close()
 
-    def spent(self) -> Mapping[int, Mapping[str, float]]:
+    def spent(self) -> Mapping[int, Spent]:
         """By worker: its seconds by kind of work."""
         return {index: slot.clock.read() for index, slot in self.slots.items()}
 
@@ -221,11 +221,11 @@ class RayWorkers:
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
 
-    def clocks(self) -> dict[str, Mapping[str, float]]:
+    def clocks(self) -> dict[str, Spent]:
         """Those of the workers whose processes answer in time."""
         asked = [actor.spent.remote() for actor in self.actors]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
-        found: dict[int, Mapping[str, float]] = {}
+        found: dict[int, Spent] = {}
         for ref in done:
             with suppress(ray.exceptions.RayError):
                 found |= ray.get(ref)
@@ -307,10 +307,10 @@ class RayActor:
         """Call a method."""
         return Pending(getattr(self.actor, method).remote(*args), self.name, self.actor)
 
-    def clock(self) -> Mapping[str, float]:
+    def clock(self) -> Spent:
         """Its seconds by kind of work, if it answers in time."""
         with suppress(ray.exceptions.RayError):
-            spent: Mapping[str, float] = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
+            spent: Spent = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
             return spent
         return {}
 
@@ -387,12 +387,12 @@ class RayRuntime:
             if not isinstance(actor, Actor):
                 raise SettingError(f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}")
 
-    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Start or join Ray and open the graph's resources.
 
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
             SettingError: `place` names something else than resources and the first nodes of stages.
         """
-        place = Placed(plan, seed, RayActor, self.place, RaySite, processes=self.processes, apart=bool(self.place))
-        return Session(plan, place, Threads, hook, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))
+        place = Placed(plan, seed, RayActor, self.place, RaySite, stream=stream, processes=self.processes, apart=bool(self.place))
+        return Session(plan, place, Threads, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))

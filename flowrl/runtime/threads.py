@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from flowrl.clock import OTHER, WAITING, By, Clock
+from flowrl.clock import BLOCKED, OTHER, WAITING, By, Clock, here
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.stages import Channel, Make, channels_of
@@ -63,6 +63,10 @@ class Threads:
         self.clocks = {f"stage of {self.main.first}": self.clock, **{f"stage of {loop.first}": Clock("waiting") for loop in others}}
         self.clocks = {name: self.clocks[name] for name in (f"stage of {loop.first}" for loop in self.loops)}
 
+    def stages(self) -> dict[str, tuple[str, ...]]:
+        """By thread: the nodes of its stage."""
+        return {f"stage of {loop.first}": tuple(loop.units) for loop in self.loops}
+
     def wait(self) -> None:
         """Wait until the stage of the clock can go on.
 
@@ -73,8 +77,8 @@ class Threads:
             self.started = True
             for thread in self.threads:
                 thread.start()
-        with By(self.clock), WAITING, self.turn:
-            self.turn.wait_for(lambda: self.error is not None or self.main.ready())
+        with By(self.clock):
+            self._until(self.main, lambda: self.error is not None)
         if self.error is not None:
             raise self.error
 
@@ -109,12 +113,20 @@ class Threads:
             if thread.is_alive():
                 thread.join(CLOSING_SECONDS)
 
+    def _until(self, loop: Loop, over: Callable[[], bool]) -> None:
+        """Wait until a stage can go on, or all is over. Its first node is the one that waits: for something to do, or for room behind."""
+        with self.turn:
+            while not (over() or loop.ready()):
+                with BLOCKED if loop.blocked() else WAITING:
+                    here().at(loop.first)
+                    self.turn.wait()
+                here().at("")
+
     def _work(self, loop: Loop, lock: threading.Lock) -> None:
         try:
             with By(self.clocks[f"stage of {loop.first}"]):
                 while True:
-                    with self.turn:
-                        self.turn.wait_for(lambda: self.ending or loop.ready())
+                    self._until(loop, lambda: self.ending)
                     if self.ending:
                         return
                     with OTHER, lock:

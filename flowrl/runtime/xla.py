@@ -17,8 +17,9 @@ import numpy as np
 
 from flowrl.clock import OTHER, START, UPDATE, By, Clock
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, raised
+from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Hook, Loop
+from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.items import Tally
@@ -107,6 +108,10 @@ class Fused:
     def channels(self) -> dict[str, Channel]:
         """By queue."""
         return self.tracing.schedule.channels
+
+    def stages(self) -> dict[str, tuple[str, ...]]:
+        """All nodes are run by this thread."""
+        return self.tracing.schedule.stages()
 
     def wait(self) -> None:
         """Nothing goes on meanwhile."""
@@ -201,15 +206,16 @@ def too_long(rounds: int) -> str:
 def refused(plan: Plan) -> list[tuple[str, str]]:
     """What of a graph can't be part of a program: pairs of (node or resource, why and what to do). Nothing is compiled."""
     graph, problems = plan.graph, []
-    place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals)
     ran: set[str] = set()
+    stream = Stream([Tap(lambda event: ran.add(event.node), OperatorRan)])
+    place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
 
     def failed(node: str, error: Exception) -> None:
         problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
 
     def some(seed: Array, swept: dict[str, Array]) -> None:
         place.begin(seed, swept)
-        make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, hook=lambda node, *_: ran.add(node), failed=failed)
+        make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, failed=failed)
         schedule = Schedule(graph, make)
         with place.traced():
             for _ in range(UNROLLED):
@@ -301,7 +307,7 @@ class XlaRuntime:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1 or None, got {value}")
 
-    def open(self, plan: Plan, seed: int, hook: Hook | None = None) -> Session:
+    def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Make the programs.
 
         Raises:
@@ -310,7 +316,7 @@ class XlaRuntime:
         """
         plan = Plan(swept_graph(plan.graph, self.sweep), plan.found)
         graph, members = plan.graph, Members.of(seed, self.seeds, self.sweep)
-        place = ProgramPlace(graph.name, graph.resources, seed, InlineSite, plan.found.totals)
+        place = ProgramPlace(graph.name, graph.resources, seed, InlineSite, plan.found.totals, stream)
         rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
         try:
             beat = fusable(plan)
@@ -321,7 +327,7 @@ class XlaRuntime:
             def turns(graph: Graph, make: Make) -> Fused:
                 return Fused(graph, make, place, members, best, beat, self.chunk)
 
-            session = Session(plan, place, turns, hook, rows=rows)
+            session = Session(plan, place, turns, rows=rows)
         except Exception:
             refuse(plan)  # tells of all at once, and by node
             raise

@@ -239,7 +239,7 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
             row = next(run)
         stock = replay.stock()
         assert stock.closed and stock.lost > 0 and replay.told[1]["held"] > 0
-        findings = run.diagnosis().findings
+        findings = run.profile().findings
     assert math.isfinite(row["loss"]) and run.audit().closed
     assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
     jax.block_until_ready(run.policy.weights)

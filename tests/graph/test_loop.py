@@ -11,6 +11,7 @@ import pytest
 from small import Merge
 
 import flowrl as fl
+from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.loop import Ledger, Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
@@ -88,8 +89,9 @@ def careless(error):
 
 
 def loop_of(graph, hook=None, failed=None):
-    place = Place(graph.name, graph.resources, 0, HereSite)
-    return Loop(graph.name, graph.nodes, place.open(), place.site, place.ledger, hook, failed)
+    stream = Stream([Tap(lambda event: hook(event.node, event.seconds, event.item), OperatorRan)] if hook else ())
+    place = Place(graph.name, graph.resources, 0, HereSite, stream=stream)
+    return Loop(graph.name, graph.nodes, place.open(), place.site, place.ledger, failed)
 
 
 def batch(rows, columns):
@@ -168,10 +170,11 @@ def test_report_commits_before_it_yields():
 
     told = []
     graph = fl.Graph("g").then(s=Source((1, 2, 3)), report=fl.Report(every=2))
-    loop = Loop("g", graph.nodes, {"runners": Handle()}, Place("g", {}, 0, HereSite).site, Ledger(), lambda *a: told.append((a, held["items"])))
+    stream = Stream([Tap(lambda event: told.append((event, held["items"])), OperatorRan)])
+    loop = Loop("g", graph.nodes, {"runners": Handle()}, Place("g", {}, 0, HereSite, stream=stream).site, Ledger())
     held = loop.states["report"]
     assert len(loop.run_pass()) == 1
-    assert [items for (node, _, item), items in told if node == "report" and item is not None] == [0]
+    assert [items for event, items in told if event.node == "report" and event.item is not None] == [0]
     assert held["items"] == 1
 
 

@@ -15,6 +15,7 @@ import pytest
 from small import AnyAgeLoss, Counter, Delay, Pass, SyncEvery, halves, learner, recipe, runners, same
 
 import flowrl as fl
+from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph import trace as module
 from flowrl.graph.plan import Plan
 from flowrl.graph.trace import Trace, trace
@@ -124,7 +125,8 @@ def test_patience_is_short():
 def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
     graph = loose().set("batch.min_steps", 256)
     real, forms = {}, traced(graph).forms
-    session = fl.LocalRuntime().open(Plan(graph, Trace()), 0, lambda node, _, item: real.setdefault(node, item) if item is not None else None)
+    stream = Stream([Tap(lambda event: real.setdefault(event.node, event.item) if event.item is not None else None, OperatorRan)])
+    session = fl.LocalRuntime().open(Plan(graph, Trace()), 0, stream)
     next(iter(session))
     session.close()
     for name in ("sample", "batch", "adv", "norm"):

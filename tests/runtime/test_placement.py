@@ -14,6 +14,7 @@ import pytest
 
 import flowrl as fl
 from conftest import same
+from flowrl.clock import by_kind
 from flowrl.errors import RuntimeFailed, SettingError
 from flowrl.far import Far, join, near
 from flowrl.graph.stages import Schedule
@@ -71,9 +72,9 @@ class CopiedRuntime:
     def __init__(self, **place):
         self.wanted = place
 
-    def open(self, plan, seed, hook=None):
-        self.place = Placed(plan, seed, Copied, self.wanted, NearSite)
-        return Session(plan, self.place, Schedule, hook)
+    def open(self, plan, seed, stream=None):
+        self.place = Placed(plan, seed, Copied, self.wanted, NearSite, stream=stream)
+        return Session(plan, self.place, Schedule)
 
 
 def rows_of(graph, runtime, count=3):
@@ -232,7 +233,7 @@ def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_th
     with pytest.raises(RuntimeFailed, match=r"learner's process ended"), fl.run(graph, runtime=runtime) as run:
         for _ in range(4):
             row = next(run)
-        spent = run.diagnosis().processes
+        spent = {name: by_kind(x) for name, x in run.profile().processes.items()}
         assert run.audit().closed and row["updates"] == 12
         assert spent["learner"]["update"] > 0 and all(spent[f"sample, {i}"]["concat"] > 0 for i in (0, 1))
         assert not any(isinstance(value, tuple) for value in put), "weights go from the learner to the runners"

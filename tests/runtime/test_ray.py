@@ -243,7 +243,7 @@ def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_r
         while (row := next(run)).get("restarts", 0) < 3:
             pass
     assert row["env_steps"] > 200 and run.audit().closed
-    assert re.search(r"runners: started anew \d+ times, the last time because: .* a joint broke", str(run.diagnosis()))
+    assert re.search(r"runners: started anew \d+ times, the last time because: .* a joint broke", str(run.explain()))
 
 
 @pytest.mark.usefixtures("ray_up")

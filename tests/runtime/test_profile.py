@@ -7,8 +7,9 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.clock import KINDS, STEP, WAITING, By, Clock
-from flowrl.runtime.diagnosis import Diagnosis
+from flowrl.clock import KINDS, STEP, WAITING, By, Clock, by_kind
+from flowrl.observe.explain import table
+from flowrl.profile import Profile
 
 
 def test_every_instant_is_of_one_kind():
@@ -23,7 +24,7 @@ def test_every_instant_is_of_one_kind():
         time.sleep(0.02)
     with STEP:  # of this thread's own clock
         time.sleep(0.02)
-    spent, wall = clock.read(), time.perf_counter() - began
+    spent, wall = by_kind(clock.read()), time.perf_counter() - began
     assert sum(spent.values()) == pytest.approx(wall, abs=0.005)
     assert spent["waiting"] == pytest.approx(0.04, abs=0.015) and spent["step"] == pytest.approx(0.02, abs=0.015)
     assert sum(clock.read().values()) > sum(spent.values())
@@ -55,7 +56,7 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
         begins, tables, ends = [], [], []
         for seconds in (1.5, 0.0):
             begins.append(time.perf_counter())
-            tables.append(run.diagnosis())
+            tables.append(run.profile())
             ends.append(time.perf_counter())
             while time.perf_counter() - ends[-1] < seconds:
                 next(run)
@@ -65,14 +66,14 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     assert len(last.processes) == {"local": 1, "ray": {"ppo": 3, "impala": 4}[name]}[runtime]
     for process in [p for p in last.processes if p.startswith(("stage", "this"))]:
         assert 0.95 * (begins[1] - opened) < last.wall(process) < 1.05 * (ends[1] - opened), process
-    for process, spent in last.processes.items():
+    for process, spent in ((name, by_kind(x)) for name, x in last.processes.items()):
         assert set(spent) <= set(KINDS)
-        grown = {kind: spent[kind] - first.processes[process].get(kind, 0.0) for kind in spent}
+        grown = {kind: spent[kind] - by_kind(first.processes[process]).get(kind, 0.0) for kind in spent}
         assert 0.95 * shortest < sum(grown.values()) < 1.05 * longest, process
         assert grown.get("other", 0.0) < 0.05 * shortest, (process, grown)
         if "step" in spent:
             assert grown["step"] > grown["inference"] > 0
-    text = str(run.diagnosis())
+    text = str(run.explain())
     assert all(process in text for process in last.processes)
 
 
@@ -84,7 +85,7 @@ def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
     with fl.run(graph, runtime="ray") as run:
         for _ in range(8):
             next(run)
-    (told,) = run.diagnosis().findings
+    (told,) = run.profile().findings
     assert told.startswith("runners: ") and "% of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue" in told
     assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, "one of two waits nearly all the time"
 
@@ -111,7 +112,7 @@ class Lame(Clockwork):
 
 
 def test_many_processes_are_shown_by_their_mean_and_the_busiest():
-    processes = {f"runners, {i}": {"step": float(i), "waiting": 10.0 - i} for i in range(10)}
-    lines = str(Diagnosis(processes, ("a finding",))).splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["seconds", "runners, mean of 10", "runners, 9", "a finding"]
-    assert lines[1].split()[-3:] == ["10.0", "4.5", "5.5"]
+    processes = {f"runners, {i}": {("", "step"): float(i), ("", "waiting"): 10.0 - i} for i in range(10)}
+    lines = table(Profile(processes=processes))
+    assert [line.split("  ")[0] for line in lines] == ["seconds", "runners, mean of 10", "runners, 9"]
+    assert lines[1].split()[-3:] == ["10.0", "4.50", "5.50"]
