@@ -32,7 +32,7 @@ def shown(events, *, terminal, steps=None):
 
 
 def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
-    text = shown([Started(None), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
+    text = shown([Started(None, None), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
     assert shown([RowClosed(ROW), Ended("steps")], terminal=False).count("steps/s") == 1, "one row is one line"
     lines = text.splitlines()
     assert lines == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"] * 2, (
@@ -41,7 +41,7 @@ def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
 
 
 def test_a_terminal_shows_a_live_table():
-    text = shown([Started(None), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
+    text = shown([Started(None, None), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
     for word in ("steps", "return", "123.5", "5,000 of 20,000", "left", "6 s"):
         assert word in text
 
