@@ -6,17 +6,17 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import lru_cache, partial
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
 
 from flowrl.clock import UPDATE, Spent
-from flowrl.errors import ContractError, GraphError, a, unknown
+from flowrl.compiled import jitted
+from flowrl.errors import GraphError, unknown
 from flowrl.events import Stream
-from flowrl.graph.loop import Ledger
 from flowrl.graph.protocols import Handle, Resource, Workers
+from flowrl.ledger import Ledger
 
 
 class Done:
@@ -154,34 +154,6 @@ class Place:
                 self.handles.popitem()[1].close()
             finally:
                 self.close()
-
-
-@lru_cache(maxsize=512)
-def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
-    """The compiled form of a function with its static settings: one and the same for equal ones."""
-    check_pure(fn)
-    return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
-
-
-def check_pure(fn: Callable[..., Any]) -> None:
-    """Refuse a method of an object that may change: what is compiled holds its fields as they are now.
-
-    Raises:
-        ContractError: with the way out.
-    """
-    owner = getattr(fn, "__self__", None)
-    kind = type(owner)
-    if (
-        owner is None
-        or isinstance(owner, type | ModuleType)
-        or kind.__module__.startswith("flowrl.")
-        or "__eq__" in {name for base in kind.__mro__[:-1] for name in vars(base)}
-    ):
-        return
-    raise ContractError(
-        f"{getattr(fn, '__name__', 'it')} is a method of {a(owner)}, whose fields may change after it is compiled; make {kind.__name__} a frozen "
-        "dataclass, or give a plain function all that it reads as arguments"
-    )
 
 
 class HereSite:

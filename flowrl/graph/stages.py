@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from flowrl.clock import OTHER, By, Clock
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle, Site
 from flowrl.items import Tally
+from flowrl.ledger import Ledger
 
 
 class Channel:

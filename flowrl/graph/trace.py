@@ -14,11 +14,12 @@ from typing import Any, ClassVar, cast
 import jax
 import numpy as np
 
+from flowrl.compiled import jitted
 from flowrl.errors import FlowrlError, raised
 from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.graph import Graph
 from flowrl.graph.protocols import Handle, Workers
-from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
+from flowrl.graph.site import HereSite, HereWorkers, Place
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.items import Batch, Trained, read_only
 

@@ -6,10 +6,11 @@ from typing import Any, cast
 
 from flowrl.errors import ContractError, a
 from flowrl.graph.graph import Chain, Node
-from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle, Site, refs
 from flowrl.graph.stages import Channel
 from flowrl.items import Batch
+from flowrl.ledger import Ledger
 from flowrl.rl.policies import Network, Weights
 
 

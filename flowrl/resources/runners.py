@@ -97,14 +97,12 @@ class GymRunners(RunnersHandle):
 
     def facts(self) -> dict[str, Any]:
         """How many there are, what came of each, and the runner-seconds in rounds and of these those of waiting for the slowest."""
-        spec = self.spec
-        alike = {"count": spec.count, "envs": spec.envs, "fragment": spec.fragment, "singly": steps_singly(spec.env, spec.wrappers)}
-        return {**alike, "elsewhere": self.site.elsewhere, "fragments": list(self._gone), "rounds": [self._rounds, self._idle]}
+        so_far = {"fragments": list(self._gone), "rounds": [self._rounds, self._idle], "elsewhere": self.site.elsewhere}
+        return {"count": self.spec.count, "envs": self.spec.envs, "singly": steps_singly(self.spec.env, self.spec.wrappers), **so_far}
 
     def findings(self) -> Iterator[str]:
         """What was started anew and why; what waiting for the slowest costs."""
-        if self._restarted:
-            times = self._restarted["restarts"]
+        if times := self._restarted.get("restarts", 0):
             yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
         if len(self.pool) > 1 and share >= NOTABLE and self.clocks():

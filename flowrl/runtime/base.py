@@ -22,12 +22,13 @@ from flowrl.clock import UPDATE, By
 from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.events import Stream
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained, steps_of
+from flowrl.ledger import Ledger
 from flowrl.profile import Profile, machine
 
 

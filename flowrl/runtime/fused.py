@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.compiled import check_pure
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Unit
 from flowrl.graph.protocols import Handle
-from flowrl.graph.site import HereSite, Place, check_pure
+from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import VERSION, Trace, Tracer, is_counter
 from flowrl.items import Tally

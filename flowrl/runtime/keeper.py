@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Spent
+from flowrl.compiled import jitted
 from flowrl.errors import SettingError
-from flowrl.graph.site import jitted
 from flowrl.graph.values import importing
 from flowrl.items import Packed
 

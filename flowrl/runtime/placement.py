@@ -15,12 +15,13 @@ import jax
 import numpy as np
 
 from flowrl.clock import TRANSFER, UPDATE, Spent
+from flowrl.compiled import jitted
 from flowrl.errors import SettingError, unknown
 from flowrl.far import Far, Joining, near
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle, Workers, refs
-from flowrl.graph.site import HereSite, Place, jitted
+from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.keeper import At, Hole, Joint, for_worker
 
 IN_FLIGHT = 2

@@ -12,11 +12,12 @@ from small import Merge
 
 import flowrl as fl
 from flowrl.events import OperatorRan, Stream, Tap
-from flowrl.graph.loop import Ledger, Loop
+from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.trace import Trace
 from flowrl.items import Tally
+from flowrl.ledger import Ledger
 
 
 @dataclass(frozen=True)

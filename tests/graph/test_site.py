@@ -6,7 +6,8 @@ import pytest
 from small import AnyAgeLoss, learner, recipe
 
 import flowrl as fl
-from flowrl.graph.site import HereSite, HereWorkers, Place, jitted
+from flowrl.compiled import jitted
+from flowrl.graph.site import HereSite, HereWorkers, Place
 
 
 def twice(x, *, by=2):
