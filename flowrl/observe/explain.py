@@ -95,19 +95,46 @@ def table(p: Profile) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Share:
+    """How a node, or a set of workers elsewhere, spends the time of its thread or processes: shares of 1."""
+
+    node: str
+    does: str
+    """The name of its operator, or how many workers it has."""
+    busy: float
+    starved: float
+    """It, or its stage where it stands first, has nothing to do."""
+    blocked: float
+    """Its stage has no room for what would come of it."""
+    trains: bool = False
+
+
+def shares(p: Profile) -> list[Share]:
+    """By node, and by resource with workers elsewhere: busy, starved and blocked. An update that is waited for is its node's."""
+    found = []
+    for name in p.facts:
+        if workers := p.workers(name):
+            busy = sum(sum(spent.values()) - idle(spent) for spent in workers.values())
+            wall = max(sum(sum(spent.values()) for spent in workers.values()), 1e-9)
+            found.append(Share(name, f"{len(workers)} workers", busy / wall, 1 - busy / wall, 0.0))
+    for thread, names in p.stages.items():
+        wall, work = max(p.wall(thread), 1e-9), _work(p, thread)
+        for node in names:
+            spent = p.node_seconds(node)
+            busy = sum(x for (name, _), x in work.items() if name == node)
+            trains = any(counts.get("updates") for (name, _), counts in p.counts.items() if name == node)
+            found.append(Share(node, p.ops[node], busy / wall, spent.get("waiting", 0.0) / wall, spent.get("blocked", 0.0) / wall, trains))
+    order = list(p.ops)
+    return sorted(found, key=lambda share: order.index(share.node) if share.node in order else -1)
+
+
 def nodes(p: Profile) -> list[str]:
-    """By node: the share of its thread's time in which it works, and in which its stage is starved or blocked at it."""
-    wide = max(map(len, p.ops), default=4)
-    lines = [f"{'node':<{wide}}  {'operator':<20}{_cells(['busy', 'starved', 'blocked'])}"]
-    for node, op in p.ops.items():
-        thread = next((t for t, names in p.stages.items() if node in names), None)
-        if thread is None or thread not in p.processes:
-            continue
-        wall, spent = max(p.wall(thread), 1e-9), p.node_seconds(node)
-        starved, blocked = spent.get("waiting", 0.0), spent.get("blocked", 0.0)
-        busy = sum(spent.values()) - starved - blocked
-        lines.append(f"{node:<{wide}}  {op:<20}{_cells([f'{x / wall:.0%}' for x in (busy, starved, blocked)])}")
-    return lines
+    """The same in lines."""
+    told = shares(p)
+    wide, kinds = (max((len(text) for text in texts), default=4) for texts in ([s.node for s in told], [s.does for s in told]))
+    lines = [f"{'node':<{wide}}  {'':<{kinds}}{_cells(['busy', 'starved', 'blocked'])}"]
+    return lines + [f"{s.node:<{wide}}  {s.does:<{kinds}}{_cells([f'{x:.0%}' for x in (s.busy, s.starved, s.blocked)])}" for s in told]
 
 
 def edges(p: Profile) -> list[str]:

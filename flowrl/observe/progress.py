@@ -6,19 +6,20 @@ import math
 import time
 from typing import Any, ClassVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from flowrl.events import Ended, RowClosed, Started, Warned
 from flowrl.items import Row
+from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
 """How often a line is written where the output is no terminal."""
 
 
 class Progress:
-    """Shows steps, return, steps/s, and the time left when the goal is a number of steps.
+    """Shows steps, return, steps/s, and the time left when the goal is a number of steps; and on a terminal what every node does.
 
     Args:
         console: where to; standard error by default.
@@ -31,17 +32,18 @@ class Progress:
         self.console = console or Console(stderr=True)
         self.steps = steps
         self.row: Row | None = None
+        self.window: Window | None = None
         self.shown = False
         self.began = self.told = time.perf_counter()
-        self.live = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
+        self.live = Live(get_renderable=self._shown, console=self.console, refresh_per_second=8, transient=True)
         if self.console.is_terminal:
             self.live.start()
 
     def __call__(self, event: Any) -> None:
         """Take an event of the run."""
         match event:
-            case Started():
-                self.told = time.perf_counter()
+            case Started(profile=profile):
+                self.told, self.window = time.perf_counter(), Window(profile)
             case RowClosed(row=row):
                 self._show(row)
             case Warned(text=text):
@@ -62,7 +64,16 @@ class Progress:
             self.told = time.perf_counter()
             self.console.print(line(row, self.steps), highlight=False, markup=False, soft_wrap=True)
 
-    def _table(self) -> Table:
+    def _shown(self) -> Table | Group:
+        try:
+            seen = self.window.look() if self.window is not None else None
+        except Exception:  # noqa: BLE001 - a run that is ending can't be asked any more
+            seen = self.window = None
+        if seen is None or self.row is None:
+            return self._totals()
+        return Group(self._totals(), "", live_table(seen, self.row["lag_mean"]))
+
+    def _totals(self) -> Table:
         table = Table.grid(padding=(0, 2))
         if self.row is None:
             table.add_row(f"compiling, {time.perf_counter() - self.began:.0f} s")

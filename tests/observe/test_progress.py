@@ -8,6 +8,7 @@ from rich.console import Console
 from flowrl.events import Ended, RowClosed, Started, Warned
 from flowrl.items import Row
 from flowrl.observe.progress import Progress, duration, left
+from flowrl.profile import Profile
 
 ROW = Row(
     {
@@ -19,6 +20,7 @@ ROW = Row(
         "updates": 5,
         "steps_per_second": 2_500.0,
         "seconds": 2.0,
+        "lag_mean": 1.5,
     }
 )
 
@@ -32,7 +34,7 @@ def shown(events, *, terminal, steps=None):
 
 
 def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
-    text = shown([Started(None, None), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
+    text = shown([Started(None, Profile), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
     assert shown([RowClosed(ROW), Ended("steps")], terminal=False).count("steps/s") == 1, "one row is one line"
     lines = text.splitlines()
     assert lines == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"] * 2, (
@@ -41,7 +43,7 @@ def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
 
 
 def test_a_terminal_shows_a_live_table():
-    text = shown([Started(None, None), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
+    text = shown([Started(None, Profile), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
     for word in ("steps", "return", "123.5", "5,000 of 20,000", "left", "6 s"):
         assert word in text
 
