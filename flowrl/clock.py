@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from time import perf_counter
-from typing import NamedTuple
+from time import perf_counter, time
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 KINDS = ("start", "reset", "step", "inference", "transfer", "waiting", "blocked", "concat", "update", "weight sync", "evaluation", "other", "outside")
 """``start``: making environments, processes and programs; ``waiting``: for something to do; ``blocked``: for room behind; ``outside``: between
 rows, in the code of who runs the graph."""
 IDLE = ("waiting", "blocked", "outside")
 """The kinds in which a thread does nothing of the graph's."""
+TRACE = "FLOWRL_TRACE"
+"""The environment variable that, if it is not empty, has clocks keep spans, in this process and in those that a run starts."""
 SPANS = 200_000
-"""How many of its last spans a clock keeps."""
+"""How many of its last spans a clock keeps until they are fetched."""
 
 Spent = Mapping[tuple[str, str], float]
 """Seconds by node (empty where none is at work) and kind."""
@@ -28,11 +32,39 @@ class Span(NamedTuple):
     start: float
     end: float
 
+    def later(self, seconds: float) -> Span:
+        """By a clock that is so far ahead."""
+        return self._replace(start=self.start + seconds, end=self.end + seconds)
+
+
+class Mark(NamedTuple):
+    """A moment at which something was handed on: ``put`` into a queue, ``taken`` out of it, ``gave`` (a worker its fragment), ``came`` (to us)."""
+
+    what: str
+    where: str
+    """The queue, or the process of the worker."""
+    at: float
+    item: int
+    """By which what was put is known when it is taken."""
+
+    def later(self, seconds: float) -> Mark:
+        """By a clock that is so far ahead."""
+        return self._replace(at=self.at + seconds)
+
+
+class Reading(NamedTuple):
+    """What a clock tells: the seconds so far, and the spans since it was read the last time, if it keeps any."""
+
+    spent: Spent = MappingProxyType({})
+    spans: tuple[Span | Mark, ...] = ()
+    ahead: float = 0.0
+    """What is to be added to times of this process to get the seconds since 1970."""
+
 
 class Clock:
     """The seconds of one thread or process by node and kind, from `since` on: a time of `time.perf_counter`, or the moment it is made.
 
-    `spans`: the last of what it counted, one by one, where these are wanted: see `trace`.
+    `spans`: the last of what it counted, one by one, where `TRACE` says that these are wanted.
     """
 
     def __init__(self, kind: str, since: float | None = None) -> None:
@@ -42,11 +74,7 @@ class Clock:
         """What is being counted."""
         self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.since = perf_counter() if since is None else since
-        self.spans: deque[Span] | None = None
-
-    def trace(self) -> None:
-        """Keep spans from now on."""
-        self.spans = deque(maxlen=SPANS)
+        self.spans: deque[Span | Mark] | None = deque(maxlen=SPANS) if os.environ.get(TRACE) else None
 
     def at(self, node: str) -> None:
         """From now on this node is at work."""
@@ -82,6 +110,21 @@ class Clock:
         """The seconds by node and kind, up to now. Any thread may ask."""
         slot, since, spent = self.slot, self.since, self.spent.copy()
         return {**spent, slot: spent.get(slot, 0.0) + perf_counter() - since}
+
+    def mark(self, what: str, where: str, item: Any = None) -> None:
+        """Note that something was handed on, where spans are kept."""
+        if self.spans is not None:
+            self.spans.append(Mark(what, where, perf_counter(), id(item)))
+
+    def reading(self) -> Reading:
+        """All that it tells; each span only once."""
+        spans = self.spans or ()
+        return Reading(self.read(), tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (), time() - perf_counter())
+
+
+def traced() -> dict[str, str]:
+    """`TRACE`, as a process that is started is to have it."""
+    return {TRACE: os.environ.get(TRACE, "")}
 
 
 def by_kind(spent: Spent) -> dict[str, float]:

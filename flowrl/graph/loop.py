@@ -172,6 +172,7 @@ class Loop:
                 if channel is None:
                     self._enter(root, None, None, rows)
                 elif (taken := channel.take()) is not None:
+                    here().mark("taken", channel.name, taken[1])
                     if self.stream.levels:
                         self.stream.emit(QueueLevel(channel.name, len(channel), channel.capacity))
                     self._take(root, *taken, rows)
@@ -238,7 +239,9 @@ class Loop:
             for edge, channel in unit.outlets:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                if (gone := channel.put(name, self.settle(out))) is not None:
+                settled = self.settle(out)
+                clock.mark("put", edge[1], settled)
+                if (gone := channel.put(name, settled)) is not None:
                     ledger.dropped[gone[0], edge[1]] += 1
                     ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
                     stream.emit(Dropped(edge[1], steps_of(gone[1])))

@@ -25,7 +25,7 @@ class RefTo:
 
 
 if TYPE_CHECKING:
-    from flowrl.clock import Spent
+    from flowrl.clock import Reading
     from flowrl.events import Stream
 
     class _Named(Generic[H_co]):
@@ -74,7 +74,7 @@ class Workers(Protocol):
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
         """Which of these is done, or the first to be; None where none is within so many seconds."""
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """By worker that is a process of its own and answers: its seconds by kind of work."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Handle(ABC):
     def close(self) -> None:
         """Let go of processes and environments."""
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """By process that works for this resource: its seconds by kind of work."""
         return {}
 

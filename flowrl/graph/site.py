@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from flowrl.clock import UPDATE, Spent
+from flowrl.clock import UPDATE, Reading
 from flowrl.compiled import jitted
 from flowrl.errors import GraphError, unknown
 from flowrl.events import Stream
@@ -77,7 +77,7 @@ class HereWorkers:
         """Always, so that what a seed leads to does not depend on the machine."""
         return True
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """None: they work by the clock of this thread."""
         return {}
 
@@ -140,9 +140,9 @@ class Place:
         """Where a resource is opened, or where the nodes of a stage run functions."""
         return self.site
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """By process that works for this run: its seconds by kind of work."""
-        found: dict[str, Spent] = {}
+        found: dict[str, Reading] = {}
         for handle in self.handles.values():
             found |= handle.clocks()
         return found

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from flowrl.clock import TRANSFER, UPDATE, Spent
+from flowrl.clock import TRANSFER, UPDATE, Reading, here
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
 from flowrl.events import Restarted, WeightsSent
 from flowrl.graph.graph import Chain
@@ -91,7 +91,7 @@ class GymRunners(RunnersHandle):
         self._closing.set()
         self.pool.close()
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """Those of the workers."""
         return self.pool.clocks()
 
@@ -106,10 +106,8 @@ class GymRunners(RunnersHandle):
             yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
         if len(self.pool) > 1 and share >= NOTABLE and self.clocks():
-            yield (
-                f"{self.site.name}: {share:.0%} of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue "
-                "would use all of it, and min_fraction=0.8 a part"
-            )
+            way = "mode='async' behind a Queue would use all of it, and min_fraction=0.8 a part"
+            yield f"{self.site.name}: {share:.0%} of the runners' time in rounds goes to waiting for the slowest; {way}"
 
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Put the weights once; the next request to each runner that gets them carries them."""
@@ -217,6 +215,7 @@ class GymRunners(RunnersHandle):
                 self._failures[worker] = 0
                 self._gone[worker] += 1
                 self._came += 1
+                here().mark("came", f"{self.site.name}, {worker}")
                 self._note(sample.episodes)
                 return worker, sample
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS
+from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
@@ -162,6 +162,7 @@ class Runner:
             raise
         with CONCAT:
             batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
+            here().mark("gave", "")
             return Sample(jax.tree.map(_sent, batch), sample.episodes)
 
     def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from flowrl.clock import UPDATE, By
+from flowrl.clock import SPANS, UPDATE, By, Mark, Span, Spent
 from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.events import Stream
 from flowrl.graph.graph import Graph
@@ -218,6 +218,8 @@ class Session:
         self.rows = rows or RowMaker(graph.name, time.perf_counter())
         self.marks = (Profile(), Profile())
         """Where the run was when it was less than half as old, and before that."""
+        self.spans: dict[str, deque[Span | Mark]] = {}
+        """By process: the last that it did, in seconds since 1970, if `TRACE` says that it is wanted."""
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         self.coming = 0
@@ -295,7 +297,7 @@ class Session:
             time.perf_counter() - self.began,
             self.rows.totals["row"],
             self.rows.totals["env_steps"],
-            {name: clock.read() for name, clock in turns.clocks.items()} | self.place.clocks(),
+            self._read(),
             turns.stages(),
             {key: dict(numbers) for key, numbers in ledger.counts.copy().items() if key[0]},
             {edge: (items, ledger.put_steps[edge]) for edge, items in dict(ledger.put).items()},
@@ -306,6 +308,13 @@ class Session:
             busy,
             tuple(f for handle in handles.values() for f in handle.findings()),
         )
+
+    def _read(self) -> dict[str, Spent]:
+        """By process: where its time went. What it tells of spans is kept in `spans`."""
+        readings = {name: clock.reading() for name, clock in self.turns.clocks.items()} | self.place.clocks()
+        for name, reading in readings.items():
+            self.spans.setdefault(name, deque(maxlen=SPANS)).extend(x.later(reading.ahead) for x in reading.spans)
+        return {name: reading.spent for name, reading in readings.items()}
 
     def steady(self) -> Profile:
         """The run without its beginning, in which it is compiled: behind the first row, and in time no more than the later three quarters."""

@@ -14,7 +14,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Spent
+from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
 from flowrl.compiled import jitted
 from flowrl.errors import SettingError
 from flowrl.graph.values import importing
@@ -132,9 +132,9 @@ class Keeper:
             self._drop(dropped)
             return Packed(arrays) if isinstance(tree, list) else jax.tree.unflatten(form, arrays)
 
-    def spent(self) -> Spent:
+    def spent(self) -> Reading:
         """The seconds of this process by kind of work."""
-        return self.clock.read()
+        return self.clock.reading()
 
     def _keep(self, number: int, dropped: Sequence[int], make: Callable[[], list[Any]]) -> None:
         with By(self.clock), UPDATE:

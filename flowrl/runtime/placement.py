@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from flowrl.clock import TRANSFER, UPDATE, Spent
+from flowrl.clock import TRANSFER, UPDATE, Reading
 from flowrl.compiled import jitted
 from flowrl.errors import SettingError, unknown
 from flowrl.far import Far, Joining, near
@@ -58,7 +58,7 @@ class Remote(Protocol):
     def submit(self, method: str, *args: Any) -> Any:
         """Call a method: a future with `result`, `wait`, `done` and its reference `ref`, which becomes its result where it is an argument."""
 
-    def clock(self) -> Spent:
+    def clock(self) -> Reading:
         """Its seconds by kind of work, if it answers in time."""
 
     def end(self) -> None:
@@ -295,7 +295,7 @@ class Placed(Place):
         """The site of their processes, if they have any."""
         return self.sites.get(self.owners.get(names[0], ""), self.site)
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """Those of the processes too."""
         return {remote.name: remote.clock() for remote in self.remotes} | super().clocks()
 

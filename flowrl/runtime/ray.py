@@ -22,7 +22,7 @@ import jax
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flowrl.clock import OTHER, START, By, Clock, Spent
+from flowrl.clock import OTHER, START, By, Clock, Reading, traced
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
 from flowrl.events import Stream
 from flowrl.far import Far
@@ -91,9 +91,9 @@ class Host:
         if self.slots[index].worker is not None:
             self.slots[index].worker.close()
 
-    def spent(self) -> Mapping[int, Spent]:
+    def spent(self) -> Mapping[int, Reading]:
         """By worker: its seconds by kind of work."""
-        return {index: slot.clock.read() for index, slot in self.slots.items()}
+        return {index: slot.clock.reading() for index, slot in self.slots.items()}
 
 
 class Pending:
@@ -177,7 +177,7 @@ class RayWorkers:
             "concurrency_groups": {str(index): 1 for index in mine},
         }
         kind: Any = ray.remote(**options)(Host)
-        self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **_sharing()})
+        self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()})
 
     def _reach(self, index: int) -> None:
         """Call a worker in the process that is at work now."""
@@ -221,11 +221,11 @@ class RayWorkers:
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
 
-    def clocks(self) -> dict[str, Spent]:
+    def clocks(self) -> dict[str, Reading]:
         """Those of the workers whose processes answer in time."""
         asked = [actor.spent.remote() for actor in self.actors]
         done, _ = ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
-        found: dict[int, Spent] = {}
+        found: dict[int, Reading] = {}
         for ref in done:
             with suppress(ray.exceptions.RayError):
                 found |= ray.get(ref)
@@ -295,7 +295,7 @@ class RayActor:
             "num_cpus": 0,
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},
-            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "" if gpus else "cpu", **({} if index is None else {"NPROC": "1"})}},
+            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "" if gpus else "cpu", **traced(), **({} if index is None else {"NPROC": "1"})}},
             **({} if index is None else {"scheduling_strategy": _home(index)}),
             **wanted.options,
         }
@@ -307,12 +307,12 @@ class RayActor:
         """Call a method."""
         return Pending(getattr(self.actor, method).remote(*args), self.name, self.actor)
 
-    def clock(self) -> Spent:
+    def clock(self) -> Reading:
         """Its seconds by kind of work, if it answers in time."""
         with suppress(ray.exceptions.RayError):
-            spent: Spent = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
+            spent: Reading = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
             return spent
-        return {}
+        return Reading()
 
     def end(self) -> None:
         """End the process."""
