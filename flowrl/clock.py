@@ -122,6 +122,23 @@ class Clock:
         return Reading(self.read(), tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (), time() - perf_counter())
 
 
+EPOCHS: deque[Span] = deque(maxlen=SPANS)
+"""Epochs of updates, of this process, until they are fetched."""
+_began = [0.0]
+
+
+def update_begins() -> None:
+    """The epochs that end from now on are those of another update."""
+    _began[0] = perf_counter()
+
+
+def epoch_ended(number: Any, _: Any) -> None:
+    """Note it. Called from within an update, where spans are kept."""
+    now = perf_counter()
+    EPOCHS.append(Span("", f"epoch {int(number) + 1}", _began[0], now))
+    _began[0] = now
+
+
 def traced() -> dict[str, str]:
     """`TRACE`, as a process that is started is to have it."""
     return {TRACE: os.environ.get(TRACE, "")}

@@ -20,6 +20,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.trace import Trace, Tracing
 from flowrl.profile import Profile, to_text
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
@@ -43,6 +44,7 @@ def run(
     until: Callable[[Row], bool] | None = None,
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
+    trace: str | Path | None = None,
 ) -> Run:
     """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
 
@@ -54,6 +56,8 @@ def run(
         until: stop with the first Row of which this is true.
         out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
         observers: told of the run's events.
+        trace: a file for what every process did and when, of the last of the run; Perfetto (ui.perfetto.dev) opens it. Or an address that
+            begins with http, of a collector that takes OpenTelemetry's spans.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -75,7 +79,7 @@ def run(
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph if isinstance(graph, Plan) else graph.compile()
-    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers))
+    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers), trace)
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:
@@ -108,6 +112,7 @@ class Run:
         until: Callable[[Row], bool] | None,
         out: str | Path | None,
         observers: tuple[Observer, ...],
+        trace: str | Path | None,
     ) -> None:
         self.plan = plan
         self.graph = plan.graph
@@ -124,6 +129,7 @@ class Run:
         self._audited: Audit | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
+        self._tracing = Tracing(trace) if trace is not None else None
         try:
             if out is not None:
                 check_free(out)
@@ -253,6 +259,8 @@ class Run:
             return
         self.reason = reason
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
+            if self._tracing is not None:
+                last.callback(noting(error, self._tracing.close))
             last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
             for ending in (self._finish, self._session.close, self._keep, self._rest, self._session.rest):
@@ -262,6 +270,9 @@ class Run:
             self._session.raise_interrupt()
 
     def _keep(self) -> None:
+        if self._tracing is not None:
+            edges = [(before, node.name) for node in self.graph.nodes for before in node.after]
+            self._tracing.trace = lambda: Trace.of(self.graph.name, edges, self._session.spans)
         self._profiled, self._audited = (self._session.profile(), self._session.steady()), self._session.audit()
         self._final = self._policy()
 

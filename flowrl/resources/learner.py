@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from flowrl.clock import epoch_ended, here, update_begins
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import COLUMNS, Batch, Metrics, Trained
@@ -88,9 +89,19 @@ class Core:
         return self.loss.sequences or self.network.recurrent
 
     def update(
-        self, state: State, data: dict[str, Array], columns: dict[str, Array], *, epochs: int, minibatch: int, shuffle: bool = True
+        self,
+        state: State,
+        data: dict[str, Array],
+        columns: dict[str, Array],
+        *,
+        epochs: int,
+        minibatch: int,
+        shuffle: bool = True,
+        traced: bool = False,
     ) -> tuple[State, Metrics, Array | None]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``.
+
+        If `traced`, every epoch of several tells when it ended.
 
         Returns:
             The new state, metrics, and if the loss tells it the priority of each row ``[N]`` as it was found last.
@@ -114,22 +125,26 @@ class Core:
         def in_order(x: Array, axis: int) -> Array:
             return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
 
-        def epoch(carry: Any, key: Array) -> Any:
-            if not shuffle:
+        def epoch(carry: Any, numbered: tuple[Array, Array]) -> Any:
+            number, key = numbered
+            if size == n:
+                carry, told = step(carry, {**rows, **columns})
+                order = jnp.arange(n)
+            elif not shuffle:
                 parts = {k: in_order(v, int(self.sequences)) for k, v in rows.items()} | {k: in_order(v, 0) for k, v in columns.items()}
                 carry, told = jax.lax.scan(step, carry, parts)
-                return carry, (*told, jnp.arange(n))
-            order = jax.random.permutation(key, n).reshape(-1, size)
-            carry, told = jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
+                order = jnp.arange(n)
+            else:
+                order = jax.random.permutation(key, n).reshape(-1, size)
+                carry, told = jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
+            if traced:
+                jax.debug.callback(epoch_ended, number, jnp.max(told[0]))
             return carry, (*told, order)
 
         if size == n and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
             carry, (metrics, priority) = step(first, {**rows, **columns})
-        elif size == n:
-            carry, (metrics, priority) = jax.lax.scan(lambda c, _: step(c, {**rows, **columns}), first, None, length=epochs)
-            priority = None if priority is None else priority[-1]
         else:
-            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, jax.random.split(mine, epochs))
+            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, (jnp.arange(epochs), jax.random.split(mine, epochs)))
             if priority is not None:
                 priority = jnp.zeros(n).at[order[-1].reshape(-1)].set(priority[-1].reshape(-1))
         weights, opt, _ = carry
@@ -259,9 +274,9 @@ class LearnerHandle(Handle):
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
         data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
-        core, metrics, priority = self.site.run(
-            self.core.update, self.state["core"], data, columns, donate=(0,), epochs=epochs, minibatch=size, shuffle=shuffle
-        )
+        settings = {"epochs": epochs, "minibatch": size, "shuffle": shuffle, **({"traced": True} if here().spans is not None else {})}
+        update_begins()
+        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **settings)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)

@@ -1,0 +1,181 @@
+"""A run as a trace: a track per process and node, arrows along the edges. Opens in Perfetto; or goes to a collector of OpenTelemetry."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl.clock import TRACE, Mark, Span
+from flowrl.errors import SaveError, SettingError
+
+HIDDEN = ("outside",)
+"""Kinds that no track shows."""
+SHORTEST = 1e-6
+"""Seconds below which a span is no slice of its own."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """Something that went from one track to another: from (process, node, time) to (process, node, time)."""
+
+    before: tuple[str, str, float]
+    after: tuple[str, str, float]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What every process of a run did and when, in seconds since 1970."""
+
+    name: str
+    edges: frozenset[tuple[str, str]]
+    tracks: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    """By process, in order of time."""
+    arrows: Sequence[Arrow] = ()
+
+    @staticmethod
+    def of(name: str, edges: Iterable[tuple[str, str]], told: Mapping[str, Iterable[Span | Mark]]) -> Trace:
+        """Put together what clocks told, by process."""
+        known = frozenset(edges)
+        tracks = {process: _joined(x for x in spans if isinstance(x, Span)) for process, spans in told.items()}
+        tracks = {process: spans for process, spans in tracks.items() if spans}
+        marks = {process: [x for x in spans if isinstance(x, Mark)] for process, spans in told.items()}
+        return Trace(name, known, tracks, [*_along(known, tracks), *_through_queues(tracks, marks), *_from_workers(tracks, marks)])
+
+    def perfetto(self) -> str:
+        """As JSON of Chrome's trace events, which Perfetto opens."""
+        origin = min((spans[0].start for spans in self.tracks.values()), default=0.0)
+        threads: dict[tuple[str, str], int] = {}
+        pids = {process: number for number, process in enumerate(self.tracks, 1)}
+        events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}} for process, pid in pids.items()]
+
+        def place(process: str, node: str, at: float) -> dict[str, Any]:
+            if (process, node) not in threads:
+                tid = threads[process, node] = len(threads) + 1
+                name = {"pid": pids[process], "tid": tid, "args": {"name": node or process}}
+                events.append({"ph": "M", "name": "thread_name", **name})
+            return {"pid": pids[process], "tid": threads[process, node], "ts": round(1e6 * (at - origin), 3)}
+
+        for process, spans in self.tracks.items():
+            for span in spans:
+                if span.kind not in HIDDEN and span.end - span.start >= SHORTEST:
+                    where = place(process, span.node, span.start)
+                    events.append({"ph": "X", "name": span.kind, "cat": "flowrl", "dur": round(1e6 * (span.end - span.start), 3), **where})
+        for number, arrow in enumerate(self.arrows, 1):
+            for phase, end in (("s", arrow.before), ("f", arrow.after)):
+                events.append({"ph": phase, "bp": "e", "name": "item", "cat": "edge", "id": number, **place(*end)})
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"graph": self.name}})
+
+    def write(self, path: str | Path) -> None:
+        """Write it for Perfetto.
+
+        Raises:
+            SaveError: the file can't be written.
+        """
+        try:
+            Path(path).write_text(self.perfetto(), encoding="utf-8")
+        except OSError as error:
+            raise SaveError(f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there") from error
+
+
+class Tracing:
+    """Has clocks keep spans, in this process and in those that are started meanwhile, until it is closed; then brings the trace to where it goes.
+
+    Args:
+        to: a file, or the address of a collector.
+    """
+
+    def __init__(self, to: str | Path) -> None:
+        self.to = to
+        self.trace: Callable[[], Trace] | None = None
+        """What was seen, once it is known."""
+        if not str(to).startswith(("http://", "https://")) and not Path(to).absolute().parent.is_dir():
+            raise SettingError(f"trace: there is no folder {Path(to).absolute().parent} for {Path(to).name}")
+        self.before = os.environ.get(TRACE)
+        os.environ[TRACE] = "1"
+
+    def close(self) -> None:
+        """End it.
+
+        Raises:
+            SaveError: the file can't be written.
+            RuntimeFailed: the collector does not take it.
+        """
+        os.environ.pop(TRACE)
+        if self.before is not None:
+            os.environ[TRACE] = self.before
+        if self.trace is not None:
+            if str(self.to).startswith("http"):
+                send(self.trace(), str(self.to))
+            else:
+                self.trace().write(self.to)
+
+
+def send(trace: Trace, to: str) -> None:
+    """Send a trace to a collector of OpenTelemetry."""
+    from flowrl.observe.otlp import send as send_
+
+    send_(trace, to)
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """In order of time, those of one node and kind that follow on from one another as one."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda s: s.start):
+        last = found[-1] if found else None
+        if last is not None and (last.node, last.kind) == (span.node, span.kind) and span.start - last.end < SHORTEST:
+            found[-1] = last._replace(end=span.end)
+        elif span.end > span.start:
+            found.append(span)
+    return found
+
+
+def _along(edges: frozenset[tuple[str, str]], tracks: Mapping[str, Sequence[Span]]) -> Iterator[Arrow]:
+    """Within a thread an item goes on where the next node of an edge follows."""
+    for process, spans in tracks.items():
+        for a, b in itertools.pairwise(spans):
+            if (a.node, b.node) in edges:
+                yield Arrow((process, a.node, _inside(a, a.end)), (process, b.node, b.start))
+
+
+def _through_queues(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]) -> Iterator[Arrow]:
+    """From where an item was put to where it was taken."""
+    put: dict[tuple[str, int], tuple[str, str, float]] = {}
+    moments = sorted(((m.at, process, m) for process, ms in marks.items() for m in ms if m.what in ("put", "taken")), key=lambda x: x[0])
+    for at, process, mark in moments:
+        if mark.what == "put":
+            put[mark.where, mark.item] = (process, _node_at(tracks.get(process, ()), at), at)
+        elif (before := put.pop((mark.where, mark.item), None)) is not None:
+            yield Arrow(before, (process, mark.where, at))
+
+
+def _from_workers(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]) -> Iterator[Arrow]:
+    """From the worker that gave a fragment, in the order in which it gave them, to the node that got it."""
+    came: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    for process, ms in marks.items():
+        for mark in ms:
+            if mark.what == "came" and mark.where in tracks:
+                came[mark.where].append((mark.at, process))
+    for worker, times in came.items():
+        gave = deque(mark.at for mark in marks[worker] if mark.what == "gave")
+        for at, process in sorted(times):
+            if gave and gave[0] <= at:
+                start = gave.popleft()
+                yield Arrow((worker, "", start), (process, _node_at(tracks.get(process, ()), at), at))
+
+
+def _node_at(spans: Sequence[Span], at: float) -> str:
+    """The node at work at a time."""
+    index = bisect_right(spans, at, key=lambda s: s.start) - 1
+    return spans[index].node if index >= 0 else ""
+
+
+def _inside(span: Span, at: float) -> float:
+    """A time that lies within a span, for an arrow begins at a slice."""
+    return max(span.start, at - 1e-7)
