@@ -20,6 +20,9 @@ TRACE = "FLOWRL_TRACE"
 SPANS = 200_000
 """How many of its last spans a clock keeps until they are fetched."""
 
+AHEAD = time() - perf_counter()
+"""What is to be added to times of this process to get the seconds since 1970."""
+
 Spent = Mapping[tuple[str, str], float]
 """Seconds by node (empty where none is at work) and kind."""
 
@@ -40,6 +43,8 @@ class Span(NamedTuple):
 class Mark(NamedTuple):
     """A moment at which something was handed on: ``put`` into a queue, ``taken`` out of it, ``gave`` (a worker its fragment), ``came`` (to us)."""
 
+    node: str
+    """That was at work."""
     what: str
     where: str
     """The queue, or the process of the worker."""
@@ -58,7 +63,7 @@ class Reading(NamedTuple):
     spent: Spent = MappingProxyType({})
     spans: tuple[Span | Mark, ...] = ()
     ahead: float = 0.0
-    """What is to be added to times of this process to get the seconds since 1970."""
+    """`AHEAD` of its process."""
 
 
 class Clock:
@@ -114,12 +119,12 @@ class Clock:
     def mark(self, what: str, where: str, item: Any = None) -> None:
         """Note that something was handed on, where spans are kept."""
         if self.spans is not None:
-            self.spans.append(Mark(what, where, perf_counter(), id(item)))
+            self.spans.append(Mark(self.node, what, where, perf_counter(), id(item)))
 
     def reading(self) -> Reading:
         """All that it tells; each span only once."""
         spans = self.spans or ()
-        return Reading(self.read(), tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (), time() - perf_counter())
+        return Reading(self.read(), tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (), AHEAD)
 
 
 EPOCHS: deque[Span] = deque(maxlen=SPANS)

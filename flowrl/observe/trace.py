@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,16 +112,11 @@ class Tracing:
             os.environ[TRACE] = self.before
         if self.trace is not None:
             if str(self.to).startswith("http"):
+                from flowrl.observe.otlp import send
+
                 send(self.trace(), str(self.to))
             else:
                 self.trace().write(self.to)
-
-
-def send(trace: Trace, to: str) -> None:
-    """Send a trace to a collector of OpenTelemetry."""
-    from flowrl.observe.otlp import send as send_
-
-    send_(trace, to)
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
@@ -150,32 +145,28 @@ def _through_queues(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Se
     moments = sorted(((m.at, process, m) for process, ms in marks.items() for m in ms if m.what in ("put", "taken")), key=lambda x: x[0])
     for at, process, mark in moments:
         if mark.what == "put":
-            put[mark.where, mark.item] = (process, _node_at(tracks.get(process, ()), at), at)
+            put[mark.where, mark.item] = (process, mark.node, at)
         elif (before := put.pop((mark.where, mark.item), None)) is not None:
-            yield Arrow(before, (process, mark.where, at))
+            spans = tracks.get(process, ())  # it is taken just before its node is at work
+            begins = (s.start for s in spans[bisect_left(spans, at, key=lambda s: s.start) :] if s.node == mark.where)
+            yield Arrow(before, (process, mark.where, next(begins, at)))
 
 
 def _from_workers(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]) -> Iterator[Arrow]:
     """From the worker that gave a fragment, in the order in which it gave them, to the node that got it."""
-    came: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    came: defaultdict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for process, ms in marks.items():
         for mark in ms:
             if mark.what == "came" and mark.where in tracks:
-                came[mark.where].append((mark.at, process))
+                came[mark.where].append((mark.at, process, mark.node))
     for worker, times in came.items():
         gave = deque(mark.at for mark in marks[worker] if mark.what == "gave")
-        for at, process in sorted(times):
+        for at, process, node in sorted(times):
             if gave and gave[0] <= at:
                 start = gave.popleft()
-                yield Arrow((worker, "", start), (process, _node_at(tracks.get(process, ()), at), at))
-
-
-def _node_at(spans: Sequence[Span], at: float) -> str:
-    """The node at work at a time."""
-    index = bisect_right(spans, at, key=lambda s: s.start) - 1
-    return spans[index].node if index >= 0 else ""
+                yield Arrow((worker, "", start), (process, node, at))
 
 
 def _inside(span: Span, at: float) -> float:
     """A time that lies within a span, for an arrow begins at a slice."""
-    return max(span.start, at - 1e-7)
+    return max(span.start, at - SHORTEST)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from flowrl.clock import EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
+from flowrl.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
 from flowrl.errors import EnvironmentFailed, NotFinite
 from flowrl.events import Stream
 from flowrl.graph.graph import Graph
@@ -315,8 +315,7 @@ class Session:
         for name, reading in readings.items():
             self.spans.setdefault(name, deque(maxlen=SPANS)).extend(x.later(reading.ahead) for x in reading.spans)
         if EPOCHS:
-            ahead = time.time() - time.perf_counter()
-            self.spans.setdefault("within updates", deque(maxlen=SPANS)).extend(EPOCHS.popleft().later(ahead) for _ in range(len(EPOCHS)))
+            self.spans.setdefault("within updates", deque(maxlen=SPANS)).extend(EPOCHS.popleft().later(AHEAD) for _ in range(len(EPOCHS)))
         return {name: reading.spent for name, reading in readings.items()}
 
     def steady(self) -> Profile:

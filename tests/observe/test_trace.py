@@ -1,0 +1,146 @@
+"""Traces: slices that add up, arrows along the edges, and spans that an OTLP server takes."""
+
+import http.server
+import itertools
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+import flowrl as fl
+from flowrl.clock import Mark, Span
+from flowrl.errors import RuntimeFailed
+from flowrl.observe.trace import Trace
+
+SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs": 4, "fragment": 16}
+GRAPHS = {
+    "ppo": lambda: fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=128, minibatch=64, epochs=3)),
+    "impala": lambda: fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, runners=2, batch=128, report_every=2)),
+}
+CASES = pytest.mark.parametrize(
+    ("name", "runtime"),
+    [("ppo", "local"), ("impala", "local"), pytest.param("ppo", "ray", marks=pytest.mark.ray), pytest.param("impala", "ray", marks=pytest.mark.ray)],
+    indirect=["runtime"],
+)
+
+
+def traced(graph, runtime, to, steps=1_024):
+    with fl.run(graph, runtime=runtime, steps=steps, trace=to) as run:
+        list(run)
+    return run
+
+
+@CASES
+def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(name, runtime, tmp_path):
+    graph = GRAPHS[name]()
+    run = traced(graph, runtime, tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(processes.values()) - {"within updates"} == set(run.profile().processes)
+    assert {n.name for n in graph.nodes} <= set(tracks.values())
+    slices = [e for e in events if e["ph"] == "X"]
+    for track in tracks:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == track)
+        assert all(a[1] <= b[0] + 0.01 for a, b in itertools.pairwise(mine)), f"two slices of {tracks[track]} at once"
+    starts, ends = ({e["id"]: e for e in events if e["ph"] == phase} for phase in "sf")
+    arrows = Counter((tracks[starts[i]["tid"]], tracks[ends[i]["tid"]]) for i in starts)
+    for edge in run.audit().edges:
+        assert arrows[edge.before, edge.after] == edge.got.items, edge
+    assert all(starts[i]["ts"] <= ends[i]["ts"] for i in starts)
+    within = {(tracks[e["tid"]], e["name"]) for e in slices}
+    sampler = "sample" if runtime == "local" else "runners, 0"
+    assert {(sampler, kind) for kind in ("reset", "step", "inference")} <= within
+    if runtime == "ray":
+        assert sum(n for (a, b), n in arrows.items() if a.startswith("runners") and b == "sample") == run.counts()["requests"]
+    if name == "ppo":
+        assert {e["name"] for e in slices if tracks[e["tid"]] == "within updates"} == {"epoch 1", "epoch 2", "epoch 3"}
+
+
+def test_a_trace_changes_no_result():
+    with fl.run(GRAPHS["ppo"](), steps=512) as plain:
+        rows = [row["loss"] for row in plain]
+    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", "/dev/null", 512).rows] == rows
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    got: list
+    status = 200
+
+    def do_POST(self):
+        import gzip
+
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        type(self).got.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def collector():
+    kind = type("Mine", (Collector,), {"got": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", kind
+        server.shutdown()
+
+
+@CASES
+def test_one_trace_over_all_processes_with_parents_and_children_right(name, runtime, collector):
+    address, kind = collector
+    run = traced(GRAPHS[name](), runtime, address)
+    assert {path for path, _ in kind.got} == {"/v1/traces"}
+    spans, process = {}, {}
+    for _, request in kind.got:
+        for of in request.resource_spans:
+            about = {a.key: a.value.string_value for a in of.resource.attributes}
+            assert about["service.name"] == "flowrl"
+            for scope in of.scope_spans:
+                for span in scope.spans:
+                    spans[span.span_id] = span
+                    process[span.span_id] = about["service.instance.id"]
+    assert len({span.trace_id for span in spans.values()}) == 1
+    roots = [s for s in spans.values() if not s.parent_span_id]
+    assert [s.name for s in roots] == [f"run {name}"]
+    assert set(process.values()) - {"within updates"} == set(run.profile().processes)
+    for span in spans.values():
+        if span.parent_span_id:
+            parent = spans[span.parent_span_id]
+            assert span.start_time_unix_nano <= span.end_time_unix_nano
+            if process[span.span_id] == process[parent.span_id]:
+                assert parent.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano, span.name
+    kinds = Counter((spans[s.parent_span_id].name, s.name) for s in spans.values() if s.parent_span_id)
+    assert kinds["train", "update"] and kinds["sync", "weight sync"]
+    if runtime == "ray":
+        calls = [s for i, s in spans.items() if process[i].startswith("runners") and s.name == "runners"]
+        got = [s for s in calls if spans[s.parent_span_id].name == "sample"]
+        assert len(got) >= 0.9 * run.counts()["requests"]
+        assert kinds["runners", "step"] and kinds["runners", "inference"]
+    links = Counter((spans[link.span_id].name, s.name) for s in spans.values() for link in s.links)
+    assert {("sample", "batch"), ("train", "sync")} <= set(links)
+
+
+def test_a_collector_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(RuntimeFailed, match=r"the collector at http://127.0.0.1:9 did not take the trace"):
+        traced(GRAPHS["ppo"](), "local", "http://127.0.0.1:9", 128)
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_run(tmp_path):
+    with pytest.raises(fl.SettingError, match=r"trace: there is no folder .*nowhere for out.json"):
+        fl.run(GRAPHS["ppo"](), trace=tmp_path / "nowhere/out.json")
+
+
+def test_what_was_lost_on_the_way_has_no_arrow():
+    told = {
+        "a": [Span("x", "other", 0.0, 1.0), Mark("x", "put", "q", 0.5, 1), Mark("x", "put", "q", 0.6, 2)],
+        "b": [Span("q", "other", 2.0, 3.0), Mark("", "taken", "q", 2.0, 2)],
+    }
+    (arrow,) = Trace.of("g", [("x", "q")], told).arrows
+    assert arrow.before == ("a", "x", 0.6) and arrow.after == ("b", "q", 2.0)
