@@ -36,6 +36,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/slow_steps.py
 	$(BIN)/python bench/xla.py
 	$(BIN)/python bench/replay.py
+	$(BIN)/python bench/what_if.py
 
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""The command line: ``flowrl list | check | plan | draw | run | eval``, also ``python -m flowrl``."""
+"""The command line: ``flowrl list | check | plan | draw | run | explain | eval``, also ``python -m flowrl``."""
 
 from __future__ import annotations
 
@@ -83,6 +83,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--until", metavar="'NAME>=NUMBER'", help="stop when this holds for a row, such as 'return_mean>=475'")
     made.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
     made.add_argument("--json", action="store_true", help="one JSON object per row on standard output, and nothing else there")
+    made.add_argument("--trace", metavar="TO", help="a file that Perfetto opens, or the address of an OpenTelemetry collector")
+    made = command("explain", "why a run was as fast as it was, and what would make it faster", _explain)
+    made.add_argument("dir", metavar="DIR", help="a run's directory")
+    made.add_argument("--json", action="store_true", help="as JSON")
     made = command("eval", "play greedy episodes with a saved policy", _eval)
     made.add_argument("dir", metavar="DIR", help="a run's directory")
     made.add_argument("--episodes", type=_count, default=20, metavar="N")
@@ -208,7 +212,7 @@ def _run(args: argparse.Namespace) -> int:
             last.callback(observer.close)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
         try:
-            run = start(plan, runtime=runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers)
+            run = start(plan, runtime=runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers, trace=args.trace)
         except KeyboardInterrupt:
             print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
             raise
@@ -222,8 +226,19 @@ def _run(args: argparse.Namespace) -> int:
         if run.reason is not None:
             code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
             many = f"\n{run.curves()}" if args.seeds and run.rows else ""
-            print(f"{run.explain()}{many}\n{summary(run, args.until, out, code)}", file=sys.stderr)
+            print(f"{run.explain().short()}{many}\n{summary(run, args.until, out, code)}", file=sys.stderr)
     return 0 if run.reason == "until" or not args.until else 1
+
+
+def _explain(args: argparse.Namespace) -> int:
+    import json
+
+    from flowrl.observe.explain import explain, plain
+    from flowrl.saving import profiles
+
+    explained = explain(profiles(args.dir)[1])
+    print(json.dumps(plain(explained)) if args.json else explained, end="\n" if args.json else "")
+    return 0
 
 
 def _eval(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,6 +64,18 @@ class Profile:
     def node_seconds(self, node: str) -> dict[str, float]:
         """The seconds of a node by kind of work, in all threads that run stages."""
         return by_kind({key: x for thread in self.stages for key, x in self.processes.get(thread, {}).items() if key[0] == node})
+
+    def work(self, thread: str) -> dict[tuple[str, str], float]:
+        """What a thread that runs stages does, by node and kind. What waits for an update behind the node that dispatched it is that node's."""
+        names = self.stages[thread]
+        trainer = next((n for n in names if any(c.get("updates") for (m, _), c in self.counts.items() if m == n)), "")
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for (node, kind), seconds in self.processes[thread].items():
+            if kind in IDLE or kind == "start":
+                continue
+            late = trainer and kind == "update" and (not node or (node in names and names.index(node) > names.index(trainer)))
+            found[trainer if late else node, kind] += seconds
+        return dict(found)
 
     def total(self, counter: str) -> int:
         """A counter, summed over all nodes."""

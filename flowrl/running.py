@@ -20,7 +20,8 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.observe.explain import Explanation, explain
-from flowrl.observe.trace import Trace, Tracing
+from flowrl.observe.trace import Trace
+from flowrl.observe.tracing import Tracing
 from flowrl.profile import Profile, to_text
 from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners

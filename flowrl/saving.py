@@ -20,6 +20,7 @@ import flowrl
 from flowrl.errors import ContractError, SaveError
 from flowrl.graph import values
 from flowrl.items import Row
+from flowrl.profile import Profile, from_text
 from flowrl.resources.environments import Make
 from flowrl.resources.evaluation import play
 from flowrl.rl.policies import Memory, Network, Policy, Weights, jitted_act, network
@@ -217,6 +218,22 @@ def load(path: str | Path, *, allow: Collection[str] = ()) -> TrainedPolicy:
 def _like(x: Any, like: Any) -> Any:
     array = jax.numpy.asarray(x)
     return jax.random.wrap_key_data(array) if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+
+
+def profiles(path: str | Path) -> tuple[Profile, Profile]:
+    """Where the time of a saved run went: of all of it, and of the part that tells its speed.
+
+    Raises:
+        SaveError: there is no such run, or it did not come to its end.
+    """
+    try:
+        return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        there = Path(path).is_dir()
+        what = f"{path} has no profile.json: it is no run's directory, or its run was killed" if there else f"there is no directory {path}"
+        raise SaveError(what) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SaveError(f"{path}/profile.json is damaged: {error}") from None
 
 
 def seal(root: Path) -> None:

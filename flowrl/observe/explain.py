@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from flowrl.clock import IDLE, KINDS, by_kind
+from flowrl.observe.what_if import WhatIf, what_if
 from flowrl.profile import Profile, idle
 
 SWINGS = 0.1
 """The share of time from which on the stages before and behind a queue, that wait for one another in turn, blame the queue."""
 STRAGGLES = 1.5
 """How many times as long as the median of its like a worker takes for a fragment to be called a straggler."""
-FULL = 0.9
-"""The share of this machine's cores at work from which on they count as full."""
+SHARED = 0.2
+"""The share from which on a second kind of work is named."""
 MANY = 8
 """So many processes of one resource are shown each; of more, the mean and the one that works most."""
 SHOWN = 0.005
@@ -38,15 +39,6 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """A change, and the steps a second that are to be expected of it; None where nothing can be promised."""
-
-    change: str
-    steps_per_second: float | None
-    because: str
-
-
-@dataclass(frozen=True)
 class Explanation:
     """A run explained. `print` shows it."""
 
@@ -61,14 +53,21 @@ class Explanation:
 
     def __str__(self) -> str:
         p = self.profile
-        lines = [f"{p.env_steps:,} steps in {p.seconds:.1f} s: {self.steps_per_second:,.0f} steps/s", *table(p), "", *nodes(p), "", *edges(p)]
+        head = f"{p.env_steps:,} steps in {p.seconds:.1f} s: {self.steps_per_second:,.0f} steps/s"
+        return "\n".join([head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]) + "\n"
+
+    def short(self) -> str:
+        """Without what every node and edge did."""
+        return "\n".join([*table(self.profile), "", *self._reasons()]) + "\n"
+
+    def _reasons(self) -> list[str]:
+        lines = list(self.profile.findings)
         if b := self.bottleneck:
-            lines += ["", f"bottleneck: {b.where} ({b.share:.0%} of the time). {b.why}", f"  {b.advice}"]
-        lines += p.findings
+            lines += [f"bottleneck: {b.where}, {b.share:.0%} of the time. {b.why}", f"  {b.advice}"]
         if self.what_if:
             wide = max(len(w.change) for w in self.what_if)
-            lines += ["", "what if", *(f"  {w.change:<{wide}}  {self._told(w)}" for w in self.what_if)]
-        return "\n".join(lines) + "\n"
+            lines += ["what if", *(f"  {w.change:<{wide}}  {self._told(w)}" for w in self.what_if)]
+        return lines
 
     def _told(self, w: WhatIf) -> str:
         if w.steps_per_second is None:
@@ -119,7 +118,7 @@ def shares(p: Profile) -> list[Share]:
             wall = max(sum(sum(spent.values()) for spent in workers.values()), 1e-9)
             found.append(Share(name, f"{len(workers)} workers", busy / wall, 1 - busy / wall, 0.0))
     for thread, names in p.stages.items():
-        wall, work = max(p.wall(thread), 1e-9), _work(p, thread)
+        wall, work = max(p.wall(thread), 1e-9), p.work(thread)
         for node in names:
             spent = p.node_seconds(node)
             busy = sum(x for (name, _), x in work.items() if name == node)
@@ -179,19 +178,23 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     if swinging := _swinging(p):
         return swinging
     pools = [name for name in p.facts if p.workers(name)]
-    threads = {thread: _work(p, thread) for thread in p.stages}
+    threads = {thread: p.work(thread) for thread in p.stages}
     busy = {thread: sum(work.values()) / max(p.wall(thread), 1e-9) for thread, work in threads.items()}
     uses = {name: max(1 - idle(spent) / max(sum(spent.values()), 1e-9) for spent in p.workers(name).values()) for name in pools}
     where = max({**uses, **busy}, key=lambda name: {**uses, **busy}[name])
     if where in uses:
         return _pool(p, where, uses[where])
     work = threads[where]
+    if not p.stages[where]:
+        return Bottleneck(where, "update", busy[where], "It runs one XLA program, whose parts can't be told apart.", PROGRAM)
     node = max({n for n, _ in work}, key=lambda n: sum(x for (m, _), x in work.items() if m == n))
     kinds = by_kind({key: x for key, x in work.items() if key[0] == node})
     kind = max(kinds, key=kinds.__getitem__)
     share = sum(kinds.values()) / max(p.wall(where), 1e-9)
+    if any(counts.get("publishes") for (name, _), counts in p.counts.items() if name == node):
+        kind = "weight sync"
     sampler = next((r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None)
-    return Bottleneck(node or where, kind, share, _why(p, node, kind), _advice(p, kind, sampler, elsewhere=False))
+    return Bottleneck(node or where, kind, share, _why(kinds), _advice(p, kind, sampler, elsewhere=False))
 
 
 def _swinging(p: Profile) -> Bottleneck | None:
@@ -207,19 +210,6 @@ def _swinging(p: Profile) -> Bottleneck | None:
             why = f"Its room for {capacity} is full and empty in turn: what is behind waits {starved:.0%} of the time, what is before {blocked:.0%}."
             return Bottleneck(queue, "queue", min(starved, blocked), why, f"A larger one evens that out: --set {queue}.capacity={4 * capacity}.")
     return None
-
-
-def _work(p: Profile, thread: str) -> dict[tuple[str, str], float]:
-    """What a thread does, by node and kind. What waits for an update behind the node that dispatched it is that node's."""
-    names = p.stages[thread]
-    trainer = next((n for n in names if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)), None)
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for (node, kind), seconds in p.processes[thread].items():
-        if kind in IDLE or kind == "start":
-            continue
-        late = trainer is not None and kind == "update" and (not node or (node in names and names.index(node) > names.index(trainer)))
-        found[trainer if late and trainer else node, kind] += seconds
-    return dict(found)
 
 
 def _pool(p: Profile, name: str, share: float) -> Bottleneck:
@@ -239,7 +229,7 @@ def _pool(p: Profile, name: str, share: float) -> Bottleneck:
             if kind not in IDLE and kind != "start":
                 kinds[kind] += seconds
     kind = max(kinds, key=kinds.__getitem__, default="other")
-    return Bottleneck(name, kind, share, _why(p, name, kind), _advice(p, kind, name, elsewhere=True))
+    return Bottleneck(name, kind, share, _why(kinds), _advice(p, kind, name, elsewhere=True))
 
 
 def _per_fragment(p: Profile, name: str) -> dict[str, float]:
@@ -254,21 +244,27 @@ def _per_fragment(p: Profile, name: str) -> dict[str, float]:
 
 
 DOES = {
-    "step": "most of it goes to the environments' step",
-    "reset": "most of it goes to resetting environments",
-    "inference": "most of it goes to the policy that chooses actions",
-    "update": "most of it goes to the update",
-    "weight sync": "most of it goes to handing on weights",
-    "transfer": "most of it goes to moving data between processes",
-    "concat": "most of it goes to joining batches",
-    "evaluation": "most of it goes to playing evaluation episodes",
-    "other": "most of it goes to its own Python code",
+    "step": "stepping environments",
+    "reset": "resetting environments",
+    "inference": "choosing actions",
+    "update": "updates",
+    "weight sync": "handing on weights",
+    "transfer": "moving data between processes",
+    "concat": "joining batches",
+    "evaluation": "evaluation episodes",
+    "other": "Python code of its own",
 }
 
 
-def _why(p: Profile, node: str, kind: str) -> str:
-    what = p.ops.get(node) or ("workers of this resource" if node in p.facts else "the thread of the run")
-    return f"{what}: {DOES.get(kind, kind)}."
+PROGRAM = "More environments at once use the device better; --runtime local shows what each node takes."
+
+
+def _why(kinds: Mapping[str, float]) -> str:
+    """What most of these seconds went to."""
+    total = max(sum(kinds.values()), 1e-9)
+    first, *more = sorted(kinds, key=kinds.__getitem__, reverse=True)
+    second = f", {kinds[more[0]] / total:.0%} to {DOES.get(more[0], more[0])}" if more and kinds[more[0]] / total > SHARED else ""
+    return f"{kinds[first] / total:.0%} of that goes to {DOES.get(first, first)}{second}."
 
 
 def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> str:
@@ -286,108 +282,6 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> s
         "concat": "Join larger fragments: longer ones, or more environments a runner.",
         "evaluation": "Evaluate less often, or with fewer episodes.",
     }.get(kind, "Profile its step; what it computes on arrays belongs into ctx.run, which compiles it.")
-
-
-# -- what if -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Model:
-    """Seconds that a fragment costs, by part. All are added in one thread; side by side only the longest counts."""
-
-    steps: float
-    workers: float
-    """Of the runners, if they work side by side; of all of them together."""
-    threads: Mapping[str, float]
-    serial: bool
-
-    @property
-    def speed(self) -> float:
-        parts = [self.workers, *self.threads.values()]
-        return self.steps / max(sum(parts) if self.serial else max(parts), 1e-12)
-
-
-def what_if(p: Profile) -> Iterator[WhatIf]:
-    """What one more runner, twice the environments, and twice the batch would bring, by the service times that were measured."""
-    name = next((n for n, facts in p.facts.items() if "fragments" in facts), None)
-    fragments = sum(p.facts[name]["fragments"]) if name else 0
-    if name is None or not fragments or not p.env_steps:
-        return
-    facts, now = p.facts[name], p.env_steps / p.seconds
-    cost = _Cost(p, name, fragments)
-    base = cost.model()
-
-    def speed(**change: float) -> float:
-        return now * cost.model(**change).speed / base.speed
-
-    count = facts["count"]
-    used = p.busy / max(p.seconds * p.cores, 1e-9)
-    more = f"one more runner ({name}.count={count + 1})"
-    if not facts["elsewhere"]:
-        yield WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
-    elif used >= FULL:
-        yield WhatIf(more, None, f"nothing to be expected: the {p.cores} cores of this machine are full ({used:.0%})")
-    else:
-        most = now / max(used, 1e-9)
-        got = speed(runners=(count + 1) / count)
-        yield WhatIf(more, min(got, most), "then the cores are full" if got > most else cost.limit(runners=(count + 1) / count))
-    yield WhatIf(f"twice the environments ({name}.envs={2 * facts['envs']})", speed(envs=2.0), cost.limit(envs=2.0))
-    if cost.trainer:
-        yield WhatIf("twice the batch", speed(batch=2.0), cost.limit(batch=2.0))
-
-
-class _Cost:
-    """What a fragment costs, and how that changes: the work for a step stays the same, but for what is said here.
-
-    A call of the policy takes as long for twice the environments; a step of a vector of their own too. What stands behind the update is done
-    once for each, so that twice the batch halves it.
-    """
-
-    def __init__(self, p: Profile, name: str, fragments: int) -> None:
-        self.facts, self.name = p.facts[name], name
-        self.steps = p.env_steps / fragments
-        self.workers: dict[str, float] = {}
-        each = p.workers(name)
-        for spent in each.values():
-            for kind, seconds in spent.items():
-                if kind not in IDLE and kind != "start":
-                    self.workers[kind] = self.workers.get(kind, 0.0) + seconds / fragments / len(each)
-        self.threads = {t: {key: x / fragments for key, x in _work(p, t).items()} for t in p.stages}
-        self.trainer = next((n for n in p.ops if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)), None)
-        self.sampler = next((n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None)
-        home = next((names for names in p.stages.values() if self.trainer in names), ())
-        self.behind = set(home[home.index(self.trainer) + 1 :]) if self.trainer in home else set()
-        self.serial = self.sampler in home or len(p.stages) == 1
-        rounds, idle_ = self.facts.get("rounds", (0.0, 0.0))
-        self.uneven = 1 / max(1 - idle_ / rounds, 0.05) if rounds else 1.0
-        """How much longer a round takes than its mean fragment."""
-        self.waited = p.node_seconds(self.sampler or "").get("waiting", 0.0) / fragments
-
-    def _scaled(self, kind: str, envs: float) -> float:
-        constant = kind in ("inference", "weight sync") or (kind == "step" and not self.facts["singly"])
-        return 1.0 if constant else envs
-
-    def model(self, runners: float = 1.0, envs: float = 1.0, batch: float = 1.0) -> _Model:
-        """What a fragment costs then."""
-        before = sum(self.workers.values())
-        workers = sum(x * self._scaled(kind, envs) for kind, x in self.workers.items())
-        alone = self.waited * workers / before if self.serial and before else workers / self.facts["count"]  # the one holds the slowest's lateness
-        side_by_side = alone / runners
-        threads = {}
-        for thread, work in self.threads.items():
-            total = 0.0
-            for (node, kind), seconds in work.items():
-                scale = self._scaled(kind, envs) if node == self.sampler else envs
-                total += seconds * scale / (batch if node in self.behind else 1.0)
-            threads[thread] = total
-        return _Model(self.steps * envs, side_by_side, threads, self.serial)
-
-    def limit(self, **change: float) -> str:
-        """What the run waits for then."""
-        then = self.model(**change)
-        parts = {self.name: then.workers, **then.threads}
-        first = max(parts, key=parts.__getitem__)
-        return f"{first} then take{'s' * (first != self.name)} {'most of the time' if self.serial else 'longest'}"
 
 
 def plain(explanation: Explanation) -> dict[str, Any]:

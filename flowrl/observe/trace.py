@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl.clock import TRACE, Mark, Span
-from flowrl.errors import SaveError, SettingError
+from flowrl.clock import Mark, Span
+from flowrl.errors import SaveError
 
 HIDDEN = ("outside",)
 """Kinds that no track shows."""
@@ -82,41 +81,6 @@ class Trace:
             Path(path).write_text(self.perfetto(), encoding="utf-8")
         except OSError as error:
             raise SaveError(f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there") from error
-
-
-class Tracing:
-    """Has clocks keep spans, in this process and in those that are started meanwhile, until it is closed; then brings the trace to where it goes.
-
-    Args:
-        to: a file, or the address of a collector.
-    """
-
-    def __init__(self, to: str | Path) -> None:
-        self.to = to
-        self.trace: Callable[[], Trace] | None = None
-        """What was seen, once it is known."""
-        if not str(to).startswith(("http://", "https://")) and not Path(to).absolute().parent.is_dir():
-            raise SettingError(f"trace: there is no folder {Path(to).absolute().parent} for {Path(to).name}")
-        self.before = os.environ.get(TRACE)
-        os.environ[TRACE] = "1"
-
-    def close(self) -> None:
-        """End it.
-
-        Raises:
-            SaveError: the file can't be written.
-            RuntimeFailed: the collector does not take it.
-        """
-        os.environ.pop(TRACE)
-        if self.before is not None:
-            os.environ[TRACE] = self.before
-        if self.trace is not None:
-            if str(self.to).startswith("http"):
-                from flowrl.observe.otlp import send
-
-                send(self.trace(), str(self.to))
-            else:
-                self.trace().write(self.to)
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

@@ -1,0 +1,150 @@
+"""Explanations: a planted bottleneck is named, with the right advice; predictions follow from the costs; the numbers add up."""
+
+import io
+import json
+import time
+
+import pytest
+
+import flowrl as fl
+import planted
+from flowrl import cli
+from flowrl.observe.explain import explain
+from flowrl.observe.table import Window, live_table
+from flowrl.observe.what_if import what_if
+from flowrl.profile import Profile, from_text, to_text
+from flowrl.saving import profiles
+
+SECONDS = 1.0
+
+
+def explained(graph, runtime="ray"):
+    with fl.run(graph, runtime=runtime) as run:
+        next(run)
+        began = time.perf_counter()
+        while time.perf_counter() - began < SECONDS:
+            next(run)
+    return run.explain()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("build", "where", "kind", "advice"),
+    [
+        (planted.slow_environment, "runners", "step", "--set runners.count=3"),
+        (planted.slow_loss, "train", "update", "Train less on each step"),
+        (planted.slow_sync, "sync", "weight sync", "Send weights less often (every=)"),
+        (planted.tiny_queue, "queue", "queue", "--set queue.capacity=4"),
+        (planted.straggler, "runners, ", "straggler", "sample with min_fraction below 1"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+@pytest.mark.usefixtures("ray_up")
+def test_a_planted_bottleneck_is_named_with_what_mends_it(build, where, kind, advice, tmp_path):
+    found = explained(build(tmp_path) if build is planted.straggler else build())
+    worst = found.bottleneck
+    assert (worst.where.rstrip("012"), worst.kind) == (where, kind) and advice in worst.advice
+    if kind == "straggler":
+        each = found.profile.workers("runners")
+        assert worst.where == max(each, key=lambda name: each[name]["step"])
+    assert f"bottleneck: {worst.where}" in str(found) and worst.advice in found.short()
+
+
+def test_in_one_process_the_environment_is_named_and_side_by_side_advised():
+    found = explained(planted.ppo(0.002), "local")
+    assert (found.bottleneck.where, found.bottleneck.kind) == ("sample", "step")
+    assert "--runtime ray" in found.bottleneck.advice
+    assert "take --runtime ray" in found.what_if[0].because and found.what_if[0].steps_per_second is None
+
+
+def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
+    """Ten seconds of an asynchronous run: 100 fragments of 20 steps from each of two runners, which take `step` of their time."""
+    spent = {("", "step"): 10 * step, ("", "waiting"): 10 * (1 - step)}
+    return Profile(
+        seconds=10.0,
+        rows=10,
+        env_steps=4_000,
+        processes={
+            "stage of sample": {("sample", "waiting"): 10 * (1 - blocked), ("sample", "blocked"): 10 * blocked},
+            "stage of queue": {("train", "update"): 10 * update, ("queue", "waiting"): 10 * (1 - update)},
+            **{f"runners, {i}": spent for i in range(count)},
+        },
+        stages={"stage of sample": ("sample",), "stage of queue": ("queue", "train", "sync")},
+        counts={("sample", "runners"): {"sampled_steps": 4_000}, ("train", "learner"): {"updates": 100}},
+        edges={("sample", "queue"): (200, 4_000), ("queue", "train"): (200, 4_000)},
+        queues={"queue": (3, 16)},
+        ops={"sample": "ParallelSample", "queue": "Queue", "train": "TrainOneStep", "sync": "SyncWeights"},
+        facts={
+            "runners": {"count": count, "envs": 2, "singly": singly, "elsewhere": True, "fragments": [100] * count, "rounds": [0.0, 0.0]},
+        },
+        cores=4,
+        busy=busy,
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "runner", "envs", "batch"),
+    [
+        (profile(), 1.5, 1.0, 1.0),  # the runners' steps are what counts
+        (profile(singly=False), 1.5, 2.0, 1.0),  # a vector of their own steps more of them in the same time
+        (profile(step=0.5, update=1.0, blocked=0.5), 1.0, 1.0, 1.0),  # the update is
+    ],
+)
+def test_predictions_follow_from_the_costs(p, runner, envs, batch):
+    got = [w.steps_per_second / 400 for w in what_if(p)]
+    assert got == pytest.approx([runner, envs, batch])
+
+
+def test_where_the_cores_are_full_nothing_is_promised():
+    first, *_ = what_if(profile(busy=39.0))
+    assert first.steps_per_second is None and "the 4 cores of this machine are full (98%)" in first.because
+    first, *_ = what_if(profile(busy=32.0))
+    assert first.steps_per_second == pytest.approx(500) and first.because == "then the cores are full"
+
+
+def test_the_first_that_is_busy_and_not_held_up_is_the_bottleneck():
+    assert explain(profile()).bottleneck.where == "runners"
+    assert explain(profile(step=0.5, update=0.97, blocked=0.5)).bottleneck.where == "train"
+    assert explain(profile(step=0.6, update=0.5, blocked=0.3)).bottleneck.where == "queue"
+    assert explain(Profile()).bottleneck is None
+
+
+def test_the_live_table_marks_it_and_shows_levels_and_lag():
+    from rich.console import Console
+
+    now = iter([0.0, 0.5, 2.0, 2.5])
+    told = iter([Profile(), profile()])
+    window = Window(lambda: next(told), lambda: next(now))
+    assert window.look() is None and window.look() is None
+    seen = window.look()
+    assert window.look().env_steps == seen.env_steps == 4_000
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(live_table(seen, 2.25))
+    text = console.export_text()
+    assert "runners <- bottleneck  2 workers" in text and "3/16" in text
+    (train,) = [line for line in text.splitlines() if line.startswith("train")]
+    assert train.split() == ["train", "TrainOneStep", "10%", "0%", "0%", "400", "2.2"]
+
+
+def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
+    p = profile()
+    assert from_text(to_text(p, p)) == (p, p)
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    with fl.run(graph, steps=1_000, out=tmp_path / "run") as run:
+        list(run)
+    assert profiles(tmp_path / "run")[0] == run.profile()
+    assert cli.main(["explain", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out == str(run.explain()) == (tmp_path / "run/explain.txt").read_text()
+    assert cli.main(["explain", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bottleneck"]["where"] == run.explain().bottleneck.where
+    assert cli.main(["explain", str(tmp_path)]) == 2
+    assert "has no profile.json: it is no run's directory, or its run was killed" in capsys.readouterr().err
+    assert cli.main(["explain", str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_program_is_explained_as_far_as_it_has_parts():
+    graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    with fl.run(graph, runtime="xla", steps=2_000) as run:
+        list(run)
+    found = run.explain()
+    assert found.bottleneck.kind == "update" and "one XLA program" in found.bottleneck.why and found.what_if == ()

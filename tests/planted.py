@@ -1,0 +1,132 @@
+"""Graphs whose bottleneck is known, for it was planted: all of them sleep."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import flowrl as fl
+from environments import Clockwork
+
+POLICY = fl.Policy(fl.MLP, hidden=(8,))
+
+
+class Slow(Clockwork):
+    """Every step takes `seconds`; those of the first that leaves a mark in a folder, if one is given, five times as long."""
+
+    def __init__(self, seconds, marks=None):
+        super().__init__()
+        self.seconds, self.marks = seconds, marks
+
+    def reset(self, *, seed=None, options=None):
+        if self.marks is not None:
+            with contextlib.suppress(FileExistsError):
+                (Path(self.marks) / "lame").touch(exist_ok=False)
+                self.seconds *= 5
+            self.marks = None
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+@dataclass(frozen=True)
+class Lingers(fl.Loss):
+    """Another loss, each gradient step of which takes so many seconds longer."""
+
+    loss: fl.Loss
+    seconds: float
+
+    @property
+    def needs(self):
+        return self.loss.needs
+
+    @property
+    def on_policy(self):
+        return self.loss.on_policy
+
+    @property
+    def sequences(self):
+        return self.loss.sequences
+
+    def __call__(self, policy, params, batch):
+        loss, metrics = self.loss(policy, params, batch)
+
+        def sleep(_):
+            time.sleep(self.seconds)
+            return np.float32(0)
+
+        some = jax.lax.stop_gradient(batch["reward"]).sum()
+        return loss + jax.pure_callback(sleep, jax.ShapeDtypeStruct((), np.float32), some), metrics
+
+
+@dataclass(frozen=True)
+class SlowSync(fl.SyncWeights):
+    """Takes its time."""
+
+    seconds: float = 0.0
+
+    def step(self, held, item, ctx):
+        time.sleep(self.seconds)
+        yield from super().step(held, item, ctx)
+
+
+@dataclass(frozen=True)
+class Naps(fl.Operator):
+    """Passes items on at once, and naps with every so manieth."""
+
+    every: int
+    seconds: float
+
+    def init(self):
+        return {"items": 0}
+
+    def step(self, held, item, ctx):
+        held["items"] = (held["items"] + 1) % self.every
+        if held["items"] == 0:
+            time.sleep(self.seconds)
+        yield item
+
+
+def impala(seconds, **settings):
+    """Sampling and learning side by side."""
+    settings = {"runners": 2, "envs": 2, "fragment": 10, "batch": 40, "report_every": 4, "policy": POLICY, **settings}
+    return fl.impala(Slow, fl.IMPALASettings(**settings)).set("runners.env_settings", {"seconds": seconds})
+
+
+def ppo(seconds, **settings):
+    """Sampling and learning in turn."""
+    settings = {"runners": 2, "envs": 2, "fragment": 10, "batch": 40, "minibatch": 20, "epochs": 2, "policy": POLICY, **settings}
+    return fl.ppo(Slow, fl.PPOSettings(**settings)).set("runners.env_settings", {"seconds": seconds})
+
+
+def slow_environment():
+    return impala(0.004)
+
+
+def slow_loss():
+    graph = impala(0.0005)
+    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05))
+
+
+def slow_sync():
+    return impala(0.0005).replace(sync=SlowSync(seconds=0.05, wait=False))
+
+
+def tiny_queue():
+    return impala(0.002).set("queue.capacity", 1).insert(after="sync", naps=Naps(12, 0.25))
+
+
+def straggler(folder):
+    return ppo(0.002, runners=3, batch=60).set("runners.env_settings", {"seconds": 0.002, "marks": str(folder)})
+
+
+def slow_loss_in_minibatches():
+    graph = impala(0.0005).set("train.minibatch", 20)
+    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05))
