@@ -57,8 +57,8 @@ def run(
         until: stop with the first Row of which this is true.
         out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
         observers: told of the run's events.
-        trace: a file for what every process did and when, of the last of the run; Perfetto (ui.perfetto.dev) opens it. Or an address that
-            begins with http, of a collector that takes OpenTelemetry's spans.
+        trace: a file for what every process did and when, of the last of the run; Perfetto opens it; if its name ends in
+            ``.svg``, a picture of a stretch of it. Or an address that begins with http, of a collector that takes OpenTelemetry's spans.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.

@@ -8,11 +8,9 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flowrl.clock import Mark, Span
-from flowrl.errors import SaveError
 
 HIDDEN = ("outside",)
 """Kinds that no track shows."""
@@ -70,17 +68,6 @@ class Trace:
             for phase, end in (("s", arrow.before), ("f", arrow.after)):
                 events.append({"ph": phase, "bp": "e", "name": "item", "cat": "edge", "id": number, **place(*end)})
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"graph": self.name}})
-
-    def write(self, path: str | Path) -> None:
-        """Write it for Perfetto.
-
-        Raises:
-            SaveError: the file can't be written.
-        """
-        try:
-            Path(path).write_text(self.perfetto(), encoding="utf-8")
-        except OSError as error:
-            raise SaveError(f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there") from error
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:

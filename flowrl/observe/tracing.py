@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.clock import TRACE
-from flowrl.errors import SettingError
+from flowrl.errors import SaveError, SettingError
 from flowrl.observe.otlp import send
+from flowrl.observe.picture import svg
 from flowrl.observe.trace import Trace
 
 
@@ -42,4 +43,16 @@ class Tracing:
             if str(self.to).startswith("http"):
                 send(self.trace(), str(self.to))
             else:
-                self.trace().write(self.to)
+                write(self.trace(), Path(self.to))
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write a trace for Perfetto; a stretch of it as a picture, if the file's name ends in ``.svg``.
+
+    Raises:
+        SaveError: the file can't be written.
+    """
+    try:
+        path.write_text(svg(trace) if path.suffix == ".svg" else trace.perfetto(), encoding="utf-8")
+    except OSError as error:
+        raise SaveError(f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there") from error
