@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from flowrl.items import Batch as Batch
     from flowrl.items import Row as Row
     from flowrl.items import Trained as Trained
+    from flowrl.observe.record import Record as Record
+    from flowrl.observe.record import Recorder as Recorder
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
@@ -136,6 +138,7 @@ _HOMES = {
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "items": "Batch Row Trained",
+    "observe.record": "Record Recorder",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",

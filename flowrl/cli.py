@@ -1,4 +1,4 @@
-"""The command line: ``flowrl list | check | plan | draw | run | explain | eval``, also ``python -m flowrl``."""
+"""The command line: ``flowrl list | check | plan | draw | run | explain | eval | replay | why``, also ``python -m flowrl``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
             help="import a package: environments it registers, code a saved graph needs",
         )
 
+    def recorded(made: argparse.ArgumentParser) -> None:
+        made.add_argument("dir", metavar="DIR", help="a run's directory")
+        made.add_argument("--update", type=_count, metavar="N", help="which: the learner's version before it, and 1")
+        made.add_argument("--learner", metavar="NAME", help="whose, if there are several")
+
     command("list", "the stock graphs, a line each", _list)
     graph(command("check", "check a graph and say everything that is wrong with it", _check))
     made = command("plan", "what a run will do, in numbers", _plan)
@@ -82,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=_count, metavar="N", help="stop after this many environment steps")
     made.add_argument("--until", metavar="'NAME>=NUMBER'", help="stop when this holds for a row, such as 'return_mean>=475'")
     made.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
+    made.add_argument("--record", action="store_true", help="keep the first update and those that stand out, for flowrl replay and why")
+    made.add_argument("--record-every", type=_count, metavar="N", help="and also every so many")
     made.add_argument("--json", action="store_true", help="one JSON object per row on standard output, and nothing else there")
     made.add_argument("--trace", metavar="TO", help="a file that Perfetto opens, or the address of an OpenTelemetry collector")
     made = command("explain", "why a run was as fast as it was, and what would make it faster", _explain)
@@ -94,6 +101,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package or file.py that may be imported for the policy"
     )
+    made = command("replay", "run a recorded update again, without Ray and the environment; without --update, list those there are", _replay)
+    recorded(made)
+    made.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], dest="changes", help="and once more so: learner.loss.clip=0.3")
+    made.add_argument("--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package or file.py of your own that it needs")
+    recorded(command("why", "which runners, environments and seeds made the batch of an update; without --update, what ended the run", _why))
     return top
 
 
@@ -196,6 +208,11 @@ def _run(args: argparse.Namespace) -> int:
         else _fresh("-".join([graph.name, *([_slug(about["env"])] if about["env"] else []), time.strftime("%Y%m%d-%H%M%S")]))
     )
     runtime: Any = args.runtime
+    record: Any = args.record
+    if args.record_every is not None:
+        from flowrl.observe.record import Record
+
+        record = Record(every=args.record_every)
     if args.seeds is not None:
         if args.runtime != "xla":
             raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
@@ -212,7 +229,17 @@ def _run(args: argparse.Namespace) -> int:
             last.callback(observer.close)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
         try:
-            run = start(plan, runtime=runtime, seed=args.seed, steps=args.steps, until=until, out=out, observers=observers, trace=args.trace)
+            run = start(
+                plan,
+                runtime=runtime,
+                seed=args.seed,
+                steps=args.steps,
+                until=until,
+                out=out,
+                observers=observers,
+                trace=args.trace,
+                record=record,
+            )
         except KeyboardInterrupt:
             print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
             raise
@@ -251,6 +278,26 @@ def _eval(args: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(args: argparse.Namespace) -> int:
+    from flowrl.observe.record import listed
+    from flowrl.observe.replay import replay
+
+    _imports(args)
+    if args.update is None:
+        print(listed(args.dir))
+        return 0
+    done = replay(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)
+    print(done)
+    return 0 if done.equal else 1
+
+
+def _why(args: argparse.Namespace) -> int:
+    from flowrl.observe.why import why
+
+    print(why(args.dir, args.update, args.learner))
+    return 0
+
+
 # -- helpers -------------------------------------------------------------------------------------------------------
 
 
@@ -271,23 +318,31 @@ def _imports(args: argparse.Namespace) -> None:
 def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
     """The graph that the arguments name, and what to say of it."""
     from flowrl.algos.tuned import tuned
-    from flowrl.graphs import build, find, parse_value
+    from flowrl.graphs import build, find
 
     _imports(args)
     source = find(args.graph, args.allow)
     env = args.env or source.env
-    changes = []
-    for text in args.changes:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
-        changes.append((name.strip(), parse_value(value)))
+    changes = _changes(args.changes)
     best = {} if args.untuned or env is None else tuned(args.graph, env)
     graph = build(source, args.env or (env if source.takes_env else None), best, changes)
     said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
     if changes:
         said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
     return graph, {"env": env or "", "settings": said}
+
+
+def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
+    """The settings that ``--set NAME=VALUE`` names."""
+    from flowrl.graphs import parse_value
+
+    changes = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
+        changes.append((name.strip(), parse_value(value)))
+    return changes
 
 
 def _slug(name: str) -> str:
@@ -350,6 +405,8 @@ def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
         "interrupted": f"interrupted after {steps}",
     }.get(str(run.reason), f"ended after {steps}")
     lines = [head, f"  rows    {out / 'rows.jsonl'}"]
+    if run.reason == "failed":
+        lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
     if row and (out / "policy").is_dir():
         needs = code if "load(" in (out / "policy/policy.json").read_text(encoding="utf-8") else ()
         called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"

@@ -21,15 +21,20 @@ import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class FlowrlError(Exception):
-    """The base of all errors here. `where` is an address such as ``ppo.train``; the runtimes fill it in."""
+    """The base of all errors here. `where` is an address such as ``ppo.train``; the runtimes fill it in.
 
-    def __init__(self, message: str, where: str = "") -> None:
+    `facts` holds what is known of it as plain numbers and words, which `flowrl why` reads.
+    """
+
+    def __init__(self, message: str, where: str = "", **facts: Any) -> None:
         super().__init__(message, where)
         self.message = message
         self.where = where
+        self.facts = facts
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message

@@ -77,13 +77,18 @@ class Restarted(NamedTuple):
 
 
 class Updating(NamedTuple):
-    """A learner is about to be updated. Only for observers that are `live`: its state is donated to the update."""
+    """A learner is about to be updated. Only for observers that are `live`."""
 
     resource: str
     version: int
+    """Before the update, which is number `version` + 1."""
     state: Any
+    """A copy of the core's: weights, optimiser, loss, target network, and random keys as plain numbers."""
     batch: Any
     settings: dict[str, Any]
+    """How it is used: ``epochs``, ``minibatch`` in steps, ``shuffle``."""
+    core: Any
+    """The learner's pure functions, with its policy, spaces, loss and optimiser."""
 
 
 class Updated(NamedTuple):
@@ -91,6 +96,7 @@ class Updated(NamedTuple):
 
     resource: str
     version: int
+    """Before the update, as `Updating` told it."""
     trained: Any
 
 

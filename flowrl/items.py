@@ -211,3 +211,14 @@ def bytes_of(item: Any) -> int:
 def steps_of(item: Any) -> int:
     """The steps in an item; 0 where it has none."""
     return item.steps if isinstance(item, Batch | Trained) else 0
+
+
+def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
+    """Mean and maximum of how many updates old the columns ``[B]`` of a batch are."""
+    lag = version - versions
+    return lag.mean(), lag.max()
+
+
+def plain_copy(tree: Any) -> Any:
+    """A copy of a tree of arrays, with random keys as plain numbers: what computes with the tree's own may reuse their buffers."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x), tree)

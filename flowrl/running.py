@@ -6,6 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.items import Row
 from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.record import Record, Recorder
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.profile import Profile, to_text
@@ -27,7 +29,7 @@ from flowrl.resources.learner import Learner, LearnerHandle
 from flowrl.resources.runners import Runners
 from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
-from flowrl.saving import RunDir, TrainedPolicy, check_free
+from flowrl.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
 
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
@@ -46,6 +48,7 @@ def run(
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
     trace: str | Path | None = None,
+    record: bool | Record = False,
 ) -> Run:
     """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
 
@@ -59,6 +62,8 @@ def run(
         observers: told of the run's events.
         trace: a file for what every process did and when, of the last of the run; Perfetto opens it; if its name ends in
             ``.svg``, a picture of a stretch of it. Or an address that begins with http, of a collector that takes OpenTelemetry's spans.
+        record: keep updates in `out`, so that `flowrl replay` can run them again and `flowrl why` tell what they were made of; True for
+            `fl.Record()`, which keeps the first and those that stand out.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -80,6 +85,10 @@ def run(
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph if isinstance(graph, Plan) else graph.compile()
+    if record:
+        if out is None:
+            raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
+        observers = (*observers, Recorder(Path(out) / RECORDS, Record() if record is True else record, seed))
     return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers), trace)
 
 
@@ -264,7 +273,7 @@ class Run:
                 last.callback(noting(error, self._tracing.close))
             last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (self._finish, self._session.close, self._keep, self._rest, self._session.rest):
+            for ending in (partial(self._finish, error), self._session.close, self._keep, self._rest, self._session.rest):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()
@@ -284,12 +293,12 @@ class Run:
         except GraphError:
             return None
 
-    def _finish(self) -> None:
+    def _finish(self, error: BaseException | None) -> None:
         """Seal the directory."""
         if self._dir is None:
             return
         try:
-            self._dir.finish(self._final, self._told())
+            self._dir.finish(self._final, self._told() | (failure(error) if self.reason == "failed" and error is not None else {}))
         except OSError as problem:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 

@@ -27,6 +27,10 @@ from flowrl.rl.policies import Memory, Network, Policy, Weights, jitted_act, net
 from flowrl.rl.spaces import Spaces
 
 MANIFEST = "manifest.json"
+FAILURE = "failure.json"
+"""In the directory of a run that an error ended."""
+RECORDS = "records"
+"""The folder that the manifest leaves out: a record has sums of its own, may be removed, and may be large."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,12 @@ def _command() -> str:
     return f"{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
 
 
+def failure(error: BaseException) -> dict[str, str]:
+    """The file, by name, that tells of an error that ended a run: its kind, its text, and the plain facts that it knows."""
+    facts = {k: v for k, v in getattr(error, "facts", {}).items() if isinstance(v, str | int | float)}
+    return {FAILURE: json.dumps({"error": type(error).__name__, "text": str(error), "facts": facts}, indent=1) + "\n"}
+
+
 def policy_text(policy: TrainedPolicy) -> str:
     """What is needed beside the weights to use a policy, as JSON.
 
@@ -237,8 +247,9 @@ def profiles(path: str | Path) -> tuple[Profile, Profile]:
 
 
 def seal(root: Path) -> None:
-    """Write the manifest: the size and SHA-256 sum of every file. Last, and at one stroke."""
-    files = {p.relative_to(root).as_posix(): _facts(p) for p in sorted(root.rglob("*")) if p.is_file() and p.name != MANIFEST}
+    """Write the manifest: the size and SHA-256 sum of every file but records. Last, and at one stroke."""
+    found = [p for p in sorted(root.rglob("*")) if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] != RECORDS]
+    files = {p.relative_to(root).as_posix(): _facts(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
     draft = root / f"{MANIFEST}.draft"
     with draft.open("w", encoding="utf-8") as file:

@@ -75,6 +75,23 @@ class Faulty(Clockwork):
         return obs, reward, terminated, truncated, info
 
 
+class Planted(Clockwork):
+    """Gives a reward of NaN at one step of its life, if its first reset had one seed."""
+
+    def __init__(self, at, seed, lengths=(3, 2, 5, 1)):
+        super().__init__(lengths)
+        self.at, self.seed, self.mine, self.life = at, seed, None, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.mine = seed if self.mine is None else self.mine
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.life += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, float("nan") if (self.life, self.mine) == (self.at, self.seed) else reward, terminated, truncated, info
+
+
 def vector_of(mode, lengths_by_env):
     return SyncVectorEnv([lambda k=k: Clockwork(k) for k in lengths_by_env], autoreset_mode=AutoresetMode(mode))
 

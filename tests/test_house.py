@@ -29,6 +29,7 @@ WITHIN_ONE_FLOOR = {
     ("profile", "clock"),
     ("compiled", "errors"),
     ("rl", "graph"),
+    ("observe", "saving"),
 }
 
 

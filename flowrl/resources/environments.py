@@ -47,17 +47,24 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], index: int, name: str) -> None:
         super().__init__(env)
         self.index = index
+        self.name = name
+        self.steps = 0
+        """That it took since it was made, this one among them."""
         self.label = f"environment {index} of {name}"
         self.expected = (env.observation_space.shape, env.observation_space.dtype)
 
+    def _failed(self, text: str) -> EnvironmentFailed:
+        return EnvironmentFailed(text, what=self.name, within=self.index, step=self.steps)
+
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and check the observation's shape and type."""
+        self.steps += 1
         try:
             result = self.env.step(action)
         except Exception as error:
-            raise EnvironmentFailed(f"{self.label} raised in step({action!r}): {raised(error)}") from error
+            raise self._failed(f"{self.label} raised in step({action!r}): {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 5:
-            raise EnvironmentFailed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
+            raise self._failed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
         self._check(result[0], "step")
         return result
 
@@ -66,9 +73,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.reset(seed=seed, options=options)
         except Exception as error:
-            raise EnvironmentFailed(f"{self.label} raised in reset: {raised(error)}") from error
+            raise self._failed(f"{self.label} raised in reset: {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
-            raise EnvironmentFailed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
+            raise self._failed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
         self._check(result[0], "reset")
         return result
 
@@ -78,7 +85,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             return
         got = np.asarray(obs)
         if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {(k, k) for k in "fbui"} | {("i", "u"), ("u", "i")}:
-            raise EnvironmentFailed(
+            raise self._failed(
                 f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, but its observation_space "
                 f"declares {dtype}{list(shape or ())}; mend the environment or its space"
             )

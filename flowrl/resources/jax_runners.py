@@ -36,11 +36,17 @@ def core_of(spec: Runners) -> Core:
     return Core(spec)
 
 
-def _broken(*seen: Array) -> Array:
-    """The first column of arrays ``[T, B, ...]`` with a NaN or infinity, far below 0 if there is none. A maximum takes both along."""
-    most = [jnp.max(jnp.abs(x), axis=[i for i in range(x.ndim) if i != 1]) for x in seen if jnp.issubdtype(x.dtype, jnp.floating)]
-    broken = ~jnp.isfinite(sum(most))
-    return jnp.where(jnp.any(broken), jnp.argmax(broken), NONE).astype(jnp.int32)
+def _broken(seen: dict[int, Array]) -> Array:
+    """The first column of arrays ``[T, B, ...]`` with a NaN or infinity, and the rows gone then; far below 0 if there is none.
+
+    `seen`: the arrays, by the rows that are gone at their first one. A maximum takes both along.
+    """
+    floats = {ahead: x for ahead, x in seen.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    broken = ~jnp.isfinite(sum(jnp.max(jnp.abs(x), axis=[i for i in range(x.ndim) if i != 1]) for x in floats.values()))
+    column = jnp.argmax(broken)
+    bad = {ahead: ~jnp.isfinite(x[:, column]).reshape(x.shape[0], -1).all(axis=1) for ahead, x in floats.items()}
+    rows = [jnp.where(jnp.any(at), jnp.argmax(at) + ahead, jnp.iinfo(jnp.int32).max) for ahead, at in bad.items()]
+    return jnp.where(jnp.any(broken), jnp.stack([column, jnp.min(jnp.stack(rows))]), NONE).astype(jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Core:
 
         Returns:
             What they go on from, the data ``[T, B]`` and columns ``[B]`` of a batch, and what ended: flags, returns and lengths
-            ``[T, B]``; and the number of an environment that gave NaN or infinity, below 0 if none did.
+            ``[T, B]``; and of an environment that gave NaN or infinity the number, the runner's, and the rows gone then, below 0 if none did.
         """
         spec, envs = self.spec, self.spec.envs
         all_of_them = count == spec.count
@@ -106,7 +112,9 @@ class Core:
         step, turn = self._step(weights), runners["turn"]
         after, rows = jax.lax.scan(step, columns, self._random(runners, first))
         ended = {k: rows.pop(k) for k in ("over", "return", "length")}
-        ended["broken"] = first * envs + _broken(rows["reward"], rows["obs"], after["obs"][None])
+        broken, at = _broken({1: rows["reward"], 0: rows["obs"], spec.fragment: after["obs"][None]})
+        gone = jnp.repeat((turn * spec.fragment).astype(jnp.int32), envs)
+        ended["broken"] = jnp.stack([first * envs + broken, first + broken // envs, gone[broken] + at])
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if spec.clip_rewards is not None:
             rows["reward"] = jnp.clip(rows["reward"], -spec.clip_rewards, spec.clip_rewards)
@@ -114,7 +122,6 @@ class Core:
             after = jax.tree.map(lambda whole, part: whole.at[mine].set(part), work["columns"], after)
             runners = jax.tree.map(lambda whole, part: whole.at[first : first + count].set(part), work["runners"], runners)
         last = after["obs"] if all_of_them else after["obs"][mine]
-        gone = jnp.repeat((turn * spec.fragment).astype(jnp.int32), envs)
         return {"columns": after, "runners": runners}, rows, {"bootstrap_obs": last, "first": gone, **before}, ended
 
     def _random(self, runners: State, first: int) -> tuple[Array, Array]:
@@ -192,7 +199,7 @@ class Core:
             "ever": jnp.int32(0),
             "env_steps": jnp.int32(0),
             "episodes": jnp.int32(0),
-            "broken": jnp.int32(NONE),
+            "broken": jnp.full(3, NONE, jnp.int32),
         }
 
     def note(self, told: State, ended: dict[str, Array], valid: Array) -> State:
@@ -207,7 +214,7 @@ class Core:
             "ever": told["ever"] + number,
             "env_steps": told["env_steps"] + jnp.sum(valid, dtype=jnp.int32),
             "episodes": told["episodes"] + number,
-            "broken": jnp.where(told["broken"] < 0, ended["broken"], told["broken"]),
+            "broken": jnp.where(told["broken"][0] < 0, ended["broken"], told["broken"]),
         }
 
     def tell(self, told: State) -> tuple[State, State]:

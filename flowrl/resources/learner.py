@@ -15,8 +15,9 @@ import optax
 
 from flowrl.clock import epoch_ended, here, update_begins
 from flowrl.errors import ContractError, SettingError
+from flowrl.events import Updated, Updating
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
-from flowrl.items import COLUMNS, Batch, Metrics, Trained
+from flowrl.items import COLUMNS, Batch, Metrics, Trained, lag_of, plain_copy
 from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
@@ -222,12 +223,6 @@ class Core:
         return self.network.has(RunningNorm)
 
 
-def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
-    """Mean and maximum of how many updates old the columns ``[B]`` of a batch are."""
-    lag = version - versions
-    return lag.mean(), lag.max()
-
-
 class LearnerHandle(Handle):
     """A learner at work. `state` holds the core's state and the version, which rises by one per update."""
 
@@ -274,14 +269,20 @@ class LearnerHandle(Handle):
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
         data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
-        settings = {"epochs": epochs, "minibatch": size, "shuffle": shuffle, **({"traced": True} if here().spans is not None else {})}
+        how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
+        if stream.wants(Updating):
+            stream.emit(Updating(self.site.name, int(version), self.site.run(plain_copy, self.state["core"]), batch, how, self.core))
+        traced = {"traced": True} if here().spans is not None else {}
         update_begins()
-        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **settings)
+        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
         feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
-        return Trained(steps, metrics, lag, {**feedback, **({"priority": priority} if self.core.loss.priorities else {})})
+        trained = Trained(steps, metrics, lag, {**feedback, **({"priority": priority} if self.core.loss.priorities else {})})
+        if stream.wants(Updated):
+            stream.emit(Updated(self.site.name, int(version), trained))
+        return trained
 
     def values(self, batch: Batch) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.

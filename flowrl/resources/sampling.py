@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
 from flowrl.errors import EnvironmentFailed, raised
@@ -65,6 +65,19 @@ def numbers(runner: int, envs: int) -> Array:
     return np.arange(runner * envs, (runner + 1) * envs, dtype=np.int32)
 
 
+def seed_of(seed: int, name: str, runner: int, incarnation: int = 0) -> int:
+    """What a runner's environments are seeded with: Gymnasium resets number i of its vector with this + i.
+
+    Args:
+        seed: the run's.
+        name: of the runners.
+        runner: its index.
+        incarnation: how often it was started anew; it then goes other ways than those that led to its end.
+    """
+    again = [incarnation] if incarnation else []
+    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[0] >> 1)
+
+
 def _here(x: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
@@ -83,9 +96,8 @@ class Runner:
         self.noise: Array = np.empty(0)
         self.begin = jax.jit(self.network.begin)
         self.spaces = spec.spaces()
-        again = [incarnation] if incarnation else []  # one that is started anew goes other ways than those that led to its end
-        entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, *again])
-        self.seed = int(entropy.generate_state(1)[0] >> 1)
+        self.seed = seed_of(seed, name, index, incarnation)
+        self.facts = {"resource": name, "runner": index, "incarnation": incarnation}
         self.key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index)
         self.key = jax.random.fold_in(self.key, incarnation) if incarnation else self.key
         self.key = jax.random.key_data(self.key)  # typed keys cost a call of `act` a third more
@@ -117,6 +129,7 @@ class Runner:
         self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
         self.sums = np.zeros((2, self.spec.envs))
         self.gone = np.zeros(self.spec.envs, np.int32)
+        self.taken = np.zeros(self.spec.envs, np.int64)  # of `gone` those that were steps, not resets or final observations
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
@@ -159,6 +172,11 @@ class Runner:
                 sample = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
         except EnvironmentFailed as error:
             error.message = f"{self.label}: {error.message}"
+            if (within := error.facts.get("within")) is not None:
+                error.facts["env"] = int(self.env[within])
+                if isinstance(self.vector, SyncVectorEnv):
+                    error.facts["seed"] = self.seed + within
+            error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}
             raise
         with CONCAT:
             batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
@@ -316,22 +334,46 @@ class Runner:
             **carry,
         }
         self.gone += self.spec.fragment
-        np.add.at(self.gone, [b for b, _, _ in skipped], 1)
+        self.taken += data["valid"].sum(axis=0)
+        for count in (self.gone, self.taken):
+            np.add.at(count, [b for b, _, _ in skipped], 1)
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
 
     def _check_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> None:
-        for b, reward, _ in skipped:
-            if not np.isfinite(reward):
-                raise EnvironmentFailed(f"environment {b} of {env_name(self.spec.env)} gave a reward that is not finite; mend the environment")
-        for name, values in (("obs", data["obs"]), ("reward", data["reward"]), ("obs", last[None])):
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                t, b = np.argwhere(~np.isfinite(values))[0][:2]
-                at = f"step {t}" if len(values) == self.spec.fragment else "the end"
-                raise EnvironmentFailed(
-                    f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at {at} of the fragment; "
-                    "mend the environment (a division by zero? an unbounded state?)"
-                )
+        seen = (data["reward"], data["obs"], last, np.array([reward for _, reward, _ in skipped]))
+        if not all(x.dtype.kind != "f" or np.isfinite(x).all() for x in seen):
+            raise self._not_finite(data, last, skipped)
+
+    def _not_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> EnvironmentFailed:
+        """The error for the first number that is not finite: by the rows that were gone then, that of its step among them."""
+        steps, valid, over = self.spec.fragment, data["valid"], data["terminated"] | data["truncated"]
+        found: list[tuple[int, int, int, str, float]] = []
+        for i, (b, x, _) in enumerate(skipped):
+            if not np.isfinite(x):
+                found.append((steps, int(b), [c for c, _, _ in skipped[: i + 1]].count(b), "reward", x))
+        for name, values, ahead in (("reward", data["reward"], 1), ("obs", data["obs"], 0), ("obs", last[None], steps)):
+            if values.dtype.kind == "f":
+                found += [(int(p[0]) + ahead, int(p[1]), 0, name, values[tuple(p)]) for p in np.argwhere(~np.isfinite(values))]
+        rows, b, more, name, value = min(found, key=lambda x: (x[0], x[2]))
+        before = rows - (not more)  # the rows in which an episode may have ended before
+        ended = np.flatnonzero(over[: max(before, 0), b])
+        since = valid[ended[-1] + 1 : rows, b].sum() if len(ended) else self.sums[1, b] + valid[:rows, b].sum()
+        step = int(self.taken[b] + valid[:rows, b].sum() + more)
+        reset = name == "obs" and (step == 0 or not valid[rows - 1, b])
+        way = f"in a reset, after its step {step:,}" if reset else f"at its step {step:,} since it was made, {int(since + more):,} of an episode"
+        at = "the end" if rows == steps and name == "obs" else f"step {rows - (name == 'reward')}"
+        return EnvironmentFailed(
+            f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at {at} of the fragment: {value}, {way}; it is "
+            f"environment {self.env[b]} over all runners, of a runner with the seed {self.seed}; mend it (a division by zero? an unbounded state?)",
+            what=env_name(self.spec.env),
+            within=b,
+            field=name,
+            value=str(value),
+            step=step,
+            episode_step=0 if reset else int(since + more),
+            row=int(self.gone[b] + rows + more) - 1,
+        )
 
     def _episodes(self, data: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Episodes:
         valid, done = data["valid"], data["terminated"] | data["truncated"]

@@ -60,12 +60,15 @@ class RowMaker:
         if not all(isinstance(x, np.ndarray | np.generic | float | int) for x in jax.tree.leaves(tally)):
             tally = jax.device_get(tally)
         told = dict(tally.episodes)
-        broken = int(told.pop("broken", -1))
-        if broken >= 0:
+        env, runner, gone = (int(x) for x in told.pop("broken", (-1, 0, 0)))
+        if env >= 0:
             raise EnvironmentFailed(
-                f"environment {broken}, counted over all runners, gave an observation or a reward that is not finite before row "
-                f"{self.totals['row'] + 1}; mend the environment",
+                f"environment {env}, counted over all runners, which is one of runner {runner}, at its step {gone:,} with its resets, gave an "
+                f"observation or a reward that is not finite before row {self.totals['row'] + 1}; mend the environment",
                 self.graph,
+                env=env,
+                runner=runner,
+                row=gone - 1,
             )
         updates = [dict(zip(u.metrics.names, u.metrics.values.tolist(), strict=True)) for u in tally.updates]
         self._check(updates)
@@ -107,6 +110,7 @@ class RowMaker:
                     f"update {number}, of row {self.totals['row'] + 1}, gave a loss or weights that are not finite (loss {update['loss']}); the "
                     "weights were left as they were before it. Usual causes: too high a learning rate, large rewards, a division by zero in a loss",
                     self.graph,
+                    update=number,
                 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrl.clock import OTHER, START, UPDATE, By, Clock
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, raised
-from flowrl.events import OperatorRan, Stream, Tap
+from flowrl.events import OperatorRan, Stream, Tap, Updating
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
@@ -312,8 +312,13 @@ class XlaRuntime:
 
         Raises:
             CheckError: a part of the graph can't be traced.
-            SettingError: what is swept is no setting of the graph that a program may have as an input.
+            SettingError: what is swept is no setting of the graph that a program may have as an input, or an observer wants each update.
         """
+        if stream is not None and stream.wants(Updating):
+            raise SettingError(
+                "in the xla runtime an update is a part of the program, so that it can't be recorded; take the local runtime, which does the same",
+                plan.graph.name,
+            )
         plan = Plan(swept_graph(plan.graph, self.sweep), plan.found)
         graph, members = plan.graph, Members.of(seed, self.seeds, self.sweep)
         place = ProgramPlace(graph.name, graph.resources, seed, InlineSite, plan.found.totals, stream)
