@@ -147,6 +147,8 @@ class Run:
             self._session.steps = steps
         except BaseException as error:
             self.reason = "failed"
+            if self._tracing is not None:
+                self._tracing.close()
             self._stream.emit(Ended(self.reason, error))
             self._stream.close()
             raise
