@@ -361,6 +361,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<=": opera
 def columns(plan: Plan) -> list[str]:
     """The names that a Row of this plan has."""
     from flowrl.items import COLUMNS, Trained
+    from flowrl.metrics import names_of
 
     names = list(COLUMNS)
     for form in plan.found.forms.values():
@@ -370,7 +371,7 @@ def columns(plan: Plan) -> list[str]:
         names.append("dropped_steps")
     if plan.total("evaluations"):
         names += [f"eval/return_{k}" for k in ("mean", "std", "min", "max")]
-    return names
+    return names + [column for name in sorted(plan.found.metrics) for column in names_of(name)]
 
 
 def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
@@ -379,7 +380,7 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     Raises:
         SettingError: it is not of that form, or names no column.
     """
-    match = re.fullmatch(r"\s*([\w/]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
+    match = re.fullmatch(r"\s*([\w./-]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
     try:
         name, sign, number = match.groups() if match else ("", "", "")
         value = float(number)

@@ -103,11 +103,15 @@ def a(value: object) -> str:
 
 def raised(error: BaseException) -> str:
     """An error out of a user's own code: what it is, and the line of theirs that it came from."""
+    return f"{type(error).__name__}: {error}{line_of(error)}"
+
+
+def line_of(error: BaseException) -> str:
+    """The line of a user's own code that an error came from, such as `` (mine.py:12)``; nothing if it came from none."""
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
     ]
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from flowrl.algos import STOCK
 from flowrl.errors import GraphError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
+from flowrl.importing import importing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def file_module(path: str) -> Any:
         raise GraphError(f"{path} can't be imported")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with values.importing(path):
+        with importing(path):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]

@@ -169,6 +169,8 @@ class Tally:
     updates: tuple[Trained, ...]
     episodes: dict[str, Array]
     """Scalars: ``env_steps`` (valid ones) and ``episodes`` since the last Row; ``return_mean`` and ``length_mean``."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """What operators and environments measured since then, by name; the loop puts it in."""
 
 
 COLUMNS = (

@@ -19,6 +19,7 @@ from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Warned
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
+from flowrl.importing import forbid_while_importing
 from flowrl.items import Row
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
@@ -77,7 +78,7 @@ def run(
     >>> updates
     [1, 2, 3]
     """
-    values.forbid_while_importing()
+    forbid_while_importing()
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if steps is not None and (not isinstance(steps, int) or steps < 1):

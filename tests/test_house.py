@@ -13,7 +13,8 @@ from flowrl.algos import STOCK
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowrl").rglob("*.py"))
 FLOORS = {
-    "errors": 0, "clock": 0, "far": 0, "items": 0, "events": 0, "mesh": 0, "texts": 0, "profile": 0, "ledger": 0, "compiled": 0,
+    "errors": 0, "clock": 0, "far": 0, "items": 0, "events": 0, "mesh": 0, "texts": 0, "profile": 0, "ledger": 0, "compiled": 0, "metrics": 0,
+    "workers": 0, "importing": 0,
     "graph": 1, "rl": 1, "curves": 1,
     "resources": 2,
     "ops": 3, "runtime": 3, "observe": 3, "saving": 3,
@@ -28,6 +29,10 @@ WITHIN_ONE_FLOOR = {
     ("events", "items"),
     ("profile", "clock"),
     ("compiled", "errors"),
+    ("metrics", "errors"),
+    ("metrics", "items"),
+    ("workers", "clock"),
+    ("importing", "errors"),
     ("rl", "graph"),
     ("observe", "saving"),
 }

@@ -11,6 +11,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Use, refs
 from flowrl.graph.trace import Trace, trace
+from flowrl.items import Trained
 
 
 def compile_graph(graph: Graph) -> Plan:
@@ -28,6 +29,7 @@ def compile_graph(graph: Graph) -> Plan:
         problems += found.problems
         problems += _never(graph, found)
         problems += _untold(graph, found)
+        problems += _twice(found)
     problems += review(graph, found, traced and bool(found.rows) and not found.problems)
     if problems:
         lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
@@ -68,6 +70,13 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
             return
     if found.exact:
         yield clocks[0], "no Row closes: the passes repeat without one"
+
+
+def _twice(found: Trace) -> Iterator[Problem]:
+    """A metric of an operator that has the name of one that a loss tells."""
+    trained = {name for form in found.forms.values() if isinstance(form, Trained) for name in form.metrics.names}
+    for name in sorted(found.metrics.keys() & trained):
+        yield found.metrics[name], f"tells the metric '{name}', which comes from the loss already; give it another name"
 
 
 def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class NodeContext:
         self.test = site.test
         self.seconds = site.seconds
         self.planned = site.planned
+        self.metric = partial(site.metrics.add, by=name)
         self._when = site.when
         self._handles = handles
 
@@ -97,6 +99,7 @@ class Loop:
         self.ledger = ledger
         self.stream = site.stream
         self.settle = site.settle
+        self.metrics = site.metrics
         self._enter = self.enter if failed is None else self._try_push(failed)
         self.units = {n.name: Unit(n, NodeContext(n.name, not n.after, handles, site)) for n in nodes}
         self.roots = [(self.units[n.name], channels.get(n.name)) for n in nodes if not n.after or n.name in channels]
@@ -228,7 +231,7 @@ class Loop:
             if stream.ran:
                 stream.advanced(name, time.perf_counter() - started, out)
             if isinstance(out, Tally):
-                rows.append(out)
+                rows.append(replace(out, metrics=self.metrics.drain()))
             steps = steps_of(out)
             for edge, behind in unit.behind:
                 ledger.put[edge] += 1

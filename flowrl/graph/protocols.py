@@ -27,6 +27,7 @@ class RefTo:
 if TYPE_CHECKING:
     from flowrl.clock import Reading
     from flowrl.events import Stream
+    from flowrl.metrics import Metered
 
     class _Named(Generic[H_co]):
         """Never made: it only carries the type of handle for type checkers."""
@@ -90,6 +91,10 @@ class Site(Protocol):
     @property
     def stream(self) -> Stream:
         """What brings the events of the run to its observers."""
+
+    @property
+    def metrics(self) -> Metered:
+        """What was measured since the last Row."""
 
     @property
     def elsewhere(self) -> bool:
@@ -242,6 +247,16 @@ class Context(Protocol):
         """What the plan says that all nodes count of a resource in its steady period; 0 while the plan is being made.
 
         ``Fraction(ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))`` is the updates to a fragment.
+        """
+
+    def metric(self, name: str, value: Any) -> None:
+        """Tell a number, or an array of shape [], which stays on the device until the Row closes.
+
+        The next Row has the mean of the values since the last one as `name`, the least as ``name/min`` and the most as ``name/max``; NaN where none
+        came. An XLA program can't: there metrics come from the loss.
+
+        Raises:
+            ContractError: it is no number, or every Row has a column of that name already.
         """
 
     def drop(self) -> None:

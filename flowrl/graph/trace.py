@@ -19,9 +19,10 @@ from flowrl.errors import FlowrlError, raised
 from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.graph import Graph
 from flowrl.graph.protocols import Handle, Workers
-from flowrl.graph.site import HereSite, HereWorkers, Place
+from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.items import Batch, Trained, read_only
+from flowrl.workers import HereWorkers
 
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
@@ -203,6 +204,8 @@ class Trace:
     """By node that trains: the largest lag of each update; NaN where it can't be known."""
     mean_lags: list[float] = field(default_factory=list)
     """The mean lag of each update in the steady period."""
+    metrics: dict[str, str] = field(default_factory=dict)
+    """By name of a metric that `Context.metric` or an environment tells: who tells it."""
     timed: bool = False
     """Whether an operator looked at the clock."""
     opaque: dict[str, str] = field(default_factory=dict)
@@ -256,7 +259,7 @@ class Tracer:
             watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
             make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, failed=self.failed)
             self.passes(Schedule(self.graph, make))
-            self.found.timed = bool(self.site.looks[0])
+            self.found.timed, self.found.metrics = bool(self.site.looks[0]), self.place.metrics.names
             self.found.nbytes = {name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes}
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
             self.found.problems.append((self.place.ledger.at.node or self.place.opening, error.message))

@@ -14,13 +14,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, a, unknown
+from flowrl.importing import importing
 
 
 @runtime_checkable
@@ -330,29 +330,6 @@ def _harmless(target: Any, name: str) -> type:
     if not isinstance(target, type) or not target.__module__.startswith(ROOMS):
         raise GraphError(f"'{name}' is nothing that a graph is made of")
     return target
-
-
-_importing: list[str] = []
-
-
-@contextmanager
-def importing(who: str) -> Iterator[None]:
-    """While user's code is imported for `who`, no run may start: a script without a main guard would train again."""
-    _importing.append(who)
-    try:
-        yield
-    finally:
-        _importing.pop()
-
-
-def forbid_while_importing() -> None:
-    """Refuse to start a run where one is only being imported.
-
-    Raises:
-        GraphError: with the way out.
-    """
-    if _importing:
-        raise GraphError(f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`")
 
 
 def named(path: str, allow: Collection[str] | None = None) -> Any:

@@ -80,7 +80,7 @@ class Local:
         names = list(chain)
         self.into, self.out = Channel(names[0], (), 1, "block", "fifo"), Channel("", (names[-1],), 1, "block", "fifo")
         nodes = [Node(name, op, (before,) if before else ()) for before, name, op in zip(["", *names], names, chain.values(), strict=False)]
-        self.acting = Acting(net, site)
+        self.acting, self.metrics = Acting(net, site), site.metrics
         handles = {target: self.acting for op in chain.values() for target, _ in refs(op).values()}
         self.loop = Loop("local", nodes, handles, site, Ledger(), None, {names[0]: self.into, "": self.out})
 

@@ -47,7 +47,7 @@ class AsyncRequests:
         count: workers.
         in_flight: calls to each at once.
 
-    >>> from flowrl.graph.site import Done, HereWorkers
+    >>> from flowrl.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
     >>> requests.fill()
     >>> [requests.next().result() for _ in range(3)]

@@ -11,7 +11,9 @@ import numpy as np
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.items import Batch
+from flowrl.metrics import Summed
 from flowrl.resources.at_sampler import Local
+from flowrl.resources.infos import column
 from flowrl.resources.sampling import Array, Episodes, Sample, numbers
 from flowrl.rl.policies import Weights, network
 
@@ -74,7 +76,8 @@ class RunnerTwin:
             "first": of(np.int32, self.spec.envs),
             **self._carry,
         }
-        sample = Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0)))
+        metrics = {column(key): Summed() for key in self.spec.metrics}
+        sample = Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0), metrics=metrics))
         return sample if self.local is None else Sample(self.local(self.weights, sample.batch), sample.episodes)
 
     @cached_property

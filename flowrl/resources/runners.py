@@ -24,14 +24,16 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
 from flowrl.graph.site import alone
 from flowrl.items import Batch, nbytes
-from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
+from flowrl.metrics import misnamed
+from flowrl.resources.asking import RunnersHandle, part_of, room
 from flowrl.resources.environments import Make, env_name, probe, steps_singly
 from flowrl.resources.jax_envs import JaxEnv
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.published import Published
 from flowrl.resources.requests import AsyncRequests, Late
 from flowrl.resources.runner_twin import RunnerTwin
-from flowrl.resources.sampling import Episodes, Runner, Sample
+from flowrl.resources.sampling import Runner, Sample
+from flowrl.resources.told import Told
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import SAMPLED, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -70,16 +72,12 @@ class GymRunners(RunnersHandle):
         """What is done at the sampler."""
         self._asked: list[deque[Any]] = [deque() for _ in range(spec.count)]
         """By runner: the versions with which the requests were made that have not come back."""
-        self._lock, self._asking = Lock(), Lock()  # of what gathers; and for calls to go out in the order of the weights they carry
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._since = {"env_steps": 0, "episodes": 0}
-        self._evaluated: dict[str, float] = {}
+        self._asking = Lock()  # for calls to go out in the order of the weights they carry
+        self._told = Told(site, spec.metrics)
         self._failures = [0] * spec.count
         """By runner: restarts in a row."""
         self._gone = [0] * spec.count
         """By runner: fragments that came of it."""
-        self._restarted: dict[str, int] = {}
-        """Restarts, and steps that were asked for and never came, if there were any."""
         self._because = ""
         """Why the last one was started anew."""
         self._closing = Event()
@@ -89,6 +87,8 @@ class GymRunners(RunnersHandle):
     def close(self) -> None:
         """Close all runners and their environments."""
         self._closing.set()
+        if self._came:
+            self._told.complain()
         self.pool.close()
 
     def clocks(self) -> dict[str, Reading]:
@@ -102,7 +102,7 @@ class GymRunners(RunnersHandle):
 
     def findings(self) -> Iterator[str]:
         """What was started anew and why; what waiting for the slowest costs."""
-        if times := self._restarted.get("restarts", 0):
+        if times := self._told.restarted.get("restarts"):
             yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
         if len(self.pool) > 1 and share >= NOTABLE and self.clocks():
@@ -216,7 +216,7 @@ class GymRunners(RunnersHandle):
                 self._gone[worker] += 1
                 self._came += 1
                 here().mark("came", f"{self.site.name}, {worker}")
-                self._note(sample.episodes)
+                self._told.note(sample.episodes)
                 return worker, sample
 
     def _restart(self, worker: int, lost: int, error: FlowrlError, because: Future | None) -> None:
@@ -245,8 +245,7 @@ class GymRunners(RunnersHandle):
         steps = lost * self.spec.fragment * self.spec.envs
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         self.site.stream.emit(Restarted(self.site.name, worker, str(error), steps))
-        with self._lock:
-            self._restarted = {"restarts": self._restarted.get("restarts", 0) + 1, "lost_steps": self._restarted.get("lost_steps", 0) + steps}
+        self._told.restart(steps)
         for _ in range(lost):
             self.requests.ask(worker)
 
@@ -257,11 +256,7 @@ class GymRunners(RunnersHandle):
 
     def episodes(self) -> dict[str, Any]:
         """Drain what gathered with the samples."""
-        with self._lock:
-            since, self._since = self._since, {"env_steps": 0, "episodes": 0}
-            returns, lengths = zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
-        told, self._evaluated = {**self._evaluated, **self._restarted}, {}
-        return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths)), **told}
+        return self._told.tell()
 
     def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
         """Share the episodes among the runners. Those of one that is lost meanwhile are missing; it is started anew by the next sample."""
@@ -277,8 +272,7 @@ class GymRunners(RunnersHandle):
                 if isinstance(error, EnvironmentFailed) and self.spec.on_error == "stop":
                     raise
         self.site.count(evaluations=1, evaluated_episodes=episodes)
-        self._evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns or [math.nan])) for k in ("mean", "std", "min", "max")}
-        return self._evaluated
+        return self._told.evaluate(returns)
 
     def _start(self) -> Published:
         """The newest weights, which are runners' own where no learner gave them any."""
@@ -290,12 +284,6 @@ class GymRunners(RunnersHandle):
         """The weights as a worker takes them, if this one was not sent them last."""
         lacks, self._lent[index] = self._lent[index] is not wanted, wanted
         return wanted.sent(self.pool) if lacks else None
-
-    def _note(self, episodes: Episodes) -> None:
-        with self._lock:
-            self._since["env_steps"] += episodes.env_steps + episodes.skipped
-            self._since["episodes"] += len(episodes.returns)
-            self._recent.extend(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -318,6 +306,7 @@ class Runners(Resource):
             by its own; None for no scaling.
         clip_rewards: the bound of the rewards that are learned from, once they are scaled; None for any. Episode returns are those of the
             environment, neither scaled nor clipped.
+        metrics: keys of the `info` that Gymnasium environments give with a step, numbers that each Row tells as ``env/KEY``, ``/min`` and ``/max``.
     """
 
     env: Make
@@ -333,6 +322,7 @@ class Runners(Resource):
     explore: Explore = SAMPLED
     normalize_rewards: float | None = None
     clip_rewards: float | None = None
+    metrics: tuple[str, ...] = ()
 
     handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]  # GymRunners or JaxRunners
 
@@ -350,6 +340,8 @@ class Runners(Resource):
             raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
         if not isinstance(self.explore, Explore):
             raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {self.explore!r}")
+        if wrong := next(filter(None, (misnamed(key, "env/") for key in self.metrics)), ""):
+            raise SettingError(f"metrics: {wrong}")
         if not isinstance(self.policy, Policy):
             raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
 
@@ -381,6 +373,8 @@ class Runners(Resource):
         >>> runners.close()
         """
         here: Site = site or alone("runners", self)
+        if self.metrics and self.jax_env is not None:
+            raise SettingError("metrics: an environment in JAX tells no info with its steps; compute them from obs in an operator, by ctx.metric")
         return GymRunners(self, here) if self.jax_env is None or here.elsewhere else JaxRunners(self, here)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,11 @@ from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.items import Batch, read_only
+from flowrl.metrics import Summed, summed
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
 from flowrl.resources.evaluation import play
+from flowrl.resources.infos import Infos
 from flowrl.resources.reward_scale import RewardScale
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
 
@@ -33,12 +35,15 @@ Array = np.ndarray[Any, Any]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Episodes:
-    """What happened beside the data: valid steps, steps that were taken but not given, and the episodes that ended."""
+    """What happened beside the data: valid steps, steps that were taken but not given, the episodes that ended, and what was measured."""
 
     env_steps: int
     returns: Array
     lengths: Array
     skipped: int = 0
+    metrics: dict[str, Summed] = field(default_factory=dict)
+    infos: tuple[str, ...] = ()
+    """Keys of `info` that came, where one that is wanted did not."""
 
 
 @jax.tree_util.register_dataclass
@@ -109,6 +114,7 @@ class Runner:
         self.scale = RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
         self._started = False
         self.local: Local | None = None
+        self.infos: Infos | None = None
 
     def close(self) -> None:
         """Close the environments."""
@@ -124,6 +130,8 @@ class Runner:
         if self._started:
             return
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
+        if self.spec.metrics:
+            self.infos = Infos(self.spec.metrics, self.spec.envs, env_name(self.spec.env), self.mode)
         self.obs = self._reset(seed=self.seed)
         self.done = np.zeros(self.spec.envs, bool)
         self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
@@ -181,7 +189,14 @@ class Runner:
         with CONCAT:
             batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
             here().mark("gave", "")
-            return Sample(jax.tree.map(_sent, batch), sample.episodes)
+            return Sample(jax.tree.map(_sent, batch), self._measured(sample.episodes))
+
+    def _measured(self, episodes: Episodes) -> Episodes:
+        """With what the environments and the operators at the sampler told since the last fragment."""
+        told = summed(self.local.metrics.drain()) if self.local is not None else {}
+        if self.infos is None:
+            return replace(episodes, metrics=told) if told else episodes
+        return replace(episodes, metrics={**told, **self.infos.tell()}, infos=tuple(self.infos.known))
 
     def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
         """The returns ``[episodes]`` of whole episodes played greedily, in environments made for them."""
@@ -289,6 +304,8 @@ class Runner:
         try:
             obs, reward, terminated, truncated, info = self.vector.step(action)
             final = obs = self._checked(obs, "step")
+            if self.infos is not None:
+                self.infos.note(info, terminated | truncated)
             if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
                 final = obs.copy()  # a vector may give the same array again
                 if self.mode is AutoresetMode.SAME_STEP:

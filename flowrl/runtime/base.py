@@ -29,6 +29,7 @@ from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
 from flowrl.items import Batch, Row, Tally, Trained, steps_of
 from flowrl.ledger import Ledger
+from flowrl.metrics import summed
 from flowrl.profile import Profile, machine
 
 
@@ -59,7 +60,7 @@ class RowMaker:
         """
         if not all(isinstance(x, np.ndarray | np.generic | float | int) for x in jax.tree.leaves(tally)):
             tally = jax.device_get(tally)
-        told = dict(tally.episodes)
+        told, metered = dict(tally.episodes), summed(tally.metrics)
         env, runner, gone = (int(x) for x in told.pop("broken", (-1, 0, 0)))
         if env >= 0:
             raise EnvironmentFailed(
@@ -98,6 +99,7 @@ class RowMaker:
                 "lag_max": max((most for _, most in lags), default=math.nan),
                 "loss": metrics.pop("loss", math.nan),
                 **metrics,
+                **{column: x for name, of_one in metered.items() for column, x in of_one.columns(name).items()},
                 **{k: float(v) for k, v in told.items()},
                 **extra,
             }
@@ -217,6 +219,7 @@ class Session:
         began = self.began = time.perf_counter()
         graph = self.graph = plan.graph
         self.place = place
+        place.metrics.expect(plan.found.metrics)
         self.per_row = plan.per_row("sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter())

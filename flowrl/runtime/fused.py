@@ -20,6 +20,7 @@ from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import VERSION, Trace, Tracer, is_counter
 from flowrl.items import Tally
+from flowrl.metrics import Metered
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
 from flowrl.runtime.members import Values, substituted
 
@@ -68,6 +69,18 @@ def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
     return Rhythm(again.warmup_rounds, period, beat)
 
 
+class Unmetered(Metered):
+    """Nothing is measured in a program."""
+
+    def add(self, name: str, value: Any, by: str = "") -> None:
+        """Refuse.
+
+        Raises:
+            GraphError: with the way out.
+        """
+        raise GraphError(f"tells the metric '{name}' by ctx.metric, which a program can't; let the loss return it among its metrics")
+
+
 class InlineSite(HereSite):
     """Functions on tracers, inline."""
 
@@ -109,6 +122,11 @@ class InlineSite(HereSite):
         arrays = {i: x for i, x in enumerate(before) if isinstance(x, jax.Array)}
         handle.state = holding(jax.lax.cond(due, changed, lambda arrays: arrays, arrays))
         back_to(self.place.ledger, counts)
+
+    @property
+    def metrics(self) -> Metered:
+        """None."""
+        return Unmetered()
 
     def key(self, *folds: int | str) -> Any:
         """A key of the run's own seed, which many runs have one each of."""

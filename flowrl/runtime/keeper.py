@@ -17,7 +17,7 @@ import numpy as np
 from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
 from flowrl.compiled import jitted
 from flowrl.errors import SettingError
-from flowrl.graph.values import importing
+from flowrl.importing import importing
 from flowrl.items import Packed
 
 

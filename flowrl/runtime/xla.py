@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.clock import OTHER, START, UPDATE, By, Clock
-from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, raised
+from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, line_of, raised
 from flowrl.events import OperatorRan, Stream, Tap, Updating
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
@@ -211,7 +211,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
 
     def failed(node: str, error: Exception) -> None:
-        problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
+        problems.append((node, f"{error.message}{line_of(error)}" if isinstance(error, FlowrlError) else _told(error)))
 
     def some(seed: Array, swept: dict[str, Array]) -> None:
         place.begin(seed, swept)

@@ -7,7 +7,8 @@ from small import AnyAgeLoss, learner, recipe
 
 import flowrl as fl
 from flowrl.compiled import jitted
-from flowrl.graph.site import HereSite, HereWorkers, Place
+from flowrl.graph.site import HereSite, Place
+from flowrl.workers import HereWorkers
 
 
 def twice(x, *, by=2):

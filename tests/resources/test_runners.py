@@ -11,11 +11,12 @@ import environments
 import flowrl as fl
 from environments import Clockwork
 from flowrl.graph import trace
-from flowrl.graph.site import Failed, HereWorkers, Place
+from flowrl.graph.site import Place
 from flowrl.resources.environments import make_vector
 from flowrl.resources.reward_scale import RewardScale
 from flowrl.resources.runner_twin import RunnerTwin
 from flowrl.resources.sampling import Runner
+from flowrl.workers import Failed, HereWorkers
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
 FRAGMENT = 9

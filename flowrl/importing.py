@@ -1,0 +1,30 @@
+"""What must not happen while user's code is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flowrl.errors import GraphError
+
+_importing: list[str] = []
+
+
+@contextmanager
+def importing(who: str) -> Iterator[None]:
+    """While user's code is imported for `who`, no run may start: a script without a main guard would train again."""
+    _importing.append(who)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def forbid_while_importing() -> None:
+    """Refuse to start a run where one is only being imported.
+
+    Raises:
+        GraphError: with the way out.
+    """
+    if _importing:
+        raise GraphError(f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`")
