@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from flowrl.items import Trained as Trained
     from flowrl.observe.record import Record as Record
     from flowrl.observe.record import Recorder as Recorder
+    from flowrl.observe.sinks import Csv as Csv
+    from flowrl.observe.sinks import MLflow as MLflow
+    from flowrl.observe.sinks import TensorBoard as TensorBoard
+    from flowrl.observe.sinks import WandB as WandB
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
@@ -139,6 +143,7 @@ _HOMES = {
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "items": "Batch Row Trained",
     "observe.record": "Record Recorder",
+    "observe.sinks": "Csv MLflow TensorBoard WandB",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",

@@ -22,7 +22,6 @@ from flowrl.errors import FlowrlError, SettingError, unknown
 
 if TYPE_CHECKING:
     from flowrl.graph.graph import Graph
-    from flowrl.graph.plan import Plan
     from flowrl.items import Row
     from flowrl.running import Run
 
@@ -91,6 +90,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--record-every", type=_count, metavar="N", help="and also every so many")
     made.add_argument("--json", action="store_true", help="one JSON object per row on standard output, and nothing else there")
     made.add_argument("--trace", metavar="TO", help="a file that Perfetto opens, or the address of an OpenTelemetry collector")
+    made.add_argument(
+        "--to",
+        metavar="SINK",
+        action="append",
+        default=[],
+        help="rows also go to csv[:FILE], tensorboard[:DIR], wandb:PROJECT or mlflow:EXPERIMENT",
+    )
     made = command("explain", "why a run was as fast as it was, and what would make it faster", _explain)
     made.add_argument("dir", metavar="DIR", help="a run's directory")
     made.add_argument("--json", action="store_true", help="as JSON")
@@ -196,6 +202,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.seeds is not None and args.runtime == "xla":
         _share_cores(args.seeds)
     from flowrl.observe.progress import Progress
+    from flowrl.observe.sinks import columns, sink
     from flowrl.running import run as start
     from flowrl.saving import to_json
 
@@ -223,10 +230,11 @@ def _run(args: argparse.Namespace) -> int:
     where = f" on {about['env']}" if about["env"] else ""
     seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
     print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
-    observers = [] if args.json else [Progress(steps=args.steps)]
+    observers: list[Any] = [sink(text, out) for text in args.to]
     with ExitStack() as last:
-        for observer in observers:
-            last.callback(observer.close)
+        if not args.json:
+            observers.append(Progress(steps=args.steps))
+            last.callback(observers[-1].close)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
         try:
             run = start(
@@ -356,22 +364,6 @@ def _fresh(name: str) -> Path:
 
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-
-
-def columns(plan: Plan) -> list[str]:
-    """The names that a Row of this plan has."""
-    from flowrl.items import COLUMNS, Trained
-    from flowrl.metrics import names_of
-
-    names = list(COLUMNS)
-    for form in plan.found.forms.values():
-        if isinstance(form, Trained):
-            names += [n for n in form.metrics.names if n not in (*names, "bad")]
-    if any(node.op.queue for node in plan.graph.nodes):
-        names.append("dropped_steps")
-    if plan.total("evaluations"):
-        names += [f"eval/return_{k}" for k in ("mean", "std", "min", "max")]
-    return names + [column for name in sorted(plan.found.metrics) for column in names_of(name)]
 
 
 def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:

@@ -132,6 +132,7 @@ class Observer(Protocol):
     """Takes the events of the kinds that it names.
 
     It does so in a thread of its own, so that it never holds the run up, unless it says ``live = True``: then at once, where the event happens.
+    One that needs more than `CLOSING_SECONDS` to end says so: ``patience = 60.0``.
     """
 
     @property
@@ -207,12 +208,16 @@ class Stream:
             self.emit(Warned(f"observers could not keep up, so {self._lost:,} events were not told"))
         if self._thread is not None:
             self._waiting.put(None)
-            self._thread.join(CLOSING_SECONDS)
+            self._thread.join(max([CLOSING_SECONDS, *(getattr(o, "patience", 0.0) for each in self._later.values() for o in each)]))
             self._thread = None
 
     def _work(self) -> None:
-        while (event := self._waiting.get()) is not None:
-            self._tell(self._later[type(event)], event)
+        closing = False
+        while not (closing and self._waiting.empty()):  # an observer that fails with the last event is told of, too
+            if (event := self._waiting.get()) is None:
+                closing = True
+            else:
+                self._tell(self._later[type(event)], event)
 
     def _tell(self, listeners: list[Observer], event: Event) -> None:
         for observer in tuple(listeners):

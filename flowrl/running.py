@@ -23,6 +23,7 @@ from flowrl.importing import forbid_while_importing
 from flowrl.items import Row
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
+from flowrl.observe.sinks import EventLog
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.profile import Profile, to_text
@@ -134,7 +135,8 @@ class Run:
         self._steps, self._until = steps, until
         self._goal = ""
         """Which goal was reached, while rows that were closed already are still being given."""
-        self._stream = Stream(observers)
+        self._log = EventLog()
+        self._stream = Stream(observers if out is None else (self._log, *observers))
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None
         self._audited: Audit | None = None
@@ -154,7 +156,9 @@ class Run:
             self._stream.close()
             raise
         try:
-            self._dir = RunDir(out, files) if out is not None else None
+            if out is not None:
+                self._dir = RunDir(out, files)
+                self._log.open(self._dir.path)
         except BaseException as error:
             self._end("failed", error)
             raise
@@ -274,9 +278,10 @@ class Run:
         with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
             if self._tracing is not None:
                 last.callback(noting(error, self._tracing.close))
+            last.callback(noting(error, partial(self._finish, error)))
             last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (partial(self._finish, error), self._session.close, self._keep, self._rest, self._session.rest):
+            for ending in (self._session.close, self._keep, self._rest, self._session.rest):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()
@@ -297,7 +302,8 @@ class Run:
             return None
 
     def _finish(self, error: BaseException | None) -> None:
-        """Seal the directory."""
+        """Seal the directory, into which observers may have written, too."""
+        self._log.close()
         if self._dir is None:
             return
         try:

@@ -53,10 +53,12 @@ def test_a_runs_directory_holds_what_it_should(saved):
     path, run = saved
     assert {p.name for p in path.iterdir()} == {
         "rows.jsonl",
+        "events.jsonl",
         "graph.txt",
         "plan.txt",
         "audit.txt",
         "explain.txt",
+        "profile.json",
         "command.txt",
         "policy",
         "manifest.json",
