@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from flowrl.items import Trained as Trained
     from flowrl.observe.record import Record as Record
     from flowrl.observe.record import Recorder as Recorder
+    from flowrl.observe.diff import Diff as Diff
+    from flowrl.observe.diff import diff as diff
     from flowrl.observe.sinks import Csv as Csv
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
@@ -143,6 +145,7 @@ _HOMES = {
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "items": "Batch Row Trained",
     "observe.record": "Record Recorder",
+    "observe.diff": "Diff diff",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Gate Map Merge",

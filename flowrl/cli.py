@@ -1,4 +1,4 @@
-"""The command line: ``flowrl list | check | plan | draw | run | explain | eval | replay | why``, also ``python -m flowrl``."""
+"""The command line: ``flowrl list | check | plan | draw | diff | run | explain | eval | replay | why``, also ``python -m flowrl``."""
 
 from __future__ import annotations
 
@@ -78,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     graph(made)
     made.add_argument("--format", choices=["text", "mermaid", "dot", "svg"], default="text")
     made.add_argument("-o", metavar="FILE", dest="file", help="write there instead of to standard output")
+    made = command("diff", "what differs between two graphs, and the runs that they left", _diff)
+    graph(made)
+    made.add_argument("other", metavar="OTHER", help="what it is compared with, likewise; --set changes this one")
     made = command("run", "train", _run)
     graph(made)
     made.add_argument("--runtime", choices=["local", "ray", "xla"], default="local")
@@ -187,6 +190,19 @@ def _draw(args: argparse.Namespace) -> int:
         print(drawn, end="")
     else:
         Path(args.file).write_text(drawn, encoding="utf-8")
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from flowrl.observe.diff import diff
+
+    def side(name: str, changes: list[str]) -> tuple[Graph, Path | None]:
+        path = Path(name) if Path(name).is_dir() else None
+        named = {"graph": name, "env": None if path else args.env, "changes": changes}
+        return _graph(argparse.Namespace(**{**vars(args), **named}))[0], path
+
+    (one, ran), (other, also) = side(args.graph, []), side(args.other, args.changes)
+    print(diff(one, other, (args.graph, args.other), (ran, also)), end="")
     return 0
 
 

@@ -14,7 +14,7 @@ def settings_of(graph: Graph, *, strings: bool = False) -> dict[str, Any]:
 
     def walk(address: str, value: Any) -> None:
         inner = values.settings(value)
-        if not inner:
+        if not inner and not isinstance(value, values.Spec):
             plain = isinstance(value, bool | int | float | str | None) and not strings
             found[address] = value if plain else values.to_text(value, defaults=False, width=10_000)
             return

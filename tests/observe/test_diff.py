@@ -1,0 +1,171 @@
+"""Two graphs, their plans and their runs side by side."""
+
+import json
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli import main
+from flowrl.observe.diff import Part
+from flowrl.observe.settings import settings_of
+
+PPO_AND_APPO = """\
+                                  ppo            appo
+nodes: 4 differ, 7 nodes alike
+  adv                             Advantages()   -
+  norm                            Standardize()  -
+  queue                           -              Queue()
+  target                          -              UpdateTarget(every=2)
+settings: 21 differ, 36 settings alike
+  sample.mode                     "sync"         "async"
+  batch.min_steps                 1024           500
+  train.epochs                    10             1
+  train.minibatch                 128            None
+  report.every                    1              10
+  runners.policy.normalize        False          -
+  runners.count                   1              2
+  runners.fragment                128            50
+  learner.policy.normalize        False          -
+  learner.loss                    PPOLoss        APPOLoss
+  learner.loss.value_clip         None           -
+  learner.loss.entropy            0.0            0.01
+  learner.loss.kl_penalty_target  None           -
+  learner.loss.target_kl          None           -
+  learner.optimizer.lr            0.0003         0.0005
+  learner.optimizer.clip          0.5            40.0
+  learner.loss.gamma              -              0.99
+  learner.loss.lam                -              1.0
+  learner.loss.rho_clip           -              1.0
+  learner.loss.c_clip             -              1.0
+  learner.loss.kl                 -              0.0
+plan: 8 differ, 1 number alike
+  stages                          1              2
+  steps a row                     1,024          8,000
+  updates a row                   1              10
+  steps used a row                10,240         8,000
+  gradient steps a row            80             10
+  syncs a row                     1              10
+  lag in lock-step                0              2
+  lag bound                       0              none
+"""
+
+
+PPO = fl.ppo()
+PLAN = PPO.compile()
+
+
+def part(found, name):
+    return next(part for part in found.parts if part.name == name)
+
+
+def test_ppo_and_appo():
+    assert str(fl.diff(PLAN, fl.appo())) == PPO_AND_APPO
+
+
+def test_equal_graphs_differ_in_nothing():
+    found = fl.diff(PLAN, PPO)
+    assert not found and str(found).splitlines()[1:] == ["nodes: 9 nodes alike", "settings: 56 settings alike", "plan: 9 numbers alike"]
+
+
+def test_a_setting_is_told_by_its_address_wherever_it_stands():
+    policy = fl.Policy(fl.MLP, hidden=(8,))
+    found = fl.diff(PLAN, PPO.set("learner.loss.clip", 0.1).set("runners.policy", policy).set("learner.policy", policy).set("train.minibatch", None))
+    assert part(found, "settings").lines == (
+        ("train.minibatch", "128", "None"),
+        ("runners.policy.normalize", "False", "-"),
+        ("learner.policy.normalize", "False", "-"),
+        ("learner.loss.clip", "0.2", "0.1"),
+        ("runners.policy.hidden", "-", "(8,)"),
+        ("learner.policy.hidden", "-", "(8,)"),
+    )
+    assert part(found, "plan").lines == (("gradient steps a row", "80", "10"),) and found
+
+
+def test_what_only_one_has_moves_nothing_and_what_moved_is_told():
+    assert part(fl.diff(PLAN, PPO.remove("norm").insert(after="sync", play=fl.Evaluate())), "nodes").lines == (
+        ("norm", "Standardize()", "-"),
+        ("play", "-", "Evaluate()"),
+    )
+    moved = PPO.remove("norm").insert(after="sample", norm=fl.Standardize())
+    assert part(fl.diff(PLAN, moved), "nodes").lines == (
+        ("batch", "Concat, behind sample", "Concat, behind norm"),
+        ("norm", "Standardize, behind adv", "Standardize, behind sample"),
+        ("train", "TrainOneStep, behind norm", "TrainOneStep, behind adv"),
+    )
+    assert part(fl.diff(PLAN, PPO.replace(batch=fl.Map(len))), "nodes").lines == (("batch", "Concat", "Map"),)
+
+
+def test_a_graph_that_can_not_run_has_no_plan():
+    found = fl.diff(PLAN, PPO.remove("report"))
+    assert ("no plan", "-", "ppo.sync: no Report closes a Row, so a run would show not...") in part(found, "plan").lines
+
+
+def test_long_values_are_cut_and_lines_end_with_no_spaces():
+    graph = PPO.set("runners.env_settings", {f"setting_{i}": i for i in range(20)})
+    ((_, _, text),) = part(fl.diff(PLAN, graph), "settings").lines
+    assert len(text) == 60 and text.endswith("...")
+    assert all(line == line.rstrip() for line in str(fl.diff(PLAN, graph)).splitlines())
+
+
+def test_what_is_no_graph_is_told():
+    with pytest.raises(fl.GraphError, match="diff takes two graphs, got a str"):
+        fl.diff(PLAN, "appo")
+
+
+def test_settings_by_address_are_numbers_where_they_are():
+    found = settings_of(PPO)
+    assert found["learner.loss.clip"] == 0.2 and found["learner.loss"] == "PPOLoss" and found["runners.env"] == "CartPole-v1"
+    assert found["runners.policy"] == "MLP" and found["runners.wrappers"] == "()"
+
+
+# -- runs
+
+
+def left(path, rows, reason=None, end=""):
+    path.mkdir()
+    (path / "graph.txt").write_text(fl.ppo().text())
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+    if reason:
+        (path / "events.jsonl").write_text(json.dumps({"event": "ended", "reason": reason, "error": None}) + "\n")
+    return path
+
+
+ROWS = [
+    {"row": 1, "env_steps": 1000, "seconds": 2.0, "return_mean": None},
+    {"row": 2, "env_steps": 2000, "seconds": 4.0, "return_mean": 30.5},
+    {"row": 3, "env_steps": 3000, "seconds": 5.0, "return_mean": 20.0},
+]
+
+
+def test_results_of_two_runs(tmp_path):
+    one = left(tmp_path / "one", ROWS, "until")
+    other = left(tmp_path / "other", [*ROWS[:2], {**ROWS[2], "loss": 1.5}], end='{"row": 4, "env_')  # killed while it wrote
+    found = fl.diff(PLAN, PLAN, ("one", "other"), (one, other))
+    assert part(found, "results") == Part("results", "result", (("ended", "until", "not told"), ("last loss", "-", "1.5")), 6)
+    assert str(found).splitlines()[0] == "             one    other"
+
+
+def test_a_damaged_or_missing_file_is_told(tmp_path):
+    bad = left(tmp_path / "bad", ROWS, end="{\n{}\n")
+    with pytest.raises(fl.SaveError, match=r"rows\.jsonl, line 4 is damaged"):
+        fl.diff(PLAN, PLAN, results=(None, bad))
+    with pytest.raises(fl.SaveError, match=r"holds no rows\.jsonl: it is no run's directory"):
+        fl.diff(PLAN, PLAN, results=(tmp_path, None))
+
+
+# -- the command line
+
+
+def test_names_settings_and_directories_are_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with fl.run(fl.pg("CartPole-v1"), steps=1, out="run") as run:
+        list(run)
+    assert main(["diff", "pg", "pg", "--untuned", "--set", "lr=0.5"]) == 0
+    assert "\n  learner.optimizer.lr" in (text := capsys.readouterr().out) and text.count("\n") == 5
+    (tmp_path / "mine.py").write_text("import flowrl as fl\n\ndef mine(env='CartPole-v1'):\n    return fl.pg(env)\n")
+    assert main(["diff", "run", "mine.py:mine"]) == 0
+    text = capsys.readouterr().out
+    assert "settings: 52 settings alike" in text and "last env_steps" in text
+    assert f"  last env_steps         {run.rows[-1]['env_steps']:,}" in text
+    assert main(["diff", "pg", "apg"]) == 2
+    assert "unknown graph 'apg'" in capsys.readouterr().err
