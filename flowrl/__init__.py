@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.curves import Curves as Curves
+    from flowrl.debugging.prompt import debug as debug
     from flowrl.errors import CheckError as CheckError
     from flowrl.errors import ContractError as ContractError
     from flowrl.errors import EnvironmentFailed as EnvironmentFailed
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
     from flowrl.items import Batch as Batch
     from flowrl.items import Row as Row
     from flowrl.items import Trained as Trained
-    from flowrl.observe.record import Record as Record
-    from flowrl.observe.record import Recorder as Recorder
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
+    from flowrl.observe.record import Record as Record
+    from flowrl.observe.record import Recorder as Recorder
     from flowrl.observe.sinks import Csv as Csv
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
@@ -140,6 +141,7 @@ _HOMES = {
     "algos.sac": "SACSettings sac",
     "algos.tuned": "tuned",
     "curves": "Curves",
+    "debugging.prompt": "debug",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",

@@ -50,6 +50,7 @@ def run(
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
     trace: str | Path | None = None,
+    otlp: str | None = None,
     record: bool | Record = False,
 ) -> Run:
     """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
@@ -63,7 +64,8 @@ def run(
         out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
         observers: told of the run's events.
         trace: a file for what every process did and when, of the last of the run; Perfetto opens it; if its name ends in
-            ``.svg``, a picture of a stretch of it. Or an address that begins with http, of a collector that takes OpenTelemetry's spans.
+            ``.svg``, a picture of a stretch of it.
+        otlp: the address of a collector of OpenTelemetry that the same is sent to, such as ``http://localhost:4318``.
         record: keep updates in `out`, so that `flowrl replay` can run them again and `flowrl why` tell what they were made of; True for
             `fl.Record()`, which keeps the first and those that stand out.
 
@@ -91,7 +93,7 @@ def run(
         if out is None:
             raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
         observers = (*observers, Recorder(Path(out) / RECORDS, Record() if record is True else record, seed))
-    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers), trace)
+    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers), Tracing(trace, otlp) if trace or otlp else None)
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:
@@ -124,7 +126,7 @@ class Run:
         until: Callable[[Row], bool] | None,
         out: str | Path | None,
         observers: tuple[Observer, ...],
-        trace: str | Path | None,
+        tracing: Tracing | None,
     ) -> None:
         self.plan = plan
         self.graph = plan.graph
@@ -142,7 +144,7 @@ class Run:
         self._audited: Audit | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
-        self._tracing = Tracing(trace) if trace is not None else None
+        self._tracing = tracing
         try:
             if out is not None:
                 check_free(out)

@@ -49,7 +49,7 @@ def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys)
         assert args.act
 
 
-@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.progress", "flowrl.graphs"}))
+@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.looking", "flowrl.observe.progress", "flowrl.graphs"}))
 def test_docstring_examples(module):
     if module == "flowrl.runtime.ray":
         return

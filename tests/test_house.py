@@ -18,8 +18,8 @@ FLOORS = {
     "graph": 1, "rl": 1, "curves": 1,
     "resources": 2,
     "ops": 3, "runtime": 3, "observe": 3, "saving": 3,
-    "algos": 4, "running": 4, "graphs": 5,
-    "cli": 6, "__main__": 7,
+    "algos": 4, "running": 4, "graphs": 5, "debugging": 5,
+    "commands": 6, "cli": 7, "__main__": 8,
 }  # fmt: skip
 WITHIN_ONE_FLOOR = {
     ("items", "errors"),
@@ -35,6 +35,7 @@ WITHIN_ONE_FLOOR = {
     ("importing", "errors"),
     ("rl", "graph"),
     ("observe", "saving"),
+    ("debugging", "graphs"),
 }
 
 

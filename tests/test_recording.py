@@ -20,7 +20,7 @@ from flowrl.events import Tap, Updated, Updating, Warned
 from flowrl.observe.record import Record, Recorder, find, listed, read, records
 from flowrl.observe.replay import replay
 from flowrl.observe.why import why
-from flowrl.resources.sampling import seed_of
+from flowrl.resources.fragments import seed_of
 
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
 TINY = {"runners": 2, "envs": 2, "fragment": 8}

@@ -17,15 +17,19 @@ class Tracing:
     """Has clocks keep spans, in this process and in those that are started meanwhile, until it is closed; then brings the trace to where it goes.
 
     Args:
-        to: a file, or the address of a collector.
+        file: for Perfetto, or for a picture.
+        otlp: the address of a collector.
+
+    Raises:
+        SettingError: there is no folder for the file.
     """
 
-    def __init__(self, to: str | Path) -> None:
-        self.to = to
+    def __init__(self, file: str | Path | None, otlp: str | None) -> None:
+        self.file, self.otlp = None if file is None else Path(file), otlp
         self.trace: Callable[[], Trace] | None = None
         """What was seen, once it is known."""
-        if not str(to).startswith(("http://", "https://")) and not Path(to).absolute().parent.is_dir():
-            raise SettingError(f"trace: there is no folder {Path(to).absolute().parent} for {Path(to).name}")
+        if self.file is not None and not self.file.absolute().parent.is_dir():
+            raise SettingError(f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}")
         self.before = os.environ.get(TRACE)
         os.environ[TRACE] = "1"
 
@@ -39,11 +43,13 @@ class Tracing:
         os.environ.pop(TRACE)
         if self.before is not None:
             os.environ[TRACE] = self.before
-        if self.trace is not None:
-            if str(self.to).startswith("http"):
-                send(self.trace(), str(self.to))
-            else:
-                write(self.trace(), Path(self.to))
+        if self.trace is None:
+            return
+        trace = self.trace()
+        if self.file is not None:
+            write(trace, self.file)
+        if self.otlp is not None:
+            send(trace, self.otlp)
 
 
 def write(trace: Trace, path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrl.errors import SaveError
 from flowrl.observe.record import Recorded, find, listed, records
-from flowrl.resources.sampling import seed_of
+from flowrl.resources.fragments import seed_of
 from flowrl.saving import FAILURE, MANIFEST
 
 Array = np.ndarray[Any, Any]

@@ -13,8 +13,8 @@ from flowrl.graph.protocols import Site
 from flowrl.items import Batch
 from flowrl.metrics import Summed
 from flowrl.resources.at_sampler import Local
+from flowrl.resources.fragments import Array, Episodes, Sample, numbers
 from flowrl.resources.infos import column
-from flowrl.resources.sampling import Array, Episodes, Sample, numbers
 from flowrl.rl.policies import Weights, network
 
 if TYPE_CHECKING:

@@ -27,12 +27,13 @@ from flowrl.items import Batch, nbytes
 from flowrl.metrics import misnamed
 from flowrl.resources.asking import RunnersHandle, part_of, room
 from flowrl.resources.environments import Make, env_name, probe, steps_singly
+from flowrl.resources.fragments import Sample
 from flowrl.resources.jax_envs import JaxEnv
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.published import Published
 from flowrl.resources.requests import AsyncRequests, Late
 from flowrl.resources.runner_twin import RunnerTwin
-from flowrl.resources.sampling import Runner, Sample
+from flowrl.resources.sampling import Runner
 from flowrl.resources.told import Told
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import SAMPLED, Policy, Weights, network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.items import Batch, read_only
-from flowrl.metrics import Summed, summed
+from flowrl.metrics import summed
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
 from flowrl.resources.evaluation import play
+from flowrl.resources.fragments import Episodes, Sample, numbers, seed_of
 from flowrl.resources.infos import Infos
 from flowrl.resources.reward_scale import RewardScale
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
@@ -32,29 +33,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Episodes:
-    """What happened beside the data: valid steps, steps that were taken but not given, the episodes that ended, and what was measured."""
-
-    env_steps: int
-    returns: Array
-    lengths: Array
-    skipped: int = 0
-    metrics: dict[str, Summed] = field(default_factory=dict)
-    infos: tuple[str, ...] = ()
-    """Keys of `info` that came, where one that is wanted did not."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Sample:
-    """A fragment and its episodes."""
-
-    batch: Batch
-    episodes: Episodes
-
-
 Act = Callable[..., Any]
 COMPILING = Lock()
 """Held by the runner of a process that acts for the first time: what it compiles serves the others."""
@@ -63,24 +41,6 @@ COMPILING = Lock()
 def _sent(x: Any) -> Any:
     """As it is sent: arrays of NumPy that nobody may write to."""
     return read_only(np.asarray(x)) if isinstance(x, jax.Array | np.ndarray) else x
-
-
-def numbers(runner: int, envs: int) -> Array:
-    """Those of a runner's environments, counted over all runners."""
-    return np.arange(runner * envs, (runner + 1) * envs, dtype=np.int32)
-
-
-def seed_of(seed: int, name: str, runner: int, incarnation: int = 0) -> int:
-    """What a runner's environments are seeded with: Gymnasium resets number i of its vector with this + i.
-
-    Args:
-        seed: the run's.
-        name: of the runners.
-        runner: its index.
-        incarnation: how often it was started anew; it then goes other ways than those that led to its end.
-    """
-    again = [incarnation] if incarnation else []
-    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[0] >> 1)
 
 
 def _here(x: Any) -> jax.Array:

@@ -13,8 +13,8 @@ from flowrl.errors import unknown
 from flowrl.events import Warned
 from flowrl.graph.protocols import Site
 from flowrl.resources.asking import RECENT
+from flowrl.resources.fragments import Episodes
 from flowrl.resources.infos import column
-from flowrl.resources.sampling import Episodes
 
 
 class Told:

@@ -25,8 +25,8 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def traced(graph, runtime, to, steps=1_024):
-    with fl.run(graph, runtime=runtime, steps=steps, trace=to) as run:
+def traced(graph, runtime, steps=1_024, **to):
+    with fl.run(graph, runtime=runtime, steps=steps, **to) as run:
         list(run)
     return run
 
@@ -34,7 +34,7 @@ def traced(graph, runtime, to, steps=1_024):
 @CASES
 def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(name, runtime, tmp_path):
     graph = GRAPHS[name]()
-    run = traced(graph, runtime, tmp_path / "out.json")
+    run = traced(graph, runtime, trace=tmp_path / "out.json")
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -61,7 +61,7 @@ def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(name, 
 def test_a_trace_changes_no_result():
     with fl.run(GRAPHS["ppo"](), steps=512) as plain:
         rows = [row["loss"] for row in plain]
-    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", "/dev/null", 512).rows] == rows
+    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", 512, trace="/dev/null").rows] == rows
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def collector():
 @CASES
 def test_one_trace_over_all_processes_with_parents_and_children_right(name, runtime, collector):
     address, kind = collector
-    run = traced(GRAPHS[name](), runtime, address)
+    run = traced(GRAPHS[name](), runtime, otlp=address)
     assert {path for path, _ in kind.got} == {"/v1/traces"}
     spans, process = {}, {}
     for _, request in kind.got:
@@ -129,7 +129,7 @@ def test_one_trace_over_all_processes_with_parents_and_children_right(name, runt
 
 def test_a_collector_that_is_not_there_is_told(tmp_path):
     with pytest.raises(RuntimeFailed, match=r"the collector at http://127.0.0.1:9 did not take the trace"):
-        traced(GRAPHS["ppo"](), "local", "http://127.0.0.1:9", 128)
+        traced(GRAPHS["ppo"](), "local", 128, otlp="http://127.0.0.1:9")
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_run(tmp_path):

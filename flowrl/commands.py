@@ -1,0 +1,309 @@
+"""What each command of the command line does: a function of its arguments that returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    from flowrl.graph.graph import Graph
+    from flowrl.items import Row
+    from flowrl.running import Run
+
+
+def list_stock(_: argparse.Namespace) -> int:
+    """The stock graphs, a line each."""
+    from flowrl.algos import STOCK
+
+    for name in STOCK:
+        module = importlib.import_module(f"flowrl.algos.{name}")
+        print(f"{name:<8} {(module.__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Say what is wrong with a graph."""
+    graph, _ = _graph(args)
+    graph.check()
+    stages = len(graph.stages())
+    print(f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {stages} stage{'s' * (stages > 1)}")
+    return 0
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Print the plan; 2 if it was to be a program and can't."""
+    plan = _graph(args)[0].compile()
+    print(plan, end="")
+    if args.runtime == "xla":
+        from flowrl.runtime.xla import told
+
+        good, text = told(plan)
+        print(text, end="")
+        return 0 if good else 2
+    return 0
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Draw a graph."""
+    drawn = _graph(args)[0].draw(args.format)
+    if args.file is None:
+        print(drawn, end="")
+    else:
+        Path(args.file).write_text(drawn, encoding="utf-8")
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Print two graphs, or runs, side by side."""
+    from flowrl.observe.diff import diff as side_by_side
+
+    def side(name: str, changes: list[str]) -> tuple[Graph, Path | None]:
+        path = Path(name) if Path(name).is_dir() else None
+        named = {"graph": name, "env": None if path else args.env, "changes": changes}
+        return _graph(argparse.Namespace(**{**vars(args), **named}))[0], path
+
+    (one, ran), (other, also) = side(args.graph, []), side(args.other, args.changes)
+    print(side_by_side(one, other, (args.graph, args.other), (ran, also)), end="")
+    return 0
+
+
+def _share_cores(runs: int) -> None:
+    """Let each core be a device of its own, as many as divide the runs: XLA itself finds little to share in small networks. Not once JAX is up."""
+    flag, flags = "--xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}={max(n for n in range(1, cores + 1) if runs % n == 0)}".strip()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 1 if a goal was not reached."""
+    if args.seeds is not None and args.runtime == "xla":
+        _share_cores(args.seeds)
+    from flowrl.observe.progress import Progress
+    from flowrl.observe.sinks import columns, sink
+    from flowrl.running import run as start
+    from flowrl.saving import to_json
+
+    graph, about = _graph(args)
+    planned = graph.compile()
+    until = parse_until(args.until, columns(planned)) if args.until else None
+    out = (
+        Path(args.out)
+        if args.out
+        else _fresh("-".join([graph.name, *([_slug(about["env"])] if about["env"] else []), time.strftime("%Y%m%d-%H%M%S")]))
+    )
+    runtime: Any = args.runtime
+    record: Any = args.record
+    if args.record_every is not None:
+        from flowrl.observe.record import Record
+
+        record = Record(every=args.record_every)
+    if args.seeds is not None:
+        if args.runtime != "xla":
+            raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
+        from flowrl.runtime.xla import XlaRuntime
+
+        runtime = XlaRuntime(seeds=args.seeds)
+    goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
+    where = f" on {about['env']}" if about["env"] else ""
+    seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
+    print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
+    observers: list[Any] = [sink(text, out) for text in args.to]
+    with ExitStack() as last:
+        if not args.json:
+            observers.append(Progress(steps=args.steps))
+            last.callback(observers[-1].close)
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
+        try:
+            ran = start(
+                planned,
+                runtime=runtime,
+                seed=args.seed,
+                steps=args.steps,
+                until=until,
+                out=out,
+                observers=observers,
+                trace=args.trace,
+                otlp=args.otlp,
+                record=record,
+            )
+        except KeyboardInterrupt:
+            print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
+            raise
+        last.pop_all()
+    try:
+        with ran:
+            for row in ran:
+                if args.json:
+                    print(to_json(row), flush=True)
+    finally:
+        if ran.reason is not None:
+            code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
+            many = f"\n{ran.curves()}" if args.seeds and ran.rows else ""
+            print(f"{ran.explain().short()}{many}\n{summary(ran, args.until, out, code)}", file=sys.stderr)
+    return 0 if ran.reason == "until" or not args.until else 1
+
+
+def debug(args: argparse.Namespace) -> int:
+    """Train step by step."""
+    from flowrl.debugging.prompt import debug as step
+
+    step(_graph(args)[0], seed=args.seed)
+    return 0
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Say why a run was as fast as it was."""
+    import json
+
+    from flowrl.observe.explain import explain as explained_of
+    from flowrl.observe.explain import plain
+    from flowrl.saving import profiles
+
+    explained = explained_of(profiles(args.dir)[1])
+    print(json.dumps(plain(explained)) if args.json else explained, end="\n" if args.json else "")
+    return 0
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Play with a saved policy."""
+    from flowrl.saving import load
+
+    _imports(args)
+    returns = load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
+    mean, std, low, high = returns.mean(), returns.std(), returns.min(), returns.max()
+    print(f"{args.episodes} episode{'s' * (args.episodes > 1)}: return mean {mean:.1f}, std {std:.1f}, min {low:.1f}, max {high:.1f}")
+    return 0
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Run a recorded update again; 1 if it differs."""
+    from flowrl.observe.record import listed
+    from flowrl.observe.replay import replay as again
+
+    _imports(args)
+    if args.update is None:
+        print(listed(args.dir))
+        return 0
+    done = again(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)
+    print(done)
+    return 0 if done.equal else 1
+
+
+def why(args: argparse.Namespace) -> int:
+    """Say what made an update, or ended a run."""
+    from flowrl.observe.why import why as told
+
+    print(told(args.dir, args.update, args.learner))
+    return 0
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _imports(args: argparse.Namespace) -> None:
+    sys.path.insert(0, "")
+    for i, package in enumerate(args.allow):
+        try:
+            if package.endswith(".py"):
+                from flowrl.graphs import file_module
+
+                args.allow[i] = file_module(package).__name__
+            else:
+                importlib.import_module(package)
+        except ImportError as error:
+            raise SettingError(f"--import {package}: {error}") from None
+
+
+def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
+    """The graph that the arguments name, and what to say of it."""
+    from flowrl.algos.tuned import tuned
+    from flowrl.graphs import build, find
+
+    _imports(args)
+    source = find(args.graph, args.allow)
+    env = args.env or source.env
+    changes = _changes(args.changes)
+    best = {} if args.untuned or env is None else tuned(args.graph, env)
+    graph = build(source, args.env or (env if source.takes_env else None), best, changes)
+    said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
+    if changes:
+        said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
+    return graph, {"env": env or "", "settings": said}
+
+
+def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
+    """The settings that ``--set NAME=VALUE`` names."""
+    from flowrl.graphs import parse_value
+
+    changes = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
+        changes.append((name.strip(), parse_value(value)))
+    return changes
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def _fresh(name: str) -> Path:
+    """A directory below runs/ that is not there yet: of this name, or numbered."""
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(path for path in (Path("runs") / n for n in names) if not path.exists())
+
+
+def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
+    """A goal such as ``return_mean>=475`` as a function of a Row.
+
+    Raises:
+        SettingError: it is not of that form, or names no column.
+    """
+    from flowrl.observe.looking import comparison
+
+    try:
+        goal = comparison(text)
+    except SettingError:
+        raise SettingError(f"--until takes a comparison such as 'return_mean>=475', got {text!r}") from None
+    if goal.name not in names:
+        raise SettingError(f"--until: {unknown('column', goal.name, names)}")
+    return lambda row: goal.name in row and goal.holds(row[goal.name])
+
+
+def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
+    """How a run ended, and what to do next. `code`: what must be imported for a policy that is not flowrl's own."""
+    from flowrl.observe.progress import duration, number
+
+    row = run.rows[-1] if run.rows else None
+    steps = (
+        f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {number(row['return_mean'])}" if row else "0 steps, before the first row"
+    )
+    head = {
+        "until": f"solved: {until} after {steps}",
+        "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",
+        "interrupted": f"interrupted after {steps}",
+    }.get(str(run.reason), f"ended after {steps}")
+    lines = [head, f"  rows    {out / 'rows.jsonl'}"]
+    if run.reason == "failed":
+        lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
+    if row and (out / "policy").is_dir():
+        needs = code if "load(" in (out / "policy/policy.json").read_text(encoding="utf-8") else ()
+        called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
+        called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
+        lines += [f"  policy  {out / 'policy'}", f"  try it  {shlex.join([called, 'eval', str(out), *(x for c in needs for x in ('--import', c))])}"]
+    return "\n".join(lines)
