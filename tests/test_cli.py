@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import flowrl as fl
-from flowrl.cli import main, parse_until
+from flowrl.cli import main
+from flowrl.commands import parse_until
 from flowrl.observe.sinks import columns
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]

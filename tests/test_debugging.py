@@ -384,7 +384,7 @@ def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path)
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},
+        env={k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"} | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},  # Ray has its own
         timeout=100,
     )
     assert (done.returncode, done.stderr) == (0, "")
