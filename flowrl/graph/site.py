@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax
 
 from flowrl.clock import UPDATE
-from flowrl.errors import ContractError, GraphError, a, unknown
+from flowrl.errors import ContractError, GraphError, a, raised, unknown
 from flowrl.graph.loop import Ledger
 from flowrl.graph.protocols import Handle, Resource, Workers
 
@@ -139,10 +139,7 @@ class Place:
 
     def clocks(self) -> dict[str, Mapping[str, float]]:
         """By process that works for this run: its seconds by kind of work."""
-        found: dict[str, Mapping[str, float]] = {}
-        for handle in self.handles.values():
-            found |= handle.clocks()
-        return found
+        return {name: seconds for handle in self.handles.values() for name, seconds in handle.clocks().items()}
 
     def close(self) -> None:
         """Close every handle that was opened, the last one first, also where one fails to."""
@@ -179,6 +176,17 @@ def check_pure(fn: Callable[..., Any]) -> None:
         f"{getattr(fn, '__name__', 'it')} is a method of {a(owner)}, whose fields may change after it is compiled; make {kind.__name__} a frozen "
         "dataclass, or give a plain function all that it reads as arguments"
     )
+
+
+def told(error: Exception) -> str:
+    """An error of a user's own code, and the way out where it met a shape."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "a function for ctx.run computes with jax.numpy, not numpy (np.clip becomes jnp.clip): it is compiled, and so sees no values"
+    hints = {
+        "ShapeDtypeStruct": "while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)",
+        "read-only": "other nodes may have the same item: change a copy of the array, and give batch.with_(name=copy)",
+    }
+    return "; ".join([raised(error), *(hint for sign, hint in hints.items() if sign in str(error))])
 
 
 class HereSite:

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from flowrl.errors import ContractError, SettingError
+from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import COLUMNS, Batch, Metrics, Trained
 from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
 from flowrl.resources.runners import Runners
+from flowrl.rl.explore import Sampled
 from flowrl.rl.losses import Loss, as_loss, valid_only
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
@@ -220,6 +221,8 @@ class LearnerHandle(Handle):
         runners: RunnersHandle = site.resource(spec.runners)
         self.site = site
         self.core = core_of(spec.policy, runners.spaces, as_loss(spec.loss), spec.optimizer)
+        if wrong := self.core.loss.check(self.core.network):
+            raise GraphError(wrong)
         self.state = {"core": site.run(self.core.init, site.key("init")), "version": np.int32(0)}
         runners.publish(*self.weights())
 
@@ -242,6 +245,8 @@ class LearnerHandle(Handle):
         if missing:
             makers = {"advantage": "Advantages()", "target": "Advantages()"}
             hint = "; ".join(sorted({f"put {makers[m]} before it" for m in missing if m in makers})) or "add them before it"
+            if "next_obs" in batch.data and "next_obs" not in self.core.loss.needs:
+                hint = f"{type(self.core.loss).__name__} can't train on single steps drawn from a replay, so take DQNLoss or SACLoss"
             raise ContractError(
                 f"the loss needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}; {hint}"
             )
@@ -357,6 +362,9 @@ class Learner(Resource):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
+        if loss.values and isinstance(runners, Runners) and isinstance(runners.explore, Sampled):
+            text = f"act by chance, the likelier the higher the action value, which {kind} does not train them for"
+            yield str(self.runners), f"{text}; give runners explore=fl.EpsilonGreedy(...)"
         if loss.target_network and use.exact and not use.total("target_updates"):
             yield use.name, f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep"
         if not loss.on_policy:

@@ -47,7 +47,7 @@ class Ring:
         self.tree = SumTree(rows * envs) if spec.prioritized else None
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
         """The fragment with which a row came: a priority that comes late must meet the row that it is meant for."""
-        own = self.random.bit_generator.seed_seq.generate_state(1)[0] >> 2  # type: ignore[attr-defined]
+        own = self.random.bit_generator.seed_seq.generate_state(1)[0] >> 2
         self.fragments = int(own) << 32  # what another replay, or a shard that was lost, gave is meant for none of its rows
         self.highest = 1.0
 
