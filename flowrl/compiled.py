@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from flowrl.errors import ContractError, a
+from flowrl.errors import ContractError, a, raised
 
 
 @lru_cache(maxsize=512)
@@ -38,3 +38,14 @@ def check_pure(fn: Callable[..., Any]) -> None:
         f"{getattr(fn, '__name__', 'it')} is a method of {a(owner)}, whose fields may change after it is compiled; make {kind.__name__} a frozen "
         "dataclass, or give a plain function all that it reads as arguments"
     )
+
+
+def told(error: Exception) -> str:
+    """An error of a user's own code, and the way out where it met a shape."""
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "a function for ctx.run computes with jax.numpy, not numpy (np.clip becomes jnp.clip): it is compiled, and so sees no values"
+    hints = {
+        "ShapeDtypeStruct": "while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)",
+        "read-only": "other nodes may have the same item: change a copy of the array, and give batch.with_(name=copy)",
+    }
+    return "; ".join([raised(error), *(hint for sign, hint in hints.items() if sign in str(error))])

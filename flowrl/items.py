@@ -1,11 +1,11 @@
-"""What flows along the edges of a graph: `Batch`, `Trained`, and the `Row` that a run gives out."""
+"""What flows along the edges of a graph: `Batch`, `Trained`, and the `Row` that a run gives out; `Filling`, a count of what came."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,18 @@ from flowrl.far import Far, join
 
 Array = Any
 """A NumPy array, a JAX array, a tracer, or a `jax.ShapeDtypeStruct` in the abstract trace."""
+
+
+class Filling(int):
+    """A number in a state that only grows, and on which nothing depends until it reaches `mark`: the abstract trace skips what lies between."""
+
+    mark: int
+
+    def __new__(cls, number: int, mark: int) -> Self:
+        """A number on its way to a mark."""
+        self = super().__new__(cls, number)
+        self.mark = mark
+        return self
 
 
 @jax.tree_util.register_dataclass

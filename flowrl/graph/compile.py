@@ -23,14 +23,14 @@ def compile_graph(graph: Graph) -> Plan:
     problems = list(broken(graph))
     found = Trace()
     traced = not problems
-    problems += ends(graph)
+    problems += [*ends(graph), *((n.name, text) for n in graph.nodes for text in n.op.review(graph))]
     if traced:
         found = trace(graph)
         problems += found.problems
-        problems += _never(graph, found)
         problems += _untold(graph, found)
         problems += _twice(found)
-    problems += review(graph, found, traced and bool(found.rows) and not found.problems)
+    told = list(review(graph, found, traced and bool(found.rows) and not found.problems))
+    problems += told or _never(graph, found)
     if problems:
         lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
         raise CheckError(graph.name, dict.fromkeys(lines))
@@ -44,8 +44,9 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
         for used, counters in traffic.counts.items():
             counts.setdefault(used, {})[node] = dict(counters)
     queues = behind_queues(graph)
+    stuck = found.exact and bool(found.steady) and not found.rows
     for name, resource in graph.resources.items():
-        users = {n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())}
+        users = [n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())]
         use = Use(
             name,
             graph.resources,
@@ -53,6 +54,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             traced and found.exact,
             counts,
             {n: max(lags, key=lambda x: math.inf if math.isnan(x) else x) for n, lags in found.lags.items() if n in counts.get(name, {})},
+            [n for n in users if stuck and not found.steady[n].given],
             {n: q for n, q in queues.items() if n in users},
         )
         yield from resource.review(use)
@@ -61,7 +63,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
 def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
     """A Row that never closes."""
     clocks = [n.name for n in graph.nodes if n.op.clock]
-    if found.problems or found.opaque or found.rows or not clocks:
+    if not found.steady or found.rows or not clocks:
         return
     for node in graph.nodes:
         traffic = found.steady.get(node.name)

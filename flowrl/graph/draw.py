@@ -84,11 +84,8 @@ def _free(lanes: list[str | None], name: str, start: int = 0) -> int:
 
 
 def _uses(node: Node) -> str:
-    found = refs(node.op)
-    read = [t for f, (t, _) in found.items() if f not in node.op.writes]
-    written = [t for f, (t, _) in found.items() if f in node.op.writes]
-    parts = [f"◁┄ {', '.join(read)}"] if read else []
-    return "  ".join([*parts, *([f"┄▷ {', '.join(written)}"] if written else [])])
+    found = [(mark, [t for f, (t, _) in refs(node.op).items() if (f in node.op.writes) == wrote]) for mark, wrote in (("◁┄", False), ("┄▷", True))]
+    return "  ".join(f"{mark} {', '.join(targets)}" for mark, targets in found if targets)
 
 
 # -- mermaid and dot -----------------------------------------------------------------------------------------------

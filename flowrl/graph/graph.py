@@ -85,9 +85,7 @@ def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Opera
 
 def _a(value: Any) -> str:
     """What a value is, for messages."""
-    if isinstance(value, type):
-        return "the class itself: call it"
-    return a(value)
+    return "the class itself: call it" if isinstance(value, type) else a(value)
 
 
 _OPEN_END: Any = object()
@@ -117,13 +115,8 @@ class Graph:
         self.__dict__.update(name=name, resources=MappingProxyType(dict(resources)), nodes=tuple(nodes))
         return self
 
-    def _with(self, *, name: str | None = None, resources: Mapping[str, Resource] | None = None, nodes: Iterable[Node] | None = None) -> Graph:
-        new = Graph.__new__(Graph)
-        return new._fill(
-            self.name if name is None else name,
-            self.resources if resources is None else resources,
-            self.nodes if nodes is None else nodes,
-        )
+    def _with(self, **changed: Any) -> Graph:
+        return Graph.__new__(Graph)._fill(**{"name": self.name, "resources": self.resources, "nodes": self.nodes, **changed})
 
     # -- a value: frozen, compared, hashed, pickled, printed
 
@@ -388,10 +381,6 @@ def _nest(ops: Iterable[tuple[str, Operator]]) -> list[tuple[str, Any]]:
     out: list[tuple[str, Any]] = []
     for name, op in ops:
         head, _, rest = name.partition(".")
-        if not rest:
-            out.append((head, op))
-        elif out and out[-1][0] == head and isinstance(out[-1][1], Chain):
-            out[-1] = (head, Chain({**out[-1][1], rest: op}))
-        else:
-            out.append((head, Chain({rest: op})))
+        before = out.pop()[1] if rest and out and out[-1][0] == head else {}
+        out.append((head, Chain({**before, rest: op}) if rest else op))
     return out

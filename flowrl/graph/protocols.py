@@ -183,6 +183,8 @@ class Use:
     """By resource, by node: the counters of its verbs in the steady period."""
     lags: Mapping[str, float]
     """By node that trains this resource: the largest lag of the data, NaN where it can't be known."""
+    idle: Sequence[str]
+    """The nodes that refer to this resource and never yield anything, where for want of that no Row closes."""
     queues: Mapping[str, str]
     """By node that refers to this resource and stands behind a queue: that queue."""
 
@@ -297,6 +299,10 @@ class Operator(ABC):
     def line(self, plan: Any, node: str) -> tuple[str, str] | None:
         """What a `Plan` says of it under the name `node`: what it does, and how much; None for what can be said of any."""
         return None
+
+    def review(self, graph: Any) -> Iterator[str]:
+        """What is wrong with its settings beside those of others in a graph, with the way out."""
+        yield from ()
 
     @property
     def queue(self) -> Bounds | None:

@@ -71,10 +71,7 @@ class Place:
 
     def clocks(self) -> dict[str, Reading]:
         """By process that works for this run: its seconds by kind of work."""
-        found: dict[str, Reading] = {}
-        for handle in self.handles.values():
-            found |= handle.clocks()
-        return found
+        return {name: reading for handle in self.handles.values() for name, reading in handle.clocks().items()}
 
     def close(self) -> None:
         """Close every handle that was opened, the last one first, also where one fails to."""

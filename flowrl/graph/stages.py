@@ -53,18 +53,12 @@ class Channel:
 
     def take(self) -> tuple[str, Any] | None:
         """The next item; None where there is none."""
-        if not self.items:
-            return None
-        return self.items.pop() if self.order == "lifo" else self.items.popleft()
+        return (self.items.pop() if self.order == "lifo" else self.items.popleft()) if self.items else None
 
 
 def channels_of(graph: Graph, kind: Callable[..., Channel] = Channel) -> dict[str, Channel]:
     """A channel for each queue of a graph, by the queue's name."""
-    found = {}
-    for node in graph.nodes:
-        if node.op.queue is not None:
-            found[node.name] = kind(node.name, node.after, node.op.queue.capacity, node.op.queue.full, node.op.queue.order)
-    return found
+    return {n.name: kind(n.name, n.after, q.capacity, q.full, q.order) for n in graph.nodes if (q := n.op.queue)}
 
 
 def loops_of(
@@ -156,6 +150,8 @@ class Schedule:
         ready = [loop for loop in self.loops if loop.ready()]
         if not ready:
             waiting = ", ".join(text for loop in self.loops for text in loop.waits())
+            joins = [n for loop in self.loops for n, unit in loop.units.items() if unit.op.joins and f"room at {n}" in waiting]
+            waiting += "".join(f"; rates that meet at {n} must be as its weights say" for n in joins)
             raise GraphError(f"no stage can go on, for each waits for another: {waiting}", self.loops[0].graph)
         if self.pick is not None:
             return ready[self.pick(len(ready))].run_pass()

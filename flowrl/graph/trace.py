@@ -5,29 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from flowrl.compiled import jitted
-from flowrl.errors import FlowrlError, raised
+from flowrl.compiled import told
+from flowrl.errors import FlowrlError
 from flowrl.events import OperatorRan, Stream, Tap
+from flowrl.graph.abstract import AbstractSite, Opaque, abstract
 from flowrl.graph.graph import Graph
-from flowrl.graph.protocols import Handle, Workers
-from flowrl.graph.site import HereSite, Place
+from flowrl.graph.protocols import Handle
+from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.items import Batch, Trained, read_only
-from flowrl.workers import HereWorkers
+from flowrl.items import Batch, Filling, Trained
 
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
-
-
 UNFILLED = 1_000
 """Passes without a Row from which on patience counts: an operator that took so many items and gave none is taken for a mistake."""
 OLD = 32
@@ -35,133 +33,18 @@ OLD = 32
 VERSION = str((jax.tree_util.DictKey("version"),))
 
 
-class Opaque(FlowrlError):
-    """A user's function that works neither on shapes nor on zeros: what it returns is unknown before the run."""
-
-
-class AbstractSite(HereSite):
-    """Finds the shapes that functions and workers give, and computes nothing."""
-
-    def __init__(self, place: Place, name: str, seed: int) -> None:
-        super().__init__(place, name, seed)
-        self.shapes: dict[Any, Any] = {}
-        self.looks = [0]
-        self.asked = [0]
-
-    def planned(self, resource: Any, counter: str) -> int:
-        """What the trace before this one found, if there was one."""
-        self.asked[0] += 1
-        return super().planned(resource, counter)
-
-    def seconds(self) -> float:
-        """Every look is a year after the last, so whatever waits for time is due."""
-        self.looks[0] += 1
-        return self.looks[0] * 3e7
-
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
-        """The shapes that the function returns; found once per function, settings and shapes."""
-        leaves, tree = jax.tree.flatten(args)
-        slot = (fn, *static.items(), tree, *map(abstract, leaves))
-        if slot not in self.shapes:
-            self.shapes[slot] = jitted(fn, donate, *static.items()).eval_shape(*args)
-        return self.shapes[slot]
-
-    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """What the function returns, arrays as shapes: traced, or where that fails run once on zeros.
-
-        Raises:
-            Opaque: both fail, or what it gave on zeros is a number that depends on them.
-            Exception: both fail in the same way, so it is the function itself, and not values.
-        """
-        try:
-            return _traced(fn, *args)
-        except Exception as untraceable:
-            try:
-                with np.errstate(all="ignore"):
-                    result = fn(*jax.tree.map(_zeros, args))
-            except Exception as error:
-                if type(error) is type(untraceable) or "read-only" in str(error):
-                    raise
-                raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
-            known = {id(x) for x in jax.tree.leaves(args)}
-            if any(isinstance(x, bool | int | float | np.generic) and id(x) not in known for x in jax.tree.leaves(result)):
-                raise Opaque("what it returns depends on values") from untraceable
-            return jax.tree.map(lambda x: x if id(x) in known else _shape_of(x), result)
-
-    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
-        """Whether a predicate holds, where static facts decide it.
-
-        Raises:
-            Opaque: values do.
-        """
-        try:
-            return bool(_traced(fn, *args))
-        except Exception as untraceable:
-            raise Opaque("it decides by values") from untraceable
-
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
-        """Twins in the place of workers."""
-        return HereWorkers(count, twin)
-
-
 class Watched:
-    """A handle whose verbs are noted when they are reached for."""
+    """A handle whose verbs for one stage are noted when they are reached for."""
 
-    def __init__(self, handle: Handle, called: Callable[[str, bool], None]) -> None:
+    def __init__(self, handle: Handle, called: Callable[[str], None]) -> None:
         self.handle = handle
         self.called = called
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.handle, name)
-        if callable(found):
-            self.called(name, name in self.handle.shared)
+        if callable(found) and name not in self.handle.shared:
+            self.called(name)
         return found
-
-
-def _traced(fn: Callable[..., Any], *args: Any) -> Any:
-    """What a function of items returns: shapes for what it computed from shapes, and everything else as it is."""
-    leaves, tree = jax.tree.flatten(args)
-    at = [i for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)]
-    known: list[Any] = []
-
-    def probe(*tracers: Any) -> list[Any]:
-        full = list(leaves)
-        for i, tracer in zip(at, tracers, strict=True):
-            full[i] = tracer
-        result, form = jax.tree.flatten(fn(*jax.tree.unflatten(tree, full)))
-        known[:] = [form, result]
-        return [x for x in result if isinstance(x, jax.core.Tracer)]
-
-    shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in at)))
-    return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
-
-
-def _told(error: Exception) -> str:
-    """An error of a user's own code, and the way out where it met a shape."""
-    if isinstance(error, jax.errors.TracerArrayConversionError):
-        return "a function for ctx.run computes with jax.numpy, not numpy (np.clip becomes jnp.clip): it is compiled, and so sees no values"
-    hints = {
-        "ShapeDtypeStruct": "while a graph is checked a step sees shapes: put maths on arrays into ctx.run(function, ...)",
-        "read-only": "other nodes may have the same item: change a copy of the array, and give batch.with_(name=copy)",
-    }
-    return "; ".join([raised(error), *(hint for sign, hint in hints.items() if sign in str(error))])
-
-
-def _zeros(leaf: Any) -> Any:
-    return read_only(np.zeros(leaf.shape, leaf.dtype)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-
-
-def _shape_of(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else leaf
-
-
-def abstract(leaf: Any) -> Any:
-    """What is static about a leaf: an array's shape and type, and any other value itself; of what can't be hashed, its text."""
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return (tuple(leaf.shape), str(leaf.dtype))
-    if repr(leaf) == object.__repr__(leaf):  # equal to itself, whatever it holds by now
-        return (type(leaf), repr(leaf.__getstate__()))
-    return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))
 
 
 @dataclass(frozen=True)
@@ -234,6 +117,20 @@ def is_counter(path: Any, x: Any) -> bool:
     return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer)
 
 
+Did = Counter[tuple[str, str, str]]
+"""By node, resource and counter; a node's items under no resource, and under no node what these are of:"""
+ROUNDS, ROWS, REPORTED = (("", "", name) for name in ("rounds", "rows", "reported"))
+
+
+class Noted(NamedTuple):
+    """Where the trace was behind a round."""
+
+    did: Did
+    lags: int
+    """Mean lags that it had found."""
+    filled: tuple[Filling, ...]
+
+
 class Tracer:
     """One abstract run, and what is seen on the way."""
 
@@ -243,8 +140,8 @@ class Tracer:
     def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
         self.graph = graph
         self.found = Trace()
-        self.given: Counter[str] = Counter()
-        self.given_steps: Counter[str] = Counter()
+        self.did: Did = Counter()
+        """What the ledger does not count, and what lies in rounds that were skipped."""
         self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned, Stream([Tap(self.watch, OperatorRan)]))
         self.site = cast("AbstractSite", self.place.site)
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
@@ -268,41 +165,78 @@ class Tracer:
         return self.found
 
     def passes(self, schedule: Schedule) -> None:
-        """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does."""
-        found, rows, reported, deadline = self.found, 0, 0, math.inf
-        seen = {self.signature(schedule): (0, 0, 0, 0, self.snapshot())}
+        """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does.
+
+        While something fills up and all else recurs, what lies between is counted as often as it fits, and not run.
+        """
+        found, deadline, most, start = self.found, math.inf, 0, Noted(self.snapshot(), 0, ())
+        seen: dict[Any, Noted] = {self.signature(schedule): start}
+        alike: dict[Any, Noted] = {}
+        closings: list[Noted] = []
         self.between(schedule)
-        for number in itertools.count(1):
+        for walked in itertools.count(1):
             tallies = schedule.round()
-            closed = len(tallies)
-            rows += closed
-            reported += sum(len(tally.updates) for tally in tallies)
-            found.passes = number
+            self.did.update({ROUNDS: 1, ROWS: len(tallies), REPORTED: sum(len(tally.updates) for tally in tallies)})
             if found.problems or found.opaque:
                 return
             self.between(schedule)
-            deadline = time.thread_time() + PATIENCE if number == 1 else deadline  # the first pass traces every function
-            late = time.thread_time() > deadline and (rows > 0 or number >= UNFILLED)
-            if not closed and not late and number % 64:
+            if walked == 1 or (tallies and not closings):  # until then functions are traced
+                deadline, most = time.thread_time() + PATIENCE, UNFILLED + 3 * walked
+            late = time.thread_time() > deadline and (walked >= most or bool(tallies and closings))
+            if not tallies and not late and self.did[ROUNDS] % 64:
                 continue
-            now = self.signature(schedule)
-            if now in seen:
-                found.warmup_rounds, found.warmup_rows, before, lags, start = seen[now]
-                found.rows, found.reported = rows - found.warmup_rows, reported - before
-                found.mean_lags = found.mean_lags[lags:]
-                found.steady = _difference(start, self.snapshot())
-                found.warmup_steps = _sampled(start)
+            form, filled = self.signature(schedule)
+            now = Noted(self.snapshot(), len(found.mean_lags), filled)
+            closings += [now] * bool(tallies)
+            since = seen.get((form, filled))
+            if since is None and late:  # from the first row to the last, if there are two
+                found.exact, (since, *_, now) = False, closings if len(closings) > 1 else (start, *closings, now)[:2]
+            if since is not None:
+                self.repeats(since, now)
                 return
-            if late:
-                found.exact, found.rows, found.reported, found.steady = False, rows, reported, self.snapshot()
-                return
-            seen[now] = (number, rows, reported, len(found.mean_lags), self.snapshot())
+            seen[form, filled] = now
+            if not self.skip(schedule, alike.pop(form, now), now):
+                alike[form] = now
+            else:
+                start = Noted(self.snapshot(), now.lags, ())
+
+    def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
+        """Of two states that are alike but for what fills up: count what lies between as often as nothing that depends on that begins."""
+        rises = [(b, b - a) for a, b in zip(before.filled, now.filled, strict=True)]
+        times = min(((x.mark - 1 - x) // rise for x, rise in rises if rise > 0), default=0)
+        if not times:
+            return 0
+        self.did.update({name: times * (number - before.did[name]) for name, number in now.did.items()})
+        new = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
+
+        def filled(x: Any) -> Any:
+            return next(new) if isinstance(x, Filling) else x
+
+        for loop in schedule.loops:
+            loop.states = jax.tree.map(filled, loop.states)
+        for handle in self.place.handles.values():
+            if any(isinstance(x, Filling) for x in jax.tree.leaves(handle.state)):
+                handle.state = jax.tree.map(filled, handle.state)
+        return times
+
+    def repeats(self, since: Noted, now: Noted) -> None:
+        """What lies between is the period."""
+        found, did = self.found, Counter({name: number - since.did[name] for name, number in now.did.items()})
+        found.passes, found.warmup_rounds, found.warmup_rows = now.did[ROUNDS], since.did[ROUNDS], since.did[ROWS]
+        found.warmup_steps, found.mean_lags = _sampled(since.did), found.mean_lags[since.lags : now.lags]
+        found.rows, found.reported = did[ROWS], did[REPORTED]
+        for name in (n.name for n in self.graph.nodes):
+            counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+            for (node, resource, counter), number in did.items():
+                if resource and node == name:
+                    counts[resource][counter] = number
+            found.steady[name] = Traffic(dict(counts), *(did[name, "", counter] for counter in ("taken", "given", "given_steps")))
 
     def between(self, schedule: Schedule) -> None:
         """Called before the first round and behind each."""
 
-    def signature(self, schedule: Schedule, clock: bool = True) -> Any:
-        """What is static about the states of all operators, resources and queues. Rounds from equal ones do the same.
+    def signature(self, schedule: Schedule, clock: bool = True) -> tuple[Any, tuple[Filling, ...]]:
+        """What is static about the states of all operators, resources and queues, and what fills up. Rounds from equal ones do the same.
 
         Versions count by their age, for on it depend the lags; beyond `OLD` all ages are one, or those of weights that nobody
         renews would never recur.
@@ -316,34 +250,29 @@ class Tracer:
         ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
         told = {i for i, (path, x) in enumerate(paths) if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))}
         facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
-        return tree, facts, ages
+        return (tree, facts, ages), tuple(x for _, x in paths if isinstance(x, Filling))
 
     def watch(self, event: OperatorRan) -> None:
         """Note an item that a node yielded."""
         node, item = event.node, event.item
         if item is None:
             return
-        self.given[node] += 1
-        self.given_steps[node] += event.steps
+        self.did.update({(node, "", "given"): 1, (node, "", "given_steps"): event.steps})
         self.found.forms.setdefault(node, item)
         if isinstance(item, Batch):
-            for name, x in item.data.items():
-                if tuple(x.shape[:2]) != item.shape:
-                    self.found.problems.append(
-                        (node, f"yields {name} {list(x.shape)} in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]")
-                    )
+            fields = f"in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]"
+            wrong = [name for name, x in item.data.items() if tuple(x.shape[:2]) != item.shape]
+            self.found.problems += [(node, f"yields {name} {list(item.data[name].shape)} {fields}") for name in wrong]
         if isinstance(item, Trained):
             self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
             mean, most = (math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in item.lag)
             self.found.lags.setdefault(node, []).append(most)
             self.found.mean_lags.append(mean)
 
-    def called(self, resource: str, verb: str, is_shared: bool) -> None:
-        """Note a verb that a node calls, and so to which stage a resource belongs: all verbs but the shared ones are for one."""
+    def called(self, resource: str, verb: str) -> None:
+        """Note a verb for one stage that a node calls, and so to which stage a resource belongs."""
         node = self.place.ledger.at.node
         mine = self.stage[node]
-        if is_shared:
-            return
         owner, first = self.owners.setdefault(resource, (mine, node))
         if owner != mine and resource not in self.trespassed:
             self.trespassed.add(resource)
@@ -355,30 +284,17 @@ class Tracer:
         if isinstance(error, Opaque):
             self.found.opaque[node] = error.message
         else:
-            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else _told(error)))
+            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else told(error)))
 
-    def snapshot(self) -> dict[str, Traffic]:
-        """What every node did so far."""
-        ledger = self.place.ledger
-        counts: dict[str, dict[str, Counter[str]]] = {n.name: {} for n in self.graph.nodes}
-        for (node, resource), counters in ledger.counts.items():
-            if node:
-                counts[node][resource] = Counter(counters)
-        taken = {n.name: sum(count for (_, to), count in ledger.got.items() if to == n.name) for n in self.graph.nodes}
-        return {name: Traffic(c, taken[name], self.given[name], self.given_steps[name]) for name, c in counts.items()}
-
-
-def _sampled(traffic: dict[str, Traffic]) -> int:
-    return sum(counters["sampled_steps"] for t in traffic.values() for counters in t.counts.values())
+    def snapshot(self) -> Did:
+        """What was done so far."""
+        did = Counter(self.did)
+        for (node, resource), counters in self.place.ledger.counts.items():
+            did.update({(node, resource, name): number for name, number in counters.items()})
+        for (_, node), number in self.place.ledger.got.items():
+            did[node, "", "taken"] += number
+        return did
 
 
-def _difference(before: dict[str, Traffic], after: dict[str, Traffic]) -> dict[str, Traffic]:
-    return {
-        name: Traffic(
-            {r: Counter({k: v - before[name].counts.get(r, Counter())[k] for k, v in c.items()}) for r, c in t.counts.items()},
-            t.taken - before[name].taken,
-            t.given - before[name].given,
-            t.given_steps - before[name].given_steps,
-        )
-        for name, t in after.items()
-    }
+def _sampled(did: Did) -> int:
+    return sum(number for (_, _, name), number in did.items() if name == "sampled_steps")

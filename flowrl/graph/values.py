@@ -198,11 +198,8 @@ def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 11
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    if field.default is not dataclasses.MISSING:
-        return bool(getattr(value, field.name) == field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(getattr(value, field.name) == field.default_factory())
-    return False
+    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return made is not dataclasses.MISSING and bool(getattr(value, field.name) == made)
 
 
 def _name_of(value: Any, strict: bool) -> str:

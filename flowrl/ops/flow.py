@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Stateless
-from flowrl.items import Batch, steps_of
+from flowrl.items import Batch, Filling, steps_of
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Gate(Operator):
 
     def init(self) -> dict[str, int]:
         """The steps that came, as far as they matter."""
-        return {"steps": 0}
+        return {"steps": Filling(0, self.start)}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
         """One in, one or none out."""
         if held["steps"] >= self.start:
             yield item
         elif (steps := steps_of(item)) or isinstance(item, Batch):
-            held["steps"] = min(self.start, held["steps"] + steps)
+            held["steps"] = Filling(min(self.start, held["steps"] + steps), self.start)
         else:
             raise ContractError(f"counts steps, which {a(item)} has none of; put it where batches or updates flow")
 

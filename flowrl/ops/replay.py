@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import jax
 
 from flowrl.errors import ContractError, SettingError, a
+from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch, Trained
 from flowrl.ops.batch import need
 from flowrl.resources.learner import LearnerHandle
+from flowrl.resources.replay import Replay
 from flowrl.resources.replay_handle import ReplayHandle
 from flowrl.rl.returns import td_errors
 from flowrl.texts import amount
@@ -87,7 +89,7 @@ class ReplaySample(Stateless):
         counts = plan.counts(node)
         if not counts["draws"]:
             return None
-        ratio = counts["drawn_steps"] / max(plan.total("added_steps"), 1)
+        ratio = counts["drawn_steps"] / max(plan.total("added_steps"), 1) if self.ratio is None else float(self.batch * self.ratio)
         free = self.updates_per_step is None and not next(n for n in plan.graph.nodes if n.name == node).after
         return (
             f"{amount(Fraction(self.batch), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
@@ -136,6 +138,14 @@ class InitialPriorities(Stateless):
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1 or self.n_step < 1:
             raise SettingError(f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}")
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Whether it judges returns as they are drawn, where it is plain from which replay."""
+        found = {name: r for name, r in graph.resources.items() if isinstance(r, Replay) and r.prioritized}
+        for name, replay in found.items() if len(found) == 1 else ():
+            if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
+                mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))
+                yield f"judges returns of {mine}, but {name} draws those of {its}; give both the same"
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """One batch in, the same with a field more out."""

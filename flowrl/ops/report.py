@@ -46,7 +46,7 @@ class Report(Operator):
         traffic = plan.found.steady[node]
         if not traffic.given:
             return None
-        every = Fraction(traffic.taken, traffic.given)
+        every = Fraction(traffic.taken, traffic.given) if self.every_steps or self.every_seconds else Fraction(self.every)
         steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
         return "every item" if every == 1 else f"every {every} items", f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}"
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from flowrl.errors import SettingError, a
-from flowrl.graph.graph import Chain
+from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.items import Batch
@@ -64,6 +64,11 @@ class ParallelSample(Stateless):
             return None
         each = amount(Fraction(steps // max(calls, 1)), "step")
         return plan.graph.resources[str(self.runners)].describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """What is wrong with the operators at the sampler."""
+        for name, op in (self.local or {}).items():
+            yield from (f"{name}: {text}" for text in op.review(graph))
 
     def prepare(self, ctx: Context) -> None:
         """Tell the samplers what to do there."""

@@ -208,6 +208,11 @@ class JaxReplay(ReplayHandle):
     def state(self, state: Any) -> None:
         self.steps, self.owed, self.arrays = state["steps"], dict(state["owed"]), state["arrays"]
 
+    @property
+    def drawable(self) -> bool:
+        """By what came."""
+        return self.reached
+
     def close(self) -> None:
         """Nothing to let go of."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from flowrl.resources.jax_replay import JaxReplay
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.replay_handle import ReplayHandle, Stock
 from flowrl.resources.shards import columns_between, needed, ring, row_bytes, too_small, twin
+from flowrl.texts import in_bytes
 
 Array = Any
 SENDING = 2
@@ -38,7 +40,11 @@ class HostReplay(ReplayHandle):
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
-        self.pool = site.workers(shards, make, partial(twin, spec, self.bounds), near=shards == 1)
+        self.nbytes = 0
+        try:
+            self.pool = site.workers(shards, make, partial(twin, spec, self.bounds), near=shards == 1)
+        except MemoryError as error:
+            raise self._too_large() from error
         self.locks = [RLock() for _ in range(shards)]
         """By shard: held while it is sent something; `lock` may be taken within, never the other way round."""
         self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
@@ -53,12 +59,20 @@ class HostReplay(ReplayHandle):
         """By reader: draws that were asked for beforehand."""
         self.turn = 0
         self.all = 0
-        self.nbytes = 0
 
     @property
     def state(self) -> Any:
         """What is static."""
         return self.static
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.steps, self.owed = state["steps"], dict(state["owed"])
+
+    @property
+    def drawable(self) -> bool:
+        """By what the rings told."""
+        return all(told["usable"] for told in self.told)
 
     def close(self) -> None:
         """Let go of the rings."""
@@ -71,13 +85,21 @@ class HostReplay(ReplayHandle):
         if not self.nbytes:
             self.nbytes = self.rows * self.bounds[-1] * row_bytes(self.spec, batch)
         for shard, (low, high) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            part = batch if self.spec.shards == 1 else self.site.call(partial(columns_between, low=low, high=high), batch)
-            if part.shape[1]:
+            part = batch if self.spec.shards == 1 else self._columns(batch, low, high)
+            if part is not None and part.shape[1]:
                 with self.locks[shard]:
                     self.sent[shard] += part.steps
                     self._send(shard, "add", part)
         self.all += batch.steps
         self._noted(batch.steps)
+
+    def _columns(self, batch: Batch, low: int, high: int) -> Batch | None:
+        """The columns of environments from `low` to below `high`; most batches are of one shard, so that nothing is cut."""
+        env = batch.columns["env"]
+        inside = (env >= low) & (env < high) if isinstance(env, np.ndarray) else None
+        if inside is not None and inside.all() == inside.any():
+            return batch if inside.all() else None
+        return cast("Batch", self.site.call(partial(columns_between, low=low, high=high), batch))
 
     def _send(self, shard: int, verb: str, *args: Any) -> None:
         """Send something to a shard, and take what it told of older ones."""
@@ -91,8 +113,16 @@ class HostReplay(ReplayHandle):
         try:
             self.told[shard] = future.result()
             self.failures[shard] = 0
+        except MemoryError as error:
+            raise self._too_large() from error
         except RuntimeFailed as error:
             self._lost(shard, error, future)
+
+    def _too_large(self) -> SettingError:
+        spaces = self.runners.spaces
+        observations = self.rows * self.bounds[-1] * math.prod(spaces.obs.shape or ()) * np.dtype(spaces.obs_dtype).itemsize
+        takes = in_bytes(self.nbytes) if self.nbytes else f"{in_bytes(observations)} for observations alone"
+        return SettingError(f"capacity={self.spec.capacity:,} takes {takes}, more than there is memory; lower {self.site.name}.capacity")
 
     def _lost(self, shard: int, error: RuntimeFailed, because: Future) -> None:
         """Start a shard anew, with nothing in it.
@@ -249,6 +279,8 @@ class Replay(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Does anything come in and out of it, and do priorities come back?"""
+        if use.idle and not use.total("added_steps"):
+            yield use.name, f"nothing is added to it before {use.idle[0]}; put add=ReplayAdd() in front of it"
         if not use.traced:
             return
         if not use.total("added_steps"):

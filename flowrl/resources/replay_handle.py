@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flowrl.errors import ContractError, GraphError
 from flowrl.graph.protocols import Handle, Site
-from flowrl.items import Batch
+from flowrl.items import Batch, Filling
 from flowrl.resources.asking import RunnersHandle
 
 if TYPE_CHECKING:
@@ -108,7 +108,13 @@ class ReplayHandle(Handle):
     @property
     def static(self) -> dict[str, Any]:
         """What decides when who may draw."""
-        return {"steps": self.steps, "owed": dict(self.owed)}
+        mark = min((start for start, _ in self.readers.values() if start > self.steps), default=self.steps)
+        return {"steps": Filling(self.steps, mark) if self.drawable else self.steps, "owed": dict(self.owed)}
+
+    @property
+    def drawable(self) -> bool:
+        """Whether every part of it holds something that may be drawn; until then each step may count."""
+        return True
 
     @abstractmethod
     def add(self, batch: Batch) -> None:

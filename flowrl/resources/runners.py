@@ -35,7 +35,7 @@ from flowrl.resources.requests import AsyncRequests, Late
 from flowrl.resources.runner_twin import RunnerTwin
 from flowrl.resources.sampling import Runner
 from flowrl.resources.told import Told
-from flowrl.rl.explore import Explore
+from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.policies import SAMPLED, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
@@ -389,6 +389,7 @@ class Runners(Resource):
             )
 
     def describe(self) -> str:
-        """``2 runners x 8 envs x 128 steps of CartPole-v1``."""
+        """``2 runners x 8 envs x 128 steps of CartPole-v1``, and how they explore if not by the policy's own chance."""
         parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.count, "runner"), (self.envs, "env"), (self.fragment, "step"))]
-        return f"{' x '.join(parts)} of {env_name(self.env)}"
+        explore = "" if isinstance(self.explore, Sampled) else f", {type(self.explore).__name__}"
+        return f"{' x '.join(parts)} of {env_name(self.env)}{explore}"

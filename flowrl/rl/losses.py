@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ import jax.numpy as jnp
 from flowrl.errors import ContractError, SettingError
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.returns import vtrace
+
+if TYPE_CHECKING:
+    from flowrl.rl.policies import Network
 
 Array = Any
 Bound = Callable[..., Any]
@@ -62,6 +65,8 @@ class Loss(ABC):
     """Takes ``target_params``: a copy of the parameters that `UpdateTarget` renews."""
     priorities: ClassVar[bool] = False
     """Tells how far off each row was as the metric ``priority [N]``, for a replay to draw by."""
+    values: ClassVar[bool] = False
+    """Takes the policy's action outputs for action values, from which no actions are drawn by chance."""
     random: ClassVar[bool] = False
     """Takes ``seed``: random ``uint32[N, 2]``, other ones for every update, of which `jax.random.wrap_key_data` makes a key of each row."""
 
@@ -69,6 +74,10 @@ class Loss(ABC):
     def stops_early(self) -> bool:
         """Whether it may end an update before its last gradient step."""
         return False
+
+    def check(self, net: Network) -> str:
+        """What is wrong with training this network by it; empty if nothing is."""
+        return ""
 
     def init(self) -> dict[str, Array]:
         """Numbers that adapt from update to update; they stand in `batch` under their names."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
 from flowrl.rl.losses import Bound, Loss, Metrics, mean
+
+if TYPE_CHECKING:
+    from flowrl.rl.policies import Network
 
 Array = Any
 TRANSITION = ("obs", "action", "reward", "next_obs", "discount")
@@ -26,6 +29,11 @@ def weights_of(batch: Mapping[str, Array]) -> Array:
     """How much each row counts: its importance weight if it has one, 0 where it is not valid."""
     valid: Array = batch["valid"]
     return jnp.where(valid, batch["weight"], 0.0) if "weight" in batch else valid.astype(jnp.float32)
+
+
+def _without_memory(loss: Loss, net: Network, other: str) -> str:
+    what = f"{type(loss).__name__} trains on single steps drawn from a replay, which a recurrent policy such as {net.name} can't"
+    return f"{what}; take fl.{other}" if net.recurrent else ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,13 @@ class DQNLoss(Loss):
     on_policy: ClassVar[bool] = False
     target_network: ClassVar[bool] = True
     priorities: ClassVar[bool] = True
+    values: ClassVar[bool] = True
+
+    def check(self, net: Network) -> str:
+        """Only for a policy without memory, and one of n actions."""
+        if net.head.kind != "categorical":
+            return f"DQNLoss needs a policy whose outputs are action values (fl.QNetwork), not {net.name}; SACLoss is for fl.SACNetwork"
+        return _without_memory(self, net, "QNetwork")
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:
@@ -81,6 +96,12 @@ class SACLoss(Loss):
     target_network: ClassVar[bool] = True
     priorities: ClassVar[bool] = True
     random: ClassVar[bool] = True
+
+    def check(self, net: Network) -> str:
+        """Only for a policy without memory, and with critics."""
+        if net.head.kind != "tanh_gaussian":
+            return f"SACLoss needs a policy with critics (fl.SACNetwork), not {net.name}; DQNLoss is for fl.QNetwork"
+        return _without_memory(self, net, "SACNetwork")
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
         """The loss and its metrics."""

@@ -65,7 +65,7 @@ def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
         return None
     end = again.passes
     period = end - again.warmup_rounds
-    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[end - n] == seen[end]))
+    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[-1 - n] == seen[-1]))
     return Rhythm(again.warmup_rounds, period, beat)
 
 
