@@ -24,19 +24,24 @@ from peers import ENVS, FORMS, observations, rate
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers/bin/python"
-STEPS, RUNS = 4, 3
+STEPS, LONG, RUNS = 4, 32, 3
 
 
 def ours(form: str, prioritized: bool) -> dict[str, float]:
     """Our ring: fragments of some steps in, transitions out; of a prioritized one each draw with new priorities behind it."""
+    return {**one(form, prioritized, LONG, draws=False), **one(form, prioritized, STEPS)}
+
+
+def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[str, float]:
+    """The same with fragments of so many steps."""
     obs = observations(form)
     size = FORMS[form][2]
     ring = Ring(fl.Replay(size, prioritized=prioritized), size // ENVS, ENVS, 0, 0)
-    flags = {name: np.zeros((STEPS, ENVS), bool) for name in ("terminated", "truncated")}
-    data = {"obs": np.stack([obs] * STEPS), "action": np.zeros((STEPS, ENVS), np.int32), "reward": np.ones((STEPS, ENVS), np.float32), **flags}
+    flags = {name: np.zeros((steps, ENVS), bool) for name in ("terminated", "truncated")}
+    data = {"obs": np.stack([obs] * steps), "action": np.zeros((steps, ENVS), np.int32), "reward": np.ones((steps, ENVS), np.float32), **flags}
     data["valid"] = ~flags["terminated"]
     columns = {"bootstrap_obs": obs, "version": np.zeros(ENVS, np.int32), "env": np.arange(ENVS)}
-    turn = iter(range(0, 10**9, STEPS))
+    turn = iter(range(0, 10**9, steps))
 
     def add() -> None:
         ring.add(fl.Batch(data, {**columns, "first": np.full(ENVS, next(turn), np.int32)}))
@@ -46,13 +51,13 @@ def ours(form: str, prioritized: bool) -> dict[str, float]:
         if prioritized:
             ring.prioritize(columns["slot"], columns["stamp"], priorities)
 
-    for _ in range(size // ENVS // STEPS + 1):
+    for _ in range(size // ENVS // steps + 1):
         add()
     found = {}
-    for n in (32, 512):
+    for n in (32, 512) if draws else ():
         priorities = np.random.default_rng(0).random(n)
         found[f"sample {n}"] = rate(lambda n=n, p=priorities: draw(n, p), n)  # type: ignore[misc]
-    return {"add": rate(add, STEPS * ENVS), **found}
+    return {"add" if draws else f"add, {steps} steps": rate(add, steps * ENVS), **found}
 
 
 def theirs(what: str, argument: str) -> dict[str, float]:
@@ -153,7 +158,7 @@ def buffers() -> list[str]:
             found = [(ours(form, prioritized), theirs(peer, form)) for _ in range(3)]
             kind = "prioritized, cpprb" if prioritized else "uniform, Stable-Baselines3"
             for what in found[0][0]:
-                lines.append(line(f"{text}, {kind}: {what}", [a[what] for a, _ in found], [b[what] for _, b in found]))
+                lines.append(line(f"{text}, {kind}: {what}", [a[what] for a, _ in found], [b[what.partition(",")[0]] for _, b in found]))
                 print(lines[-1], flush=True)
     return lines
 
@@ -193,8 +198,8 @@ All ratios are of runs in turn: the median, the lowest and the highest.
 
 ## Buffers
 
-Transitions a second, full buffers, {ENVS} environments. Theirs are added a step of all environments at a time, ours {STEPS}; where
-priorities are kept, each draw counts with the new ones behind it. 3 pairs.
+Transitions a second, full buffers, {ENVS} environments. Theirs are added a step of all environments at a time, ours {STEPS}, or
+as many as it says; where priorities are kept, each draw counts with the new ones behind it. 3 pairs.
 
 | | flowrl | peer | ratio |
 |---|---:|---:|---:|

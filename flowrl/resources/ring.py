@@ -35,7 +35,8 @@ class Ring:
         self.data: dict[str, Array] = {}
         """By field: ``[rows, envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
-        self.every = np.arange(envs)
+        self.mine = np.arange(low, low + envs)
+        """The numbers of its environments."""
         self.head = np.zeros(envs, np.int64)
         """By environment: the row behind its newest one."""
         self.due = np.full(envs, -1, np.int64)
@@ -59,26 +60,29 @@ class Ring:
     def add(self, batch: Batch) -> dict[str, int]:
         """Add fragments ``[T, B]``, those of one environment in the order in which they were made; what is held then is told."""
         steps, columns = batch.shape
-        if len(cuts := np.flatnonzero(np.diff(batch.columns["env"]) <= 0) + 1):  # what follows writes to each environment once
+        numbers, first = batch.columns["env"], batch.columns["first"]
+        whole = columns == self.envs and bool((numbers == self.mine).all())
+        if not whole and len(cuts := np.flatnonzero(np.diff(numbers) <= 0) + 1):  # what follows writes to each environment once
             for part in np.split(np.arange(columns), cuts):
                 self.add(Batch({k: v[:, part] for k, v in batch.data.items()}, {k: v[part] for k, v in batch.columns.items()}))
             return self.held()
-        envs, first = batch.columns["env"] - self.low, batch.columns["first"]
+        envs: Any = slice(None) if whole else numbers - self.low
         if not self.data:
             self._allocate(batch)
-        if (gaps := (self.due[envs] >= 0) & (self.due[envs] != first)).any():
-            for env in envs[gaps]:
+        due = self.due[envs]
+        if (gaps := due != first).any() and (gaps := gaps & (due >= 0)).any():
+            for env in (numbers - self.low)[gaps]:
                 self._cut(int(env))
         self.due[envs] = first + steps
         heads = self.head[envs]
-        start = int(heads[0]) if columns == self.envs and (heads == heads[0]).all() else None
+        start = int(heads[0]) if whole and (heads == heads[0]).all() else None
         before = self.n_step - 1
 
         def at(offset: int, count: int) -> Any:
             """So many rows, from the head on."""
             if start is not None and start + offset >= 0 and start + offset + count <= self.rows:
                 return slice(start + offset, start + offset + count)
-            return (heads + np.arange(offset, offset + count)[:, None]) % self.rows, envs
+            return (heads + np.arange(offset, offset + count)[:, None]) % self.rows, numbers - self.low
 
         new, head, window = at(0, steps), at(steps, 1), at(-before, before + steps)
         gone, touched = at(0, steps + 1), at(-before, before + steps + 1)
@@ -103,8 +107,9 @@ class Ring:
         if self.tree is not None and was is not None:
             was[before:] = False
             self._weigh(touched, was, new, batch)
+        if self.high < self.rows:
+            self.high = max(self.high, min(self.rows, int(heads.max()) + steps))
         self.head[envs] = (heads + steps) % self.rows
-        self.high = max(self.high, min(self.rows, int(heads.max()) + steps))
         return self.held()
 
     def held(self) -> dict[str, int]:
