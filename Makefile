@@ -6,7 +6,7 @@ READY := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test check format learn bench lock clean
+.PHONY: help run test check format learn bench pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -37,6 +37,9 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/xla.py
 	$(BIN)/python bench/replay.py
 	$(BIN)/python bench/what_if.py
+
+pictures: $(READY) ## draw the pictures of README.md and docs/seeing.md anew
+	$(BIN)/python bench/pictures.py
 
 lock: ## choose the newest versions that fit and write the locks
 	$(PYTHON) -m venv $(VENV)
