@@ -1,16 +1,24 @@
 """Traces: slices that add up, arrows along the edges, and spans that an OTLP server takes."""
 
+import csv
 import http.server
+import io
 import itertools
 import json
+import re
 import threading
 from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 import flowrl as fl
 from flowrl.clock import Mark, Span
 from flowrl.errors import RuntimeFailed
+from flowrl.observe import table
+from flowrl.observe.progress import Progress
 from flowrl.observe.trace import Trace
 
 SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs": 4, "fragment": 16}
@@ -18,11 +26,12 @@ GRAPHS = {
     "ppo": lambda: fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=128, minibatch=64, epochs=3)),
     "impala": lambda: fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, runners=2, batch=128, report_every=2)),
 }
-CASES = pytest.mark.parametrize(
-    ("name", "runtime"),
-    [("ppo", "local"), ("impala", "local"), pytest.param("ppo", "ray", marks=pytest.mark.ray), pytest.param("impala", "ray", marks=pytest.mark.ray)],
-    indirect=["runtime"],
-)
+CASES = [
+    ("ppo", "local"),
+    ("impala", "local"),
+    pytest.param(("ppo", "ray"), marks=pytest.mark.ray),
+    pytest.param(("impala", "ray"), marks=pytest.mark.ray),
+]
 
 
 def traced(graph, runtime, steps=1_024, **to):
@@ -31,11 +40,67 @@ def traced(graph, runtime, steps=1_024, **to):
     return run
 
 
-@CASES
-def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(name, runtime, tmp_path):
-    graph = GRAPHS[name]()
-    run = traced(graph, runtime, trace=tmp_path / "out.json")
-    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+class Collector(http.server.BaseHTTPRequestHandler):
+    got: list
+    status = 200
+
+    def do_POST(self):
+        import gzip
+
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        type(self).got.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def collector():
+    kind = type("Mine", (Collector,), {"got": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", kind
+        server.shutdown()
+
+
+class Seen(NamedTuple):
+    name: str
+    runtime: str
+    run: fl.Run
+    events: list
+    """Of the trace for Perfetto."""
+    spans: list
+    """Requests that came to the collector."""
+    shown: str
+    """On the terminal."""
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def seen(request, collector, tmp_path_factory):
+    """One run with all of it on."""
+    name, runtime = request.param
+    if runtime == "ray":
+        request.getfixturevalue("ray_up")
+    address, kind = collector
+    kind.got.clear()
+    folder, shown = tmp_path_factory.mktemp("seen"), io.StringIO()
+    table.SECONDS = 0.02
+    observers = [Progress(Console(file=shown, force_terminal=True, width=120)), fl.Csv(folder / "rows.csv"), fl.TensorBoard(folder / "board")]
+    to = {"trace": folder / "out.json", "otlp": address, "out": folder / "run", "record": fl.Record(every=2)}
+    run = traced(GRAPHS[name](), runtime, 3_072, observers=observers, **to)
+    table.SECONDS = 1.0
+    return Seen(name, runtime, run, json.loads((folder / "out.json").read_text())["traceEvents"], list(kind.got), shown.getvalue(), folder)
+
+
+def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(seen):
+    name, runtime, run, events, *_ = seen
+    graph = run.graph
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert set(processes.values()) - {"within updates"} == set(run.profile().processes)
@@ -58,47 +123,24 @@ def test_every_process_and_node_has_a_track_and_arrows_go_along_the_edges(name, 
         assert {e["name"] for e in slices if tracks[e["tid"]] == "within updates"} == {"epoch 1", "epoch 2", "epoch 3"}
 
 
-def test_a_trace_changes_no_result():
-    with fl.run(GRAPHS["ppo"](), steps=512) as plain:
-        rows = [row["loss"] for row in plain]
-    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", 512, trace="/dev/null").rows] == rows
+def test_the_table_the_log_the_sinks_and_the_record_are_there_too(seen):
+    name, runtime, run, *_ = seen
+    for node in (*run.graph.nodes, *([] if runtime == "local" else [run.graph.nodes[0]])):
+        assert re.search(rf"{node.name}\S*( <- bottleneck)?\S* +\S*{type(node.op).__name__}", seen.shown), node.name
+    assert "bottleneck" in seen.shown and ("2 workers" in seen.shown) == (runtime == "ray" and name == "impala")
+    log = [json.loads(line) for line in (seen.folder / "run/events.jsonl").read_text().splitlines()]
+    assert [log[0]["event"], log[-1]["event"], log[-1]["reason"]] == ["started", "ended", "steps"]
+    with (seen.folder / "rows.csv").open() as file:
+        assert [int(row["updates"]) for row in csv.DictReader(file)] == [row["updates"] for row in run.rows]
+    assert list((seen.folder / "board").iterdir()) and list((seen.folder / "run/records").iterdir())
+    assert run.explain().bottleneck is not None and str(run.explain()) == (seen.folder / "run/explain.txt").read_text()
 
 
-class Collector(http.server.BaseHTTPRequestHandler):
-    got: list
-    status = 200
-
-    def do_POST(self):
-        import gzip
-
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-        type(self).got.append((self.path, ExportTraceServiceRequest.FromString(body)))
-        self.send_response(self.status)
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def collector():
-    kind = type("Mine", (Collector,), {"got": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", kind
-        server.shutdown()
-
-
-@CASES
-def test_one_trace_over_all_processes_with_parents_and_children_right(name, runtime, collector):
-    address, kind = collector
-    run = traced(GRAPHS[name](), runtime, otlp=address)
-    assert {path for path, _ in kind.got} == {"/v1/traces"}
+def test_one_trace_over_all_processes_with_parents_and_children_right(seen):
+    name, runtime, run, _, got, *_ = seen
+    assert {path for path, _ in got} == {"/v1/traces"}
     spans, process = {}, {}
-    for _, request in kind.got:
+    for _, request in got:
         for of in request.resource_spans:
             about = {a.key: a.value.string_value for a in of.resource.attributes}
             assert about["service.name"] == "flowrl"
@@ -120,11 +162,17 @@ def test_one_trace_over_all_processes_with_parents_and_children_right(name, runt
     assert kinds["train", "update"] and kinds["sync", "weight sync"]
     if runtime == "ray":
         calls = [s for i, s in spans.items() if process[i].startswith("runners") and s.name == "runners"]
-        got = [s for s in calls if spans[s.parent_span_id].name == "sample"]
-        assert len(got) >= 0.9 * run.counts()["requests"]
+        taken = [s for s in calls if spans[s.parent_span_id].name == "sample"]
+        assert len(taken) >= 0.9 * run.counts()["requests"]
         assert kinds["runners", "step"] and kinds["runners", "inference"]
     links = Counter((spans[link.span_id].name, s.name) for s in spans.values() for link in s.links)
     assert {("sample", "batch"), ("train", "sync")} <= set(links)
+
+
+def test_a_trace_changes_no_result():
+    with fl.run(GRAPHS["ppo"](), steps=512) as plain:
+        rows = [row["loss"] for row in plain]
+    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", 512, trace="/dev/null").rows] == rows
 
 
 def test_a_collector_that_is_not_there_is_told(tmp_path):
