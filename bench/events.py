@@ -31,7 +31,7 @@ from flowrl.observe.sinks import EventLog
 
 ROOT = Path(__file__).parents[1]
 ITEMS, NODES, TURNS = 1_000, 10, 40
-PAIRS, SECONDS = 8, 12.0
+PAIRS, SECONDS = 6, 6.0
 
 
 class Source(fl.Stateless):

@@ -20,7 +20,7 @@ import flowrl as fl  # noqa: E402
 import planted  # noqa: E402
 from flowrl.observe.explain import Explanation  # noqa: E402
 
-SECONDS = 6.0
+SECONDS = 12.0
 CASES = [
     ("impala, steps of 4 ms", lambda: planted.impala(0.004), "one more runner", lambda g: g.set("runners.count", 3)),
     ("impala, steps of 4 ms", lambda: planted.impala(0.004), "twice the environments", lambda g: g.set("runners.envs", 4)),
