@@ -63,7 +63,7 @@ def graphs() -> dict[str, fl.Graph]:
 
 
 def speed(graph: fl.Graph) -> tuple[float, float, str]:
-    """Steps per second once all are up; when the first Row came, by `time.time`; and the diagnosis."""
+    """Steps per second once all are up; when the first Row came, by `time.time`; and the explanation."""
     with fl.run(graph, runtime="ray") as run:
         next(run)
         first = time.time()
@@ -107,7 +107,7 @@ def starting() -> tuple[float, float]:
 
 
 def measured(name: str) -> tuple[float, float, str]:
-    """In a process of its own: steps per second, seconds from the command to the first Row, and the diagnosis."""
+    """In a process of its own: steps per second, seconds from the command to the first Row, and the explanation."""
     began = time.time()
     out = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True).stdout
     numbers, told = out.split("\n", 1)

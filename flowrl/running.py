@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -33,6 +34,8 @@ from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
 from flowrl.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
 
+PROFILE_SECONDS = 10.0
+"""How often a run's directory is told where its time goes, so that `flowrl explain` tells of runs that go on or were killed."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
@@ -141,6 +144,7 @@ class Run:
         self._stream = Stream(observers if out is None else (self._log, *observers))
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None
+        self._profile_due = time.perf_counter() + PROFILE_SECONDS
         self._audited: Audit | None = None
         files = self._files() if out is not None else {}
         self._dir: RunDir | None = None
@@ -199,6 +203,9 @@ class Run:
         self.rows.append(row)
         if self._dir is not None:
             self._dir.add(row)
+            if (now := time.perf_counter()) >= self._profile_due:
+                self._dir.put("profile.json", to_text(self._session.profile(), self._session.steady()))
+                self._profile_due = now + PROFILE_SECONDS
         self._stream.emit(RowClosed(row))
 
     # -- what there is to use

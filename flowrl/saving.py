@@ -114,11 +114,17 @@ class RunDir:
         self._rows.write(to_json(row) + "\n")
         self._rows.flush()
 
+    def put(self, name: str, text: str) -> None:
+        """Write a text file, in place of what it was before, at one stroke."""
+        draft = self.path / f"{name}.draft"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(self.path / name)
+
     def finish(self, policy: TrainedPolicy | None, files: Mapping[str, str]) -> None:
         """Write the policy and more text files, then the manifest over all that is there."""
         self._rows.close()
         for name, text in files.items():
-            (self.path / name).write_text(text, encoding="utf-8")
+            self.put(name, text)
         if policy is not None:
             save_policy(policy, self.path / "policy")
         seal(self.path)
@@ -231,16 +237,17 @@ def _like(x: Any, like: Any) -> Any:
 
 
 def profiles(path: str | Path) -> tuple[Profile, Profile]:
-    """Where the time of a saved run went: of all of it, and of the part that tells its speed.
+    """Where the time of a run went that is saved, goes on or was killed: of all of it, and of the part that tells its speed.
 
     Raises:
-        SaveError: there is no such run, or it did not come to its end.
+        SaveError: there is no such run, or it has only begun.
     """
     try:
         return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         there = Path(path).is_dir()
-        what = f"{path} has no profile.json: it is no run's directory, or its run was killed" if there else f"there is no directory {path}"
+        early = "it is no run's directory, or its run has only begun"
+        what = f"{path} has no profile.json: {early}" if there else f"there is no directory {path}"
         raise SaveError(what) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SaveError(f"{path}/profile.json is damaged: {error}") from None

@@ -8,7 +8,7 @@ import pytest
 
 import flowrl as fl
 import planted
-from flowrl import cli
+from flowrl import cli, running
 from flowrl.observe.explain import explain
 from flowrl.observe.table import Window, live_table
 from flowrl.observe.what_if import what_if
@@ -138,8 +138,18 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
     assert cli.main(["explain", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bottleneck"]["where"] == run.explain().bottleneck.where
     assert cli.main(["explain", str(tmp_path)]) == 2
-    assert "has no profile.json: it is no run's directory, or its run was killed" in capsys.readouterr().err
+    assert "has no profile.json: it is no run's directory, or its run has only begun" in capsys.readouterr().err
     assert cli.main(["explain", str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "PROFILE_SECONDS", 0.01)
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    with fl.run(graph, out=tmp_path / "run") as run:
+        for _ in range(3):
+            next(run)
+        found = profiles(tmp_path / "run")[0]
+        assert found.rows == 3 and explain(found).bottleneck is not None
 
 
 def test_a_program_is_explained_as_far_as_it_has_parts():
