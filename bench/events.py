@@ -126,17 +126,18 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    quiet = Console(file=io.StringIO(), force_terminal=True, width=120)
+    table = Progress(Console(file=io.StringIO(), force_terminal=True, width=120))
     kinds = {
         "a loop in which nothing can be seen": hops(Bare),
         "nobody listens": hops(Loop),
-        "the table and the log (JSONL)": hops(Loop, [Progress(quiet), EventLog()]),
+        "the table and the log (JSONL)": hops(Loop, [table, EventLog()]),
         "an observer of every advance": hops(Loop, [Counts()]),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(TURNS):
         for name, once in kinds.items():
             found[name].append(once())
+    table.close()  # which gives standard output back
     bare = statistics.median(found["a loop in which nothing can be seen"])
     lines = [f"| {name} | {statistics.median(x):.2f} | {statistics.median(x) - bare:+.2f} |" for name, x in found.items()]
     print("\n".join(lines), flush=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from flowrl.items import Row, bytes_of, steps_of
@@ -124,6 +125,8 @@ MANY: tuple[type, ...] = (OperatorRan, QueueLevel, Dropped, WeightsSent)
 """Events that are dropped, and counted, where observers can't keep up."""
 MOST = 10_000
 """How many events wait for observers before that."""
+TELL_SECONDS = 0.1
+"""How long events that come in masses may wait for observers."""
 CLOSING_SECONDS = 5.0
 """How long observers may take to end."""
 
@@ -166,9 +169,11 @@ class Stream:
         for observer in observers:
             for kind in observer.kinds:
                 (self._live if getattr(observer, "live", False) else self._later).setdefault(kind, []).append(observer)
-        self._waiting: SimpleQueue[Event | None] = SimpleQueue()
+        self._waiting: deque[Event | None] = deque()
+        self._wake, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._lost = 0
+        self._muted = False
         self.took = Took in self._live
         """Whether anybody listens for `Took`."""
         self.ran = self.wants(OperatorRan)
@@ -183,16 +188,37 @@ class Stream:
     def emit(self, event: Event) -> None:
         """Bring one event to all who listen for its kind."""
         kind = type(event)
+        if self._muted:
+            return
         if kind in self._live:
             self._tell(self._live[kind], event)
         if kind in self._later:
-            if kind in MANY and self._waiting.qsize() >= MOST:
-                self._lost += 1
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="flowrl observers", daemon=True)
-                self._thread.start()
-            self._waiting.put(event)
+            self._leave(event, kind in MANY)
+
+    def _leave(self, event: Event, many: bool) -> None:
+        """Leave an event to the thread of the observers."""
+        waiting = len(self._waiting)
+        if many and waiting >= MOST:
+            self._lost += 1
+            return
+        self._waiting.append(event)
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="flowrl observers", daemon=True)
+                    self._thread.start()
+        if not many or waiting == MOST // 2:  # to wake it for each of many would cost the run more than all else
+            self._wake.set()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Meanwhile nothing is told: a program is traced, and what it will do does not happen yet."""
+        before = self.took, self.ran, self.levels
+        self._muted, self.took, self.ran, self.levels = True, False, False, False
+        try:
+            yield
+        finally:
+            self._muted, (self.took, self.ran, self.levels) = False, before
 
     def advanced(self, node: str, seconds: float, item: Any) -> None:
         """Tell that a node was advanced."""
@@ -200,24 +226,29 @@ class Stream:
         if OperatorRan in self._live:
             self._tell(self._live[OperatorRan], event)
         if OperatorRan in self._later:
-            self.emit(event._replace(item=None))
+            self._leave(event._replace(item=None), many=True)
 
     def close(self) -> None:
         """Let every observer take what is waiting for it."""
         if self._lost:
             self.emit(Warned(f"observers could not keep up, so {self._lost:,} events were not told"))
         if self._thread is not None:
-            self._waiting.put(None)
+            self._waiting.append(None)
+            self._wake.set()
             self._thread.join(max([CLOSING_SECONDS, *(getattr(o, "patience", 0.0) for each in self._later.values() for o in each)]))
             self._thread = None
 
     def _work(self) -> None:
         closing = False
-        while not (closing and self._waiting.empty()):  # an observer that fails with the last event is told of, too
-            if (event := self._waiting.get()) is None:
-                closing = True
-            else:
-                self._tell(self._later[type(event)], event)
+        while not closing:
+            self._wake.wait(TELL_SECONDS)
+            self._wake.clear()
+            while self._waiting:  # also behind the sign to end: an observer that fails with the last event is told of, too
+                event = self._waiting.popleft()
+                if event is None:
+                    closing = True
+                else:
+                    self._tell(self._later[type(event)], event)
 
     def _tell(self, listeners: list[Observer], event: Event) -> None:
         for observer in tuple(listeners):

@@ -8,9 +8,10 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from flowrl.errors import GraphError
+from flowrl.events import WeightsSent
 from flowrl.graph.graph import Chain
-from flowrl.graph.protocols import Handle
-from flowrl.items import Batch
+from flowrl.graph.protocols import Handle, Site
+from flowrl.items import Batch, nbytes
 from flowrl.rl.policies import Weights
 from flowrl.rl.spaces import Spaces
 
@@ -41,6 +42,7 @@ def room(max_lag: int, updates: Fraction, oldest: int, fragments: int) -> int:
 class RunnersHandle(Handle):
     """What operators ask of runners of any kind."""
 
+    site: Site
     spaces: Spaces
     environments: int
     """Of all runners together."""
@@ -57,6 +59,12 @@ class RunnersHandle(Handle):
             wait: until they are computed. If not, samples may be asked for with older ones in the meantime, and these are never sent
                 where newer ones are ready before they are needed.
         """
+
+    def _published(self, weights: Weights, version: Any, wait: bool) -> None:
+        """Count and tell that weights were published."""
+        size = sum(nbytes(x) for part in weights for x in part.values())
+        self.site.count(publishes=1, weight_bytes=size, unawaited=not wait)
+        self.site.stream.emit(WeightsSent(self.site.name, int(version), size))
 
     def pace(self, max_lag: int, updates: Fraction) -> None:
         """From now on ask for no sample that could be more than `max_lag` updates old when it is trained.

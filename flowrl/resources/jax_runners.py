@@ -15,7 +15,7 @@ import numpy as np
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
-from flowrl.items import Batch, nbytes
+from flowrl.items import Batch
 from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.jax_envs import JaxEnv, advance, begin
@@ -292,7 +292,7 @@ class JaxRunners(RunnersHandle):
         uses = [len(published) - 1 if i in told else use for i, use in enumerate(self.state["uses"])]
         kept = sorted({*uses, len(published) - 1})
         self.state = {**self.state, "published": [published[i] for i in kept], "uses": [kept.index(use) for use in uses]}
-        self.site.count(publishes=1, weight_bytes=sum(nbytes(x) for part in weights for x in part.values()), unawaited=not wait)
+        self._published(weights, version, wait)
 
     def localize(self, chain: Chain) -> None:
         """From now on every fragment goes through these operators."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from flowrl.clock import WAITING
 from flowrl.errors import GraphError, RuntimeFailed, SettingError
+from flowrl.events import Restarted
 from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch
 from flowrl.resources.asking import RunnersHandle
@@ -144,6 +145,7 @@ class HostReplay(ReplayHandle):
             self.because = str(error)
             self.steps *= any(self.sent)  # where nothing is left, drawing waits for the first steps anew
         self.site.count(restarts=1, lost_steps=sent - evicted)
+        self.site.stream.emit(Restarted(self.site.name, shard, str(error), sent - evicted))
 
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch | None:
         """Draw from the next shard that has anything."""

@@ -34,6 +34,8 @@ class Ring:
         self.random = np.random.default_rng(seed)
         self.data: dict[str, Array] = {}
         """By field: ``[rows, envs, ...]``."""
+        self.flat: dict[str, Array] = {}
+        """The same by slot: ``[rows x envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
         self.mine = np.arange(low, low + envs)
         """The numbers of its environments."""
@@ -162,6 +164,7 @@ class Ring:
         self.data["version"] = np.zeros((self.rows, self.envs), np.int32)
         if self.tree is not None and "priority" in batch.data:
             self.data["priority"] = np.zeros((self.rows, self.envs))
+        self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
 
     # -- drawing
 
@@ -194,7 +197,7 @@ class Ring:
         return slots[:n]
 
     def _transitions(self, slots: Array, data: dict[str, Array], columns: dict[str, Array]) -> Batch:
-        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
+        flat = self.flat
         reward, discount, at = flat["reward"].take(slots), flat["discount"].take(slots), slots
         if self.n_step > 1:
             over, going = self.over.reshape(-1), ~self.over.reshape(-1).take(slots)

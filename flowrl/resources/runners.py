@@ -19,11 +19,11 @@ from gymnasium.vector import VectorEnv
 
 from flowrl.clock import TRANSFER, UPDATE, Reading, here
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
-from flowrl.events import Restarted, WeightsSent
+from flowrl.events import Restarted
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
 from flowrl.graph.site import alone
-from flowrl.items import Batch, nbytes
+from flowrl.items import Batch
 from flowrl.metrics import misnamed
 from flowrl.resources.asking import RunnersHandle, part_of, room
 from flowrl.resources.environments import Make, env_name, probe, steps_singly
@@ -122,9 +122,7 @@ class GymRunners(RunnersHandle):
             for index in range(self.spec.count) if to is None else np.unique(to):
                 self._coming[index].append(new)
                 self._next(index)
-        size = sum(nbytes(x) for part in weights for x in part.values())
-        self.site.count(publishes=1, weight_bytes=size, unawaited=not wait)
-        self.site.stream.emit(WeightsSent(self.site.name, int(version), size))
+        self._published(weights, version, wait)
 
     def localize(self, chain: Chain) -> None:
         """Tell every runner."""

@@ -82,7 +82,7 @@ class Fused:
         """See what the steady period is."""
         beat, form = self.rhythm, self.form
         one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays] if self.members.many else self.arrays
-        with self.tracing.apart():
+        with self.tracing.apart(), self.place.stream.muted():
             try:
                 self.period = self.tracing.segment(form, one, lambda: self.tracing.beats(beat.period // beat.beat, beat.beat))
             except Uneven:
