@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def main() -> None:
             row, seen = next(run), window.look()
     console = Console(record=True, width=88, file=io.StringIO())
     console.print(live_table(seen, row["lag_mean"]))
-    console.save_svg(str(PICTURES / "table.svg"), title="flowrl run impala --runtime ray")
+    drawn = console.export_svg(title="flowrl run impala --runtime ray")
+    (PICTURES / "table.svg").write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8")  # fonts from elsewhere
 
 
 if __name__ == "__main__":
