@@ -173,7 +173,8 @@ class Stream:
         self._wake, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._lost = 0
-        self._muted = False
+        self.silent = False
+        """Whether nothing is told: see `muted`."""
         self.took = Took in self._live
         """Whether anybody listens for `Took`."""
         self.ran = self.wants(OperatorRan)
@@ -188,7 +189,7 @@ class Stream:
     def emit(self, event: Event) -> None:
         """Bring one event to all who listen for its kind."""
         kind = type(event)
-        if self._muted:
+        if self.silent:
             return
         if kind in self._live:
             self._tell(self._live[kind], event)
@@ -214,11 +215,11 @@ class Stream:
     def muted(self) -> Iterator[None]:
         """Meanwhile nothing is told: a program is traced, and what it will do does not happen yet."""
         before = self.took, self.ran, self.levels
-        self._muted, self.took, self.ran, self.levels = True, False, False, False
+        self.silent, self.took, self.ran, self.levels = True, False, False, False
         try:
             yield
         finally:
-            self._muted, (self.took, self.ran, self.levels) = False, before
+            self.silent, (self.took, self.ran, self.levels) = False, before
 
     def advanced(self, node: str, seconds: float, item: Any) -> None:
         """Tell that a node was advanced."""

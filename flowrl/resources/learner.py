@@ -25,6 +25,8 @@ from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 
 Array = Any
+TRACED = 8
+"""In a trace the epochs of every so manieth update are told, for those that tell them take longer."""
 FED_BACK = ("producer", "slot", "stamp", "shard")
 
 
@@ -81,7 +83,7 @@ class LearnerHandle(Handle):
         how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
         if stream.wants(Updating):
             stream.emit(Updating(self.site.name, int(version), self.site.run(plain_copy, self.state["core"]), batch, how, self.core))
-        traced = {"traced": True} if here().spans is not None else {}
+        traced = {"traced": True} if here().spans is not None and epochs > 1 and version % TRACED == 0 and not stream.silent else {}
         update_begins()
         core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced)
         self.state = {"core": core, "version": version + 1}
