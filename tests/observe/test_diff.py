@@ -162,8 +162,8 @@ def test_names_settings_and_directories_are_compared(tmp_path, monkeypatch, caps
         list(run)
     assert main(["diff", "pg", "pg", "--untuned", "--set", "lr=0.5"]) == 0
     assert "\n  learner.optimizer.lr" in (text := capsys.readouterr().out) and text.count("\n") == 5
-    (tmp_path / "mine.py").write_text("import flowrl as fl\n\ndef mine(env='CartPole-v1'):\n    return fl.pg(env)\n")
-    assert main(["diff", "run", "mine.py:mine"]) == 0
+    (tmp_path / "compared.py").write_text("import flowrl as fl\n\ndef mine(env='CartPole-v1'):\n    return fl.pg(env)\n")
+    assert main(["diff", "run", "compared.py:mine"]) == 0
     text = capsys.readouterr().out
     assert "settings: 52 settings alike" in text and "last env_steps" in text
     assert f"  last env_steps         {run.rows[-1]['env_steps']:,}" in text
