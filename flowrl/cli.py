@@ -7,13 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from flowrl import commands
 from flowrl.errors import FlowrlError
-
-if TYPE_CHECKING:
-    pass
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 """Makes a command: its name, what it does, and what is called."""

@@ -77,6 +77,15 @@ class Profile:
             found[trainer if late else node, kind] += seconds
         return dict(found)
 
+    def sampling(self) -> list[str]:
+        """The threads that sampling has to do with: what it feeds; all of them, if it ever waits for room."""
+        samplers = {node for (node, _), counts in self.counts.items() if counts.get("sampled_steps")}
+        fed = set(samplers)
+        for node in self.ops:  # what comes before stands before
+            fed |= {node} if any(b == node and a in fed for a, b in self.edges) else set()
+        held = any(self.node_seconds(names[0]).get("blocked", 0.0) > 0 for names in self.stages.values() if samplers & {*names})
+        return [thread for thread, names in self.stages.items() if held or not samplers or not names or fed & {*names}]
+
     def total(self, counter: str) -> int:
         """A counter, summed over all nodes."""
         return sum(numbers.get(counter, 0) for numbers in self.counts.values())
@@ -116,14 +125,20 @@ def from_text(text: str) -> tuple[Profile, Profile]:
     return Profile.of(told["whole"]), Profile.of(told["steady"])
 
 
+def use(spent: Mapping[str, float]) -> float:
+    """The share of its time in which a process works. To be started is no work."""
+    return (sum(spent.values()) - idle(spent) - spent.get("start", 0.0)) / max(sum(spent.values()), 1e-9)
+
+
 def idle(spent: Mapping[str, float]) -> float:
     """The seconds in which nothing of the graph was done."""
     return sum(spent.get(kind, 0.0) for kind in IDLE)
 
 
 def _less(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What was added; a process that was started anew began at 0."""
-    return {key: x if x < before.get(key, 0) else x - before.get(key, 0) for key, x in now.items()}
+    """What was added; a process that was started anew began at 0. A clock may find out later that time was of another kind."""
+    anew = sum(now.values()) < sum(before.values())
+    return {key: x if anew else max(x - before.get(key, 0), 0) for key, x in now.items()}
 
 
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,11 +146,12 @@ class Run:
         self._profiled: tuple[Profile, Profile] | None = None
         self._profile_due = time.perf_counter() + PROFILE_SECONDS
         self._audited: Audit | None = None
-        files = self._files() if out is not None else {}
+        files: dict[str, str] = {}
         self._dir: RunDir | None = None
         self._tracing = tracing
         try:
             if out is not None:
+                files = self._files()
                 check_free(out)
             self._session = runtime.open(plan, seed, self._stream)
             self._session.steps = steps
@@ -204,7 +205,8 @@ class Run:
         if self._dir is not None:
             self._dir.add(row)
             if (now := time.perf_counter()) >= self._profile_due:
-                self._dir.put("profile.json", to_text(self._session.profile(), self._session.steady()))
+                whole = self._session.profile()
+                self._dir.put("profile.json", to_text(whole, self._session.steady(whole)))
                 self._profile_due = now + PROFILE_SECONDS
         self._stream.emit(RowClosed(row))
 
@@ -300,7 +302,8 @@ class Run:
         if self._tracing is not None:
             edges = [(before, node.name) for node in self.graph.nodes for before in node.after]
             self._tracing.trace = lambda: Trace.of(self.graph.name, edges, self._session.spans)
-        self._profiled, self._audited = (self._session.profile(), self._session.steady()), self._session.audit()
+        whole = self._session.profile()
+        self._profiled, self._audited = (whole, self._session.steady(whole)), self._session.audit()
         self._final = self._policy()
 
     def _policy(self) -> TrainedPolicy | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.clock import IDLE, KINDS, by_kind
 from flowrl.observe.what_if import WhatIf, what_if
-from flowrl.profile import Profile, idle
+from flowrl.profile import Profile, idle, use
 
 SWINGS = 0.1
 """The share of time from which on the stages before and behind a queue, that wait for one another in turn, blame the queue."""
@@ -114,9 +114,9 @@ def shares(p: Profile) -> list[Share]:
     found = []
     for name in p.facts:
         if workers := p.workers(name):
-            busy = sum(sum(spent.values()) - idle(spent) for spent in workers.values())
             wall = max(sum(sum(spent.values()) for spent in workers.values()), 1e-9)
-            found.append(Share(name, f"{len(workers)} workers", busy / wall, 1 - busy / wall, 0.0))
+            busy, starved = sum(use(x) * sum(x.values()) for x in workers.values()), sum(map(idle, workers.values()))
+            found.append(Share(name, f"{len(workers)} workers", busy / wall, starved / wall, 0.0))
     for thread, names in p.stages.items():
         wall, work = max(p.wall(thread), 1e-9), p.work(thread)
         for node in names:
@@ -178,9 +178,11 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     if swinging := _swinging(p):
         return swinging
     pools = [name for name in p.facts if p.workers(name)]
-    threads = {thread: p.work(thread) for thread in p.stages}
+    threads = {thread: p.work(thread) for thread in p.sampling()}
     busy = {thread: sum(work.values()) / max(p.wall(thread), 1e-9) for thread, work in threads.items()}
-    uses = {name: max(1 - idle(spent) / max(sum(spent.values()), 1e-9) for spent in p.workers(name).values()) for name in pools}
+    uses = {name: max(map(use, p.workers(name).values())) for name in pools}
+    if (placed := _placed(p, pools, [*uses.values(), *(_here(p, thread, work) for thread, work in threads.items())])) is not None:
+        return placed
     where = max({**uses, **busy}, key=lambda name: {**uses, **busy}[name])
     if where in uses:
         return _pool(p, where, uses[where])
@@ -195,6 +197,23 @@ def bottleneck(p: Profile) -> Bottleneck | None:
         kind = "weight sync"
     sampler = next((r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None)
     return Bottleneck(node or where, kind, share, _why(kinds), _advice(p, kind, sampler, elsewhere=False))
+
+
+def _here(p: Profile, thread: str, work: Mapping[tuple[str, str], float]) -> float:
+    """The share of its time in which a thread works itself, and does not wait for what works elsewhere."""
+    return sum(x for (_, kind), x in work.items() if kind != "transfer") / max(p.wall(thread), 1e-9)
+
+
+def _placed(p: Profile, pools: Sequence[str], others: Sequence[float]) -> Bottleneck | None:
+    """A resource in a process of its own that works more than all else."""
+    alone = {n: by_kind(x) for n, x in p.processes.items() if x and n not in p.stages and n.partition(", ")[0] not in pools}
+    name = max(alone, key=lambda n: use(alone[n]), default="")
+    if not name or use(alone[name]) < max(others, default=0.0):
+        return None
+    kinds = {kind: x for kind, x in alone[name].items() if kind not in (*IDLE, "start")}
+    return Bottleneck(
+        name, max(kinds, key=kinds.__getitem__, default="other"), use(alone[name]), _why(kinds), _advice(p, "update", None, elsewhere=False)
+    )
 
 
 def _swinging(p: Profile) -> Bottleneck | None:

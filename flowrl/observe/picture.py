@@ -31,7 +31,6 @@ COLOURS = dict(
         strict=True,
     )
 )
-IDLE = ("waiting", "blocked")
 
 
 def svg(trace: Trace, seconds: float = SECONDS, end: float | None = None) -> str:
@@ -42,7 +41,7 @@ def svg(trace: Trace, seconds: float = SECONDS, end: float | None = None) -> str
     lanes: dict[tuple[str, str], list[Span]] = {}
     for process, track in trace.tracks.items():
         for span in track:
-            if span.end > start and span.start < end and span.kind != "outside" and (span.node or span.kind not in IDLE):
+            if span.end > start and span.start < end and span.kind != "outside" and (span.node or span.kind not in ("waiting", "blocked")):
                 lanes.setdefault((process, span.node), []).append(span)
     processes = list(trace.tracks)
     order = {lane: i for i, lane in enumerate(sorted(lanes, key=lambda lane: processes.index(lane[0])))}

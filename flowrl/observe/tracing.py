@@ -40,9 +40,8 @@ class Tracing:
             SaveError: the file can't be written.
             RuntimeFailed: the collector does not take it.
         """
-        os.environ.pop(TRACE)
-        if self.before is not None:
-            os.environ[TRACE] = self.before
+        if not self.before:
+            os.environ.pop(TRACE, None)
         if self.trace is None:
             return
         trace = self.trace()

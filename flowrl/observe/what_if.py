@@ -39,10 +39,10 @@ class _Model:
 
 def what_if(p: Profile) -> Iterator[WhatIf]:
     """What one more runner, twice the environments, and twice the batch would bring, by the service times that were measured."""
-    name = next((n for n, facts in p.facts.items() if "fragments" in facts), None)
-    fragments = sum(p.facts[name]["fragments"]) if name else 0
-    if name is None or not fragments or not p.env_steps:
+    name = next((n for n, facts in p.facts.items() if any(facts.get("fragments", ()))), None)
+    if name is None or not p.env_steps:
         return
+    fragments = sum(p.facts[name]["fragments"])
     facts, now = p.facts[name], p.env_steps / p.seconds
     cost = _Cost(p, name, fragments)
     base = cost.model()
@@ -77,20 +77,17 @@ class _Cost:
         self.facts, self.name = p.facts[name], name
         self.steps = p.env_steps / fragments
         self.workers: dict[str, float] = {}
-        each = p.workers(name)
-        for spent in each.values():
+        """Of a fragment, by kind."""
+        for spent in p.workers(name).values():
             for kind, seconds in spent.items():
                 if kind not in IDLE and kind != "start":
-                    self.workers[kind] = self.workers.get(kind, 0.0) + seconds / fragments / len(each)
-        self.threads = {t: {key: x / fragments for key, x in p.work(t).items()} for t in p.stages}
+                    self.workers[kind] = self.workers.get(kind, 0.0) + seconds / fragments
+        self.threads = {t: {key: x / fragments for key, x in p.work(t).items()} for t in p.sampling()}
         self.trainer = next((n for n in p.ops if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)), None)
         self.sampler = next((n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None)
         home = next((names for names in p.stages.values() if self.trainer in names), ())
         self.behind = set(home[home.index(self.trainer) + 1 :]) if self.trainer in home else set()
         self.serial = self.sampler in home or len(p.stages) == 1
-        rounds, idle_ = self.facts.get("rounds", (0.0, 0.0))
-        self.uneven = 1 / max(1 - idle_ / rounds, 0.05) if rounds else 1.0
-        """How much longer a round takes than its mean fragment."""
         self.waited = p.node_seconds(self.sampler or "").get("waiting", 0.0) / fragments
 
     def _scaled(self, kind: str, envs: float) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from flowrl.clock import here, update_begins
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.events import Updated, Updating
+from flowrl.far import Far
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch, Trained, lag_of, plain_copy
 from flowrl.mesh import split
@@ -83,8 +84,10 @@ class LearnerHandle(Handle):
         how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
         if stream.wants(Updating):
             stream.emit(Updating(self.site.name, int(version), self.site.run(plain_copy, self.state["core"]), batch, how, self.core))
-        traced = {"traced": True} if here().spans is not None and epochs > 1 and version % TRACED == 0 and not stream.silent else {}
-        update_begins()
+        seen = here().spans is not None and not stream.silent and not isinstance(lag[0], Far)
+        traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
+        if traced:
+            update_begins()
         core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}

@@ -106,7 +106,7 @@ class GymRunners(RunnersHandle):
         if times := self._told.restarted.get("restarts"):
             yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
-        if len(self.pool) > 1 and share >= NOTABLE and self.clocks():
+        if len(self.pool) > 1 and share >= NOTABLE and self.site.elsewhere:
             way = "mode='async' behind a Queue would use all of it, and min_fraction=0.8 a part"
             yield f"{self.site.name}: {share:.0%} of the runners' time in rounds goes to waiting for the slowest; {way}"
 

@@ -218,6 +218,8 @@ class Session:
         """
         began = self.began = time.perf_counter()
         graph = self.graph = plan.graph
+        self._looking = threading.Lock()
+        """Held by who asks all processes for their time, and while these end."""
         self.place = place
         place.metrics.expect(plan.found.metrics)
         self.per_row = plan.per_row("sampled_steps")
@@ -298,6 +300,10 @@ class Session:
 
     def profile(self) -> Profile:
         """Where the time went so far, and what flowed. Any thread may ask."""
+        with self._looking:
+            return self._profile()
+
+    def _profile(self) -> Profile:
         handles, ledger, turns = dict(self.place.handles), self.place.ledger, self.turns
         cores, busy = machine()
         return Profile(
@@ -325,9 +331,9 @@ class Session:
             self.spans.setdefault("within updates", deque(maxlen=SPANS)).extend(EPOCHS.popleft().later(AHEAD) for _ in range(len(EPOCHS)))
         return {name: reading.spent for name, reading in readings.items()}
 
-    def steady(self) -> Profile:
-        """The run without its beginning, in which it is compiled: behind the first row, and in time no more than the later three quarters."""
-        now = self.profile()
+    def steady(self, now: Profile | None = None) -> Profile:
+        """Up to `now` (this moment), the run without its beginning, in which it is compiled: at least half of it, behind the first row."""
+        now = now or self.profile()
         return now - self.marks[0] if now.rows > self.marks[0].rows else now
 
     def _mark(self) -> None:
@@ -344,7 +350,8 @@ class Session:
     def close(self) -> None:
         """Close the resources, then what the runtime started."""
         try:
-            self.place.close()
+            with self._looking:
+                self.place.close()
         finally:
             if self.stop is not None:
                 self.stop()

@@ -3,13 +3,14 @@
 import io
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 import flowrl as fl
 import planted
 from flowrl import cli, running
-from flowrl.observe.explain import explain
+from flowrl.observe.explain import explain, shares
 from flowrl.observe.table import Window, live_table
 from flowrl.observe.what_if import what_if
 from flowrl.profile import Profile, from_text, to_text
@@ -93,6 +94,42 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
 def test_predictions_follow_from_the_costs(p, runner, envs, batch):
     got = [w.steps_per_second / 400 for w in what_if(p)]
     assert got == pytest.approx([runner, envs, batch])
+
+
+def test_many_runners_and_a_learner_that_is_nearly_as_slow():
+    p = profile(count=4, update=0.5)  # a fragment takes 80 ms of four runners, and 12.5 ms of the learner
+    first, envs, _ = what_if(p)
+    assert first.steps_per_second / 400 == pytest.approx(20 / 16) and envs.steps_per_second / 400 == pytest.approx(1)
+    (first, *_) = what_if(profile(count=4, update=0.75))  # 18.75 ms
+    assert first.steps_per_second / 400 == pytest.approx(20 / 18.75) and first.because == "stage of queue then takes longest"
+
+
+def test_a_learner_that_runs_freely_holds_no_sampling_up():
+    p = profile(step=0.9, update=1.0)
+    apart = replace(p, edges={("queue", "train"): (200, 4_000)})
+    assert explain(p).bottleneck.where == "train" and explain(apart).bottleneck.where == "runners"
+    assert next(w.steps_per_second / 400 for w in what_if(apart)) == pytest.approx(1.5)
+
+
+def test_to_be_started_is_no_work_and_a_restart_no_negative_time():
+    spent = {("", "start"): 8.0, ("", "step"): 1.0, ("", "waiting"): 1.0}
+    p = profile(update=0.3)
+    p = replace(p, processes={**p.processes, "runners, 0": spent, "runners, 1": spent})
+    assert explain(p).bottleneck.where == "train"
+    (runners, *_) = [share for share in shares(p) if share.node == "runners"]
+    assert (runners.busy, runners.starved) == (pytest.approx(0.1), pytest.approx(0.1))
+    later = {("", "start"): 8.0, ("", "step"): 2.0, ("", "waiting"): 0.5, ("", "transfer"): 1.5}  # some waiting was transfer
+    late = {("", "step"): 0.5}  # of one that was started anew
+    less = replace(p, processes={"a": later, "b": late}) - replace(p, processes={"a": spent, "b": spent})
+    assert less.processes["a"] == {("", "start"): 0.0, ("", "step"): 1.0, ("", "waiting"): 0, ("", "transfer"): 1.5}
+    assert less.processes["b"] == late
+
+
+def test_a_learner_in_a_process_of_its_own_is_named():
+    p = profile(step=0.5)
+    moved = {"stage of queue": {("train", "transfer"): 9.9, ("queue", "waiting"): 0.1}, "learner": {("", "update"): 9.8, ("", "waiting"): 0.2}}
+    found = explain(replace(p, processes={**p.processes, **moved})).bottleneck
+    assert (found.where, found.kind) == ("learner", "update")
 
 
 def test_where_the_cores_are_full_nothing_is_promised():
