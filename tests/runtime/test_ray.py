@@ -34,11 +34,17 @@ def ours(before):
     return {pid: name for pid, (name, line) in found.items() if pid not in before and ("/ray/" in line or "ray::" in line)}
 
 
+def left(before):
+    """Those of them that are not of the Ray that this process shares between tests, which starts and ends workers when it likes."""
+    shared = {p.pid for p in psutil.Process().children(recursive=True)}
+    return {pid: name for pid, name in ours(before).items() if pid not in shared}
+
+
 def wait_gone(before, seconds=20):
     deadline = time.monotonic() + seconds
-    while ours(before) and time.monotonic() < deadline:
+    while left(before) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return ours(before)
+    return left(before)
 
 
 def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_seen_and_what_there_is_gets_saved(tmp_path):
