@@ -40,7 +40,7 @@ def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[st
     flags = {name: np.zeros((steps, ENVS), bool) for name in ("terminated", "truncated")}
     data = {"obs": np.stack([obs] * steps), "action": np.zeros((steps, ENVS), np.int32), "reward": np.ones((steps, ENVS), np.float32), **flags}
     data["valid"] = ~flags["terminated"]
-    columns = {"bootstrap_obs": obs, "version": np.zeros(ENVS, np.int32), "env": np.arange(ENVS)}
+    columns = {"bootstrap_obs": obs, "version": np.zeros(ENVS, np.int32), "env": np.arange(ENVS, dtype=np.int32)}
     turn = iter(range(0, 10**9, steps))
 
     def add() -> None:

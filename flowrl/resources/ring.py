@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+def same(one: Array, other: Array) -> bool:
+    """Whether two short arrays are equal; a tenth of the time that NumPy takes for it."""
+    return one.tobytes() == other.tobytes() if one.dtype == other.dtype else np.array_equal(one, other)
+
+
 class Ring:
     """A part of a replay: `rows` rows of each of `envs` environments, the oldest of which make room for new ones.
 
@@ -37,12 +42,14 @@ class Ring:
         self.flat: dict[str, Array] = {}
         """The same by slot: ``[rows x envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
-        self.mine = np.arange(low, low + envs)
+        self.mine = np.arange(low, low + envs, dtype=np.int32)
         """The numbers of its environments."""
         self.head = np.zeros(envs, np.int64)
         """By environment: the row behind its newest one."""
-        self.due = np.full(envs, -1, np.int64)
+        self.due = np.full(envs, -1, np.int32)
         """By environment: the number of the step with which it goes on; -1 before the first."""
+        self.discounts = np.array([spec.gamma, 0], np.float32)
+        """Behind a step that goes on, and behind one that ends its episode."""
         self.high = 0
         """Rows that were ever written."""
         self.count = self.added = self.evicted = 0
@@ -63,7 +70,7 @@ class Ring:
         """Add fragments ``[T, B]``, those of one environment in the order in which they were made; what is held then is told."""
         steps, columns = batch.shape
         numbers, first = batch.columns["env"], batch.columns["first"]
-        whole = columns == self.envs and bool((numbers == self.mine).all())
+        whole = same(numbers, self.mine)
         if not whole and len(cuts := np.flatnonzero(np.diff(numbers) <= 0) + 1):  # what follows writes to each environment once
             for part in np.split(np.arange(columns), cuts):
                 self.add(Batch({k: v[:, part] for k, v in batch.data.items()}, {k: v[part] for k, v in batch.columns.items()}))
@@ -71,23 +78,25 @@ class Ring:
         envs: Any = slice(None) if whole else numbers - self.low
         if not self.data:
             self._allocate(batch)
-        due = self.due[envs]
-        if (gaps := due != first).any() and (gaps := gaps & (due >= 0)).any():
-            for env in (numbers - self.low)[gaps]:
+        if not same(due := self.due[envs], first):
+            for env in (numbers - self.low)[(due != first) & (due >= 0)]:
                 self._cut(int(env))
         self.due[envs] = first + steps
         heads = self.head[envs]
-        start = int(heads[0]) if whole and (heads == heads[0]).all() else None
-        before = self.n_step - 1
+        places = heads.tolist()
+        before, start, rows = self.n_step - 1, places[0], self.rows
+        even = whole and places.count(start) == columns
+        if even and before <= start < rows - steps:  # rows that lie one behind the other are reached by far more quickly
+            new, head = slice(start, start + steps), slice(start + steps, start + steps + 1)
+            window, gone, touched = slice(start - before, start + steps), slice(start, head.stop), slice(start - before, head.stop)
+        else:
 
-        def at(offset: int, count: int) -> Any:
-            """So many rows, from the head on."""
-            if start is not None and start + offset >= 0 and start + offset + count <= self.rows:
-                return slice(start + offset, start + offset + count)
-            return (heads + np.arange(offset, offset + count)[:, None]) % self.rows, numbers - self.low
+            def at(offset: int, count: int) -> Any:
+                """So many rows, from the head on."""
+                return (heads + np.arange(offset, offset + count)[:, None]) % rows, numbers - self.low
 
-        new, head, window = at(0, steps), at(steps, 1), at(-before, before + steps)
-        gone, touched = at(0, steps + 1), at(-before, before + steps + 1)
+            new, head, window = at(0, steps), at(steps, 1), at(-before, before + steps)
+            gone, touched = at(0, steps + 1), at(-before, before + steps + 1)
         self.added += steps * columns
         self.evicted += int(np.count_nonzero(self.real[gone]))
         self.count -= int(np.count_nonzero(self.usable[touched]))
@@ -98,7 +107,7 @@ class Ring:
         self.data["obs"][new], self.data["obs"][head] = batch.data["obs"], batch.columns["bootstrap_obs"]
         for name in ("action", "reward", *self.extra):
             self.data[name][new] = batch.data[name]
-        self.data["discount"][new] = np.where(batch.data["terminated"], np.float32(0), np.float32(self.spec.gamma))
+        self.data["discount"][new] = self.discounts.take(batch.data["terminated"])
         self.data["version"][new] = batch.columns["version"]
         usable = self.valid[window]
         if before:  # the last of them wait for what comes, unless their episode is over
@@ -109,9 +118,9 @@ class Ring:
         if self.tree is not None and was is not None:
             was[before:] = False
             self._weigh(touched, was, new, batch)
-        if self.high < self.rows:
-            self.high = max(self.high, min(self.rows, int(heads.max()) + steps))
-        self.head[envs] = (heads + steps) % self.rows
+        if self.high < rows:
+            self.high = max(self.high, min(rows, max(places) + steps))
+        self.head[envs] = (start + steps) % rows if even else (heads + steps) % rows
         return self.held()
 
     def held(self) -> dict[str, int]:
