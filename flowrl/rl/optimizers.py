@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from flowrl.errors import SettingError
@@ -61,8 +63,19 @@ def _check(lr: Rate, clip: float | None) -> None:
         raise SettingError(f"clip must be above 0 or None, got {clip}")
 
 
+def clip_by_global_norm(most: float) -> optax.GradientTransformation:
+    """What optax's does, by one factor for all gradients. Optax's divides each and selects, which takes an eighth of a small network's update."""
+
+    def scaled(gradients: Any, _: Any) -> Any:
+        norm = optax.tree.norm(gradients)
+        factor = jnp.where(norm < most, 1.0, most / norm)
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), gradients)
+
+    return optax.stateless(scaled)
+
+
 def _clipped(clip: float | None, rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    return rule if clip is None else optax.chain(optax.clip_by_global_norm(clip), rule)
+    return rule if clip is None else optax.chain(clip_by_global_norm(clip), rule)
 
 
 class Optimizer(ABC):
