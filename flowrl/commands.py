@@ -121,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
     where = f" on {about['env']}" if about["env"] else ""
     seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
     print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
-    observers: list[Any] = [sink(text, out) for text in args.to]
+    sinks = [sink(text, out) for text in args.to]
+    observers: list[Any] = [*sinks]
     with ExitStack() as last:
         if not args.json:
             observers.append(Progress(steps=args.steps))
@@ -153,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         if ran.reason is not None:
             code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
             many = f"\n{ran.curves()}" if args.seeds and ran.rows else ""
-            print(f"{ran.explain().short()}{many}\n{summary(ran, args.until, out, code)}", file=sys.stderr)
+            print(f"{ran.explain().short()}{many}\n{summary(ran, args.until, out, code, [s.place for s in sinks], args.trace)}", file=sys.stderr)
     return 0 if ran.reason == "until" or not args.until else 1
 
 
@@ -285,8 +286,17 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     return lambda row: goal.name in row and goal.holds(row[goal.name])
 
 
-def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
-    """How a run ended, and what to do next. `code`: what must be imported for a policy that is not flowrl's own."""
+def summary(run: Run, until: str | None, out: Path, code: Sequence[str], places: Sequence[str] = (), trace: str | None = None) -> str:
+    """How a run ended, where everything is, and what to do next.
+
+    Args:
+        run: that ended.
+        until: its goal.
+        out: its directory.
+        code: what must be imported for a policy that is not flowrl's own.
+        places: where its rows went too.
+        trace: the file of its trace.
+    """
     from flowrl.observe.progress import duration, number
 
     row = run.rows[-1] if run.rows else None
@@ -298,7 +308,11 @@ def summary(run: Run, until: str | None, out: Path, code: Sequence[str]) -> str:
         "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",
         "interrupted": f"interrupted after {steps}",
     }.get(str(run.reason), f"ended after {steps}")
-    lines = [head, f"  rows    {out / 'rows.jsonl'}"]
+    lines = [head, f"  rows    {', '.join([str(out / 'rows.jsonl'), *places])}"]
+    if trace is not None:
+        lines.append(f"  trace   {trace}")
+    if (out / "records").is_dir():
+        lines.append(f"  records flowrl replay {shlex.quote(str(out))}")
     if run.reason == "failed":
         lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
     if row and (out / "policy").is_dir():

@@ -9,7 +9,11 @@ from typing import Any
 
 import jax
 
+from flowrl.clock import IDLE, here
 from flowrl.errors import ContractError, a, raised
+
+COMPILING = "/jax/core/compile/"
+"""How JAX names what it measures of that."""
 
 
 @lru_cache(maxsize=512)
@@ -38,6 +42,16 @@ def check_pure(fn: Callable[..., Any]) -> None:
         f"{getattr(fn, '__name__', 'it')} is a method of {a(owner)}, whose fields may change after it is compiled; make {kind.__name__} a frozen "
         "dataclass, or give a plain function all that it reads as arguments"
     )
+
+
+def _compiled(event: str, duration_secs: float, **_: Any) -> None:
+    """Book what JAX took to trace and compile a function as `start`: it is no work of the node that called the function first."""
+    clock = here()
+    if event.startswith(COMPILING) and clock.stack[-1] not in IDLE:
+        clock.move(duration_secs, clock.stack[-1], "start")
+
+
+jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
 def told(error: Exception) -> str:

@@ -63,6 +63,9 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     where, colon, function = name.rpartition(":")
     if name.endswith(".py"):
         raise GraphError(f"{name} needs the function in it that makes the graph: {name}:FUNCTION; it has {', '.join(_functions(name)) or 'none'}")
+    if not colon and (Path(name).is_dir() or len(Path(name).parts) > 1):
+        there = "has no graph.txt, so it is no run's directory" if Path(name).is_dir() else "is not there"
+        raise GraphError(f"{name} {there}; name a run's directory, a stock graph ({', '.join(STOCK)}), or file.py:function")
     if not colon:
         raise GraphError(f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function")
     target = getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)

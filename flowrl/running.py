@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ import jax
 
 from flowrl.curves import Curves
 from flowrl.errors import GraphError, SaveError, SettingError, unknown
-from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Warned
+from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -65,7 +66,7 @@ def run(
         steps: stop with the first Row that has this many environment steps.
         until: stop with the first Row of which this is true.
         out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
-        observers: told of the run's events.
+        observers: told of the run's events. Where none takes warnings, these go to the logger ``flowrl``.
         trace: a file for what every process did and when, of the last of the run; Perfetto opens it; if its name ends in
             ``.svg``, a picture of a stretch of it.
         otlp: the address of a collector of OpenTelemetry that the same is sent to, such as ``http://localhost:4318``.
@@ -92,11 +93,19 @@ def run(
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph if isinstance(graph, Plan) else graph.compile()
+    observers = tuple(observers)
+    for observer in observers:
+        if isinstance(observer, type) or not callable(observer) or not isinstance(getattr(observer, "kinds", None), tuple):
+            raise SettingError(
+                f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it takes, and is called with each, as fl.Csv(path) is"
+            )
+    if not isinstance(record, bool | Record):
+        raise SettingError(f"record must be True, False or one such as fl.Record(every=100), got {record!r}")
     if record:
         if out is None:
             raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
         observers = (*observers, Recorder(Path(out) / RECORDS, Record() if record is True else record, seed))
-    return Run(plan, as_runtime(runtime), seed, steps, until, out, tuple(observers), Tracing(trace, otlp) if trace or otlp else None)
+    return Run(plan, as_runtime(runtime), seed, steps, until, out, observers, Tracing(trace, otlp) if trace or otlp else None)
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:
@@ -141,6 +150,8 @@ class Run:
         self._goal = ""
         """Which goal was reached, while rows that were closed already are still being given."""
         self._log = EventLog()
+        if not any(Warned in observer.kinds for observer in observers):  # a warning reaches somebody: standard error, if nobody set `logging` up
+            observers = (*observers, Tap(lambda event: logging.getLogger("flowrl").warning("flowrl: %s", event.text), Warned))
         self._stream = Stream(observers if out is None else (self._log, *observers))
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None

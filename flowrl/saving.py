@@ -147,7 +147,9 @@ def to_json(row: Mapping[str, float]) -> str:
 
 
 def _command() -> str:
-    return f"{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
+    program = Path(sys.argv[0])
+    called = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    return f"{shlex.join([*called, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
 
 
 def failure(error: BaseException) -> dict[str, str]:

@@ -61,6 +61,12 @@ def test_run_then_eval(flowrl, tmp_path):
     assert flowrl("run", "ppo", "--out", "here")[0] == 2
 
 
+def test_a_run_by_the_module_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["/any/flowrl/__main__.py", "run", "ppo"])
+    with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch=64, fragment=16)), out=tmp_path / "run"):
+        assert (tmp_path / "run/command.txt").read_text().startswith("python -m flowrl run ppo\n")
+
+
 def test_json_is_one_object_a_row_and_nothing_else(flowrl):
     status, out, err = flowrl("run", "ppo", *SMALL, "--steps", "200", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
@@ -200,6 +206,8 @@ def test_a_saved_graph_runs_again(flowrl):
         (["plan", "nothere.py:f"], "there is no file nothere.py"),
         (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),
         (["plan", "none/graph.txt"], "there is no file none/graph.txt"),
+        (["diff", "runs/none", "ppo"], "runs/none is not there; name a run's directory, a stock graph (ppo, a2c"),
+        (["plan", "/"], "/ has no graph.txt, so it is no run's directory; name"),
         (["eval", "nothing"], "there is no directory nothing"),
         (["plan", "ppo", "--import", "no_such_package"], "--import no_such_package: No module named 'no_such_package'"),
         (["draw", "ppo", "--format", "png"], "invalid choice: 'png'"),

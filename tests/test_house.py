@@ -28,6 +28,7 @@ WITHIN_ONE_FLOOR = {
     ("events", "errors"),
     ("events", "items"),
     ("profile", "clock"),
+    ("compiled", "clock"),
     ("compiled", "errors"),
     ("metrics", "errors"),
     ("metrics", "items"),

@@ -329,6 +329,16 @@ def test_wrong_inputs_are_told(three, tmp_path, capsys):
             Record(**settings)
     assert main(["why", str(tmp_path / "nowhere")]) == 2
     assert "there is no directory" in capsys.readouterr().err
+    assert main(["why", str(tmp_path)]) == 2
+    assert "is no run's directory: it has no graph.txt" in capsys.readouterr().err
+    (tmp_path / "graph.txt").write_text("")
+    assert why(tmp_path) == f"this run goes on, or was killed: it left no error\n{tmp_path} holds no records of updates; run it with --record"
+    for wrong in (100, "yes", Record):
+        with pytest.raises(fl.SettingError, match=r"record must be True, False or one such as fl.Record\(every=100\), got"):
+            fl.run(PPO, record=wrong, out=tmp_path / "run")
+    for wrong in (print, fl.Csv, "csv"):
+        with pytest.raises(fl.SettingError, match=r"observers: .* is none; it needs `kinds`, a tuple of the events that it takes"):
+            fl.run(PPO, observers=[wrong])
     (tmp_path / "records").mkdir()
     whole = (out / "records/update-000002.npz").read_bytes()
     (tmp_path / "records/update-000002.npz").write_bytes(whole[: len(whole) // 2])

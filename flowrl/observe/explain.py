@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,8 @@ SWINGS = 0.1
 """The share of time from which on the stages before and behind a queue, that wait for one another in turn, blame the queue."""
 STRAGGLES = 1.5
 """How many times as long as the median of its like a worker takes for a fragment to be called a straggler."""
+NOTABLE = 1.05
+"""How many times as fast a change must make a run to be worth advising."""
 SHARED = 0.2
 """The share from which on a second kind of work is named."""
 MANY = 8
@@ -77,7 +79,18 @@ class Explanation:
 
 def explain(profile: Profile) -> Explanation:
     """Explain a run, or the part of one: ``later - earlier``."""
-    return Explanation(profile, bottleneck(profile), tuple(what_if(profile)))
+    found, changes = bottleneck(profile), tuple(what_if(profile))
+    return Explanation(profile, found and _agreed(found, changes, profile), changes)
+
+
+def _agreed(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
+    """The bottleneck, with advice to add a runner only where that is to bring something; else with what brings most."""
+    worth = NOTABLE * p.env_steps / max(p.seconds, 1e-9)
+    if ".count=" not in found.advice or not changes or (changes[0].steps_per_second or 0.0) >= worth:
+        return found
+    best = max(changes, key=lambda change: change.steps_per_second or 0.0)
+    more = f"; {best.change} brings most" if (best.steps_per_second or 0.0) >= worth else ""
+    return replace(found, advice=f"One more runner would bring nothing here: {changes[0].because.removeprefix('nothing to be expected: ')}{more}.")
 
 
 # -- tables --------------------------------------------------------------------------------------------------------

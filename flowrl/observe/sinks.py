@@ -123,6 +123,8 @@ class Sink(ABC):
 
     kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Ended)
     begun = False
+    place = ""
+    """Where rows go, for a person to find them."""
 
     def __call__(self, event: Any) -> None:
         """Take an event of the run."""
@@ -161,7 +163,7 @@ class Csv(Sink):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self.place = Path(path), str(path)
         if self.path.exists():
             raise SettingError(f"Csv: {self.path} exists already, and nothing is ever overwritten; name another file")
 
@@ -211,7 +213,7 @@ class TensorBoard(Sink):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder, self.place = Path(folder), str(folder)
         self.event = _package("tensorboardX.proto.event_pb2", "tensorboard").Event
         self.summary = _package("tensorboardX.proto.summary_pb2", "tensorboard").Summary
         self.sum = _package("tensorboardX.record_writer", "tensorboard").masked_crc32c
@@ -254,7 +256,7 @@ class WandB(Sink):
 
     def __init__(self, project: str, **settings: Any) -> None:
         self.wandb = _package("wandb", "wandb")
-        self.settings = {"project": project, **settings}
+        self.settings, self.place = {"project": project, **settings}, f"wandb:{project}"
 
     def begin(self, plan: Plan) -> None:
         """Begin a run there."""
@@ -291,7 +293,7 @@ class MLflow(Sink):
 
     def __init__(self, experiment: str, name: str | None = None, uri: str | None = None) -> None:
         self.mlflow = _package("mlflow", "mlflow")
-        self.experiment, self.name, self.uri = experiment, name, uri
+        self.experiment, self.name, self.uri, self.place = experiment, name, uri, f"mlflow:{experiment}"
 
     def begin(self, plan: Plan) -> None:
         """Begin a run there."""

@@ -21,7 +21,7 @@ class Tracing:
         otlp: the address of a collector.
 
     Raises:
-        SettingError: there is no folder for the file.
+        SettingError: there is no folder for the file, or its name ends in neither ``.json`` nor ``.svg``.
     """
 
     def __init__(self, file: str | Path | None, otlp: str | None) -> None:
@@ -30,6 +30,8 @@ class Tracing:
         """What was seen, once it is known."""
         if self.file is not None and not self.file.absolute().parent.is_dir():
             raise SettingError(f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}")
+        if self.file is not None and (self.file.suffix not in (".json", ".svg") or self.file.is_dir()):
+            raise SettingError(f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) or .svg (a picture)")
         self.before = os.environ.get(TRACE)
         os.environ[TRACE] = "1"
 

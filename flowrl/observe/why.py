@@ -37,9 +37,12 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     path = Path(root) / FAILURE
     if not Path(root).is_dir():
         raise SaveError(f"there is no directory {root}")
+    if not (Path(root) / "graph.txt").is_file():
+        raise SaveError(f"{root} is no run's directory: it has no graph.txt")
     if not path.is_file():
         over = "no error ended this run" if (Path(root) / MANIFEST).is_file() else "this run goes on, or was killed: it left no error"
-        return f"{over}; --update N tells what made the batch of an update\n{listed(root)}"
+        more = "; --update N tells what made the batch of an update" if records(root) else ""
+        return f"{over}{more}\n{listed(root)}"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         kind, text, facts = told["error"], told["text"], dict(told["facts"])
@@ -84,7 +87,7 @@ def environment(facts: Facts) -> Iterator[str]:
     if "seed" in facts:
         yield (
             f"to see it again: make {facts.get('what', 'it')}, call reset(seed={facts['seed']}), and step it {facts['step']:,} times, with resets "
-            "without a seed where episodes end; or run this again by --runtime local, where pdb stops in it"
+            "without a seed where episodes end; or step through a run of the same seed by `flowrl debug GRAPH --seed N`"
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 import flowrl as fl
 import planted
 from flowrl import cli, running
+from flowrl.clock import by_kind
 from flowrl.observe.explain import explain, shares
 from flowrl.observe.table import Window, live_table
 from flowrl.observe.what_if import what_if
@@ -137,6 +138,23 @@ def test_where_the_cores_are_full_nothing_is_promised():
     assert first.steps_per_second is None and "the 4 cores of this machine are full (98%)" in first.because
     first, *_ = what_if(profile(busy=32.0))
     assert first.steps_per_second == pytest.approx(500) and first.because == "then the cores are full"
+
+
+def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
+    assert explain(profile()).bottleneck.advice == "Step more of them side by side: --set runners.count=3."
+    full = "One more runner would bring nothing here: the 4 cores of this machine are full (98%)"
+    assert explain(profile(busy=39.0)).bottleneck.advice == f"{full}."
+    assert explain(profile(busy=39.0, singly=False)).bottleneck.advice == f"{full}; twice the environments (runners.envs=4) brings most."
+
+
+def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
+    """Only some updates tell their epochs, where a run is traced; so there are two to compile, one behind the first row."""
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=64, fragment=32, minibatch=32, epochs=3, envs=2, policy=fl.Policy(fl.MLP, hidden=(24, 24))))
+    with fl.run(graph, trace=tmp_path / "trace.json") as run:
+        for _ in range(4):
+            next(run)
+    steady = by_kind({key: x for spent in run.explain().profile.processes.values() for key, x in spent.items()})
+    assert 0 <= 5 * steady["update"] < steady["start"] and run.explain().bottleneck.where == "sample"
 
 
 def test_the_first_that_is_busy_and_not_held_up_is_the_bottleneck():

@@ -31,7 +31,7 @@ def lines(path):
 # -- the log
 
 
-def test_a_saved_run_has_a_log_of_its_events(tmp_path):
+def test_a_saved_run_has_a_log_of_its_events(tmp_path, caplog):
     with fl.run(PPO.set("runners.env", lambda: Clockwork((5,))), steps=60, out=tmp_path / "run") as run:
         rows = list(run)
     warned, started, ended = lines(tmp_path / "run/events.jsonl")
@@ -41,6 +41,7 @@ def test_a_saved_run_has_a_log_of_its_events(tmp_path):
     assert warned["time"] <= started["time"] <= ended["time"] and started["time"].endswith("+00:00")
     assert len(lines(tmp_path / "run/rows.jsonl")) == len(rows)
     fl.load(tmp_path / "run")
+    assert [(r.name, r.levelname) for r in caplog.records if "graph.txt can't be read back" in r.message] == [("flowrl", "WARNING")]
 
 
 def test_the_log_of_a_failed_run_says_why(tmp_path):
@@ -274,8 +275,10 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", fake := Recorder())
     wanted = ["--to", "csv", "--to", "tensorboard", "--to", "csv:mine.csv", "--to", "wandb:walks"]
-    assert main(["run", "ppo", *SMALL, "--out", "run", *wanted]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main(["run", "ppo", *SMALL, "--out", "run", "--trace", "out.json", "--record", *wanted]) == 0
+    out, err = capsys.readouterr()
+    assert "  rows    run/rows.jsonl, run/rows.csv, run/tensorboard, mine.csv, wandb:walks\n  trace   out.json\n  records flowrl replay run\n" in err
+    rows = [json.loads(line) for line in out.splitlines()]
     assert len(read(tmp_path / "run/rows.csv")) == len(read(tmp_path / "mine.csv")) == len(rows) == len(fake.of("log"))
     assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
     fl.load(tmp_path / "run")

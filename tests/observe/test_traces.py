@@ -169,10 +169,10 @@ def test_one_trace_over_all_processes_with_parents_and_children_right(seen):
     assert {("sample", "batch"), ("train", "sync")} <= set(links)
 
 
-def test_a_trace_changes_no_result():
+def test_a_trace_changes_no_result(tmp_path):
     with fl.run(GRAPHS["ppo"](), steps=512) as plain:
         rows = [row["loss"] for row in plain]
-    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", 512, trace="/dev/null").rows] == rows
+    assert [row["loss"] for row in traced(GRAPHS["ppo"](), "local", 512, trace=tmp_path / "trace.json").rows] == rows
 
 
 def test_a_collector_that_is_not_there_is_told(tmp_path):
@@ -180,7 +180,11 @@ def test_a_collector_that_is_not_there_is_told(tmp_path):
         traced(GRAPHS["ppo"](), "local", 128, otlp="http://127.0.0.1:9")
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_run(tmp_path):
+def test_where_no_trace_can_go_is_told_before_the_run(tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    for wrong in ("folder.json", "trace.txt"):
+        with pytest.raises(fl.SettingError, match=rf"trace: .*{wrong} must be a file whose name ends in .json \(Perfetto opens it\) or .svg"):
+            fl.run(GRAPHS["ppo"](), trace=tmp_path / wrong)
     with pytest.raises(fl.SettingError, match=r"trace: there is no folder .*nowhere for out.json"):
         fl.run(GRAPHS["ppo"](), trace=tmp_path / "nowhere/out.json")
 
