@@ -84,13 +84,13 @@ def explain(profile: Profile) -> Explanation:
 
 
 def _agreed(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
-    """The bottleneck, with advice to add a runner only where that is to bring something; else with what brings most."""
+    """The bottleneck, with the advice to add a runner qualified where that is to bring nothing on this machine: by why, and what brings most."""
     worth = NOTABLE * p.env_steps / max(p.seconds, 1e-9)
     if ".count=" not in found.advice or not changes or (changes[0].steps_per_second or 0.0) >= worth:
         return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
     more = f"; {best.change} brings most" if (best.steps_per_second or 0.0) >= worth else ""
-    return replace(found, advice=f"One more runner would bring nothing here: {changes[0].because.removeprefix('nothing to be expected: ')}{more}.")
+    return replace(found, advice=f"{found.advice} Not here, though: {changes[0].because.removeprefix('nothing to be expected: ')}{more}.")
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
