@@ -35,8 +35,9 @@ def ours(before):
 
 
 def left(before):
-    """Those of them that are not of the Ray that this process shares between tests, which starts and ends workers when it likes."""
-    shared = {p.pid for p in psutil.Process().children(recursive=True)}
+    """Those of them that are not of a Ray that tests share, here or beside, which starts and ends workers when it likes."""
+    tests = psutil.Process().parent() if "PYTEST_XDIST_WORKER" in os.environ else psutil.Process()
+    shared = {p.pid for p in tests.children(recursive=True)}
     return {pid: name for pid, name in ours(before).items() if pid not in shared}
 
 
