@@ -28,7 +28,7 @@ def test_the_readmes_python_runs_and_prints_what_it_says(tmp_path, monkeypatch, 
     assert str(names["ppo"].compile()) == TEXT[0]
     assert str(names["dqn"].compile()) in TEXT
     assert TEXT[1] in said.getvalue()
-    assert len(names["rows"]) == 2
+    assert len(names["rows"]) == 3
     assert fl.Graph.from_text(names["watched"].text()) == names["watched"]
 
 
