@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.errors import GraphError
+from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Site
 from flowrl.items import Batch, nbytes
 from flowrl.resources.replay_handle import ReplayHandle, Stock
 from flowrl.resources.shards import needed, reached, too_small
 from flowrl.resources.sum_tree import WIDE, scattered
+from flowrl.texts import in_bytes
 
 if TYPE_CHECKING:
     from flowrl.resources.replay import Replay
 
 Array = Any
 State = dict[str, Any]
+MOST = 2**31 - 1
+"""Slots that an index of 32 bits reaches."""
 TRIES = 4
 """Slots that are drawn for each transition, of which the first that may be drawn counts."""
 
@@ -222,14 +225,23 @@ class JaxReplay(ReplayHandle):
         rows = math.ceil((self.spec.capacity / total + 1) / steps) * steps
         if self.core is None:
             too_small(self.spec, self.site.name, -(-self.spec.capacity // total), steps, total)
+            if rows * total > MOST:
+                raise SettingError(f"capacity={self.spec.capacity:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.capacity")
             self.core = core_of(self.spec, rows, total)
         if self.core.rows % steps:
             raise GraphError(f"fragments of {steps} steps came after others; a replay on the device takes those of one length")
         if not self.arrays:
             names = ("obs", "action", "reward", *self.spec.extra, *["priority"] * (self.spec.prioritized and "priority" in batch.data))
             fields = tuple((name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype)) for name in names)
-            self.arrays = self.site.run(self.core.empty, self.site.key("draws"), fields=fields)
-            self.nbytes = sum(map(nbytes, jax.tree.leaves(self.arrays)))
+            empty = partial(self.core.empty, fields=fields)
+            self.nbytes = sum(map(nbytes, jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))))
+            try:
+                self.arrays = self.site.run(self.core.empty, self.site.key("draws"), fields=fields)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                takes = f"capacity={self.spec.capacity:,} takes {in_bytes(self.nbytes)}, more than there is memory on the device"
+                raise SettingError(f"{takes}; lower {self.site.name}.capacity") from error
         return self.core
 
     def add(self, batch: Batch) -> None:

@@ -162,6 +162,16 @@ def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
         rows_of(GRAPHS["dqn"].set("replay.capacity", capacity), 1)
 
 
+def test_nor_one_that_the_device_can_not_hold():
+    graph = fl.dqn("gymnax:Breakout-MinAtar", fl.DQNSettings(capacity=2 * 10**9))
+    with pytest.raises(
+        fl.SettingError, match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap"
+    ):
+        rows_of(graph, 1, runtime="xla")
+    with pytest.raises(fl.CheckError, match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.cap"):
+        graph.set("replay.capacity", 3 * 10**9).check()
+
+
 def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypatch):
     def none(self, batch):
         raise MemoryError
