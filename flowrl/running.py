@@ -93,6 +93,8 @@ def run(
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph if isinstance(graph, Plan) else graph.compile()
+    if not isinstance(observers, Iterable):
+        raise SettingError(f"observers must be a list of them, got {observers!r}")
     observers = tuple(observers)
     for observer in observers:
         if isinstance(observer, type) or not callable(observer) or not isinstance(getattr(observer, "kinds", None), tuple):

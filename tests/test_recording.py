@@ -336,6 +336,8 @@ def test_wrong_inputs_are_told(three, tmp_path, capsys):
     for wrong in (100, "yes", Record):
         with pytest.raises(fl.SettingError, match=r"record must be True, False or one such as fl.Record\(every=100\), got"):
             fl.run(PPO, record=wrong, out=tmp_path / "run")
+    with pytest.raises(fl.SettingError, match="observers must be a list of them, got"):
+        fl.run(PPO, observers=print)
     for wrong in (print, fl.Csv, "csv"):
         with pytest.raises(fl.SettingError, match=r"observers: .* is none; it needs `kinds`, a tuple of the events that it takes"):
             fl.run(PPO, observers=[wrong])
