@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import deque
 from pathlib import Path
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ import flowrl as fl
 from environments import Corridor, Planted
 from flowrl.cli import main
 from flowrl.events import Tap, Updated, Updating, Warned
-from flowrl.observe.record import Record, Recorder, find, listed, read, records
+from flowrl.observe.record import Record, Recorder, find, listed, outlier, read, records
 from flowrl.observe.replay import replay
 from flowrl.observe.why import why
 from flowrl.resources.fragments import seed_of
@@ -259,6 +260,17 @@ def test_the_first_and_outliers_are_kept_with_those_before_and_nothing_else(tmp_
     assert kept[24].startswith("outlier: the loss is ")
     assert not [n for n, because in kept.items() if because.startswith("every")]
     assert "kept because" in listed(tmp_path / "run")
+
+
+def test_where_large_losses_are_common_few_are_outliers():
+    losses = np.random.default_rng(0).pareto(1.0, 4_000)
+    recent, found = deque(maxlen=200), []
+    for i, loss in enumerate(losses):
+        if i >= 200 and outlier(loss, recent):
+            found.append(i)
+        recent.append(loss)
+    assert 0 < len(found) < 0.015 * len(losses)
+    assert outlier(1e9, recent).startswith("outlier: the loss is 1e+09, the median before it ") and not outlier(1.0, [1.0] * 20)
 
 
 def test_disk_and_memory_are_bounded(three, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import statistics
 import zipfile
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -42,7 +42,7 @@ HELD = 2**30
 class Record:
     """What is kept of updates, in ``records/`` in a run's directory: the first, those with NaN or infinity, and those with an outlying loss.
 
-    A loss is an outlier if it is further from the median of the last 200 than 10 times their median distance from it.
+    A loss is an outlier if it is further from the median of the last 200 than any of them, and than 10 times their median distance from it.
 
     Args:
         every: also each update whose number this divides; None for no others.
@@ -62,6 +62,16 @@ class Record:
             raise SettingError(f"every must be at least 1 or None, got {self.every}")
         if self.around < 0 or self.most_bytes < 1:
             raise SettingError(f"around must not be negative and most_bytes at least 1, got around={self.around}, most_bytes={self.most_bytes}")
+
+
+def outlier(loss: float, recent: Collection[float]) -> str:
+    """Why a loss stands out from those before it, or nothing. Where large ones are common, only one that is larger than all of them does."""
+    middle = statistics.median(recent)
+    distances = [abs(x - middle) for x in recent]
+    spread, off = statistics.median(distances), abs(loss - middle)
+    if off <= max(*distances, FAR_OFF * max(spread, 1e-6 * abs(middle))):
+        return ""
+    return f"outlier: the loss is {loss:.4g}, the median before it {middle:.4g}, the median distance from that {spread:.2g}"
 
 
 @dataclass
@@ -193,10 +203,7 @@ class Recorder:
         if told["bad"]:
             notable = "not finite"
         elif len(losses) >= ENOUGH:
-            middle = statistics.median(losses)
-            spread = statistics.median(abs(x - middle) for x in losses)
-            if abs(told["loss"] - middle) > FAR_OFF * max(spread, 1e-6 * abs(middle)):
-                notable = f"outlier: the loss is {told['loss']:.4g}, the median before it {middle:.4g}, the median distance from that {spread:.2g}"
+            notable = outlier(told["loss"], losses)
         if not told["bad"]:
             losses.append(told["loss"])
         if notable:
