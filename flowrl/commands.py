@@ -127,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             observers.append(Progress(steps=args.steps))
             last.callback(observers[-1].close)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by &: it must be possible to end it, and save
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
         try:
             ran = start(
@@ -197,6 +199,8 @@ def replay(args: argparse.Namespace) -> int:
 
     _imports(args)
     if args.update is None:
+        if args.changes:
+            raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, 10)}")
         print(listed(args.dir))
         return 0
     done = again(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)

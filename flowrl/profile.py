@@ -61,6 +61,15 @@ class Profile:
         """The seconds of a process, which are the sum of all that it did."""
         return sum(self.processes[process].values())
 
+    def uptime(self, process: str) -> float:
+        """The seconds of a process without those in which it was started or compiled, at least 1e-9: what its speed and shares are of."""
+        return max(self.wall(process) - sum(x for (_, kind), x in self.processes[process].items() if kind == "start"), 1e-9)
+
+    @property
+    def going(self) -> float:
+        """The seconds in which no thread that runs stages compiled, at least 1e-9."""
+        return max(self.seconds - max((self.wall(t) - self.uptime(t) for t in self.stages if t in self.processes), default=0.0), 1e-9)
+
     def node_seconds(self, node: str) -> dict[str, float]:
         """The seconds of a node by kind of work, in all threads that run stages."""
         return by_kind({key: x for thread in self.stages for key, x in self.processes.get(thread, {}).items() if key[0] == node})

@@ -90,6 +90,8 @@ def run(
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
+    if not isinstance(graph, Graph | Plan):
+        raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
     if until is not None and not callable(until):
         raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
     plan = graph if isinstance(graph, Plan) else graph.compile()
@@ -157,7 +159,7 @@ class Run:
         self._stream = Stream(observers if out is None else (self._log, *observers))
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None
-        self._profile_due = time.perf_counter() + PROFILE_SECONDS
+        self._profile_due = time.perf_counter() + PROFILE_SECONDS / 10  # soon, for who asks at once why it is slow
         self._audited: Audit | None = None
         files: dict[str, str] = {}
         self._dir: RunDir | None = None

@@ -248,7 +248,8 @@ def profiles(path: str | Path) -> tuple[Profile, Profile]:
         return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         there = Path(path).is_dir()
-        early = "it is no run's directory, or its run has only begun"
+        early = "its run has only begun, or was killed before it told anything; the first comes seconds after the first row"
+        early = early if (Path(path) / "graph.txt").is_file() else "it is no run's directory"
         what = f"{path} has no profile.json: {early}" if there else f"there is no directory {path}"
         raise SaveError(what) from None
     except (ValueError, KeyError, TypeError) as error:

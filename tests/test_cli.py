@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,20 @@ def test_run_then_eval(flowrl, tmp_path):
     assert out.startswith("3 episodes: return mean ")
     assert Path("here/command.txt").exists()
     assert flowrl("run", "ppo", "--out", "here")[0] == 2
+
+
+def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path):
+    ignored = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # as a shell has it for what is started by &
+    command = [sys.executable, "-m", "flowrl", "run", "ppo", *SMALL, "--out", str(tmp_path / "run")]
+    run = subprocess.Popen([*ignored, *command], stderr=subprocess.DEVNULL)
+    rows, deadline = tmp_path / "run/rows.jsonl", time.monotonic() + 60
+    while not (rows.exists() and rows.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    run.send_signal(signal.SIGTERM)
+    try:
+        assert run.wait(timeout=30) == 130 and (tmp_path / "run/policy").is_dir()
+    finally:
+        run.kill()
 
 
 def test_a_run_by_the_module_says_so(monkeypatch, tmp_path):

@@ -90,6 +90,13 @@ def test_what_is_set_is_shown_beside_both(three, capsys):
     assert said.endswith("the replay is equal to the record to the bit\n")
 
 
+def test_what_a_single_step_of_the_optimiser_does_is_seen_by_the_weights(three):
+    _, out = three
+    done = replay(out, 3, [("learner.optimizer.lr", 3e-3)])
+    assert done.moved[1] > 2 * done.moved[0] > 0
+    assert [line.split()[:3] for line in str(done).splitlines() if line.startswith("weights moved")] == [["weights", "moved", "-"]]
+
+
 def test_what_can_not_be_set_is_told(three):
     _, out = three
     for change, says in {
@@ -124,6 +131,9 @@ def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, c
     _, out = three
     assert main(["replay", str(out)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["update", "1", "2", "3"]
+    assert main(["replay", str(out), "--set", "learner.loss.clip=0.3"]) == 2
+    assert "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
+    assert "(2 before; flowrl replay" in listed(out, 1) and len(listed(out, 1).splitlines()) == 3
     assert main(["replay", str(out), "--update", "812"]) == 2
     assert "update 812 was not recorded; the nearest that were are 1, 2, 3" in capsys.readouterr().err
     with pytest.raises(fl.SaveError, match="holds no records of critic; it does of learner"):

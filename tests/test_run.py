@@ -30,6 +30,8 @@ def _normed():
 
 
 def test_it_stops_at_a_number_of_steps_or_where_a_row_says_so():
+    with pytest.raises(fl.SettingError, match=r"run takes a graph, such as fl.ppo\('CartPole-v1'\), got 'ppo'"):
+        fl.run("ppo")
     with fl.run(PPO, steps=150) as run:
         rows = list(run)
     assert (run.reason, rows) == ("steps", run.rows)

@@ -18,6 +18,10 @@ STRAGGLES = 1.5
 """How many times as long as the median of its like a worker takes for a fragment to be called a straggler."""
 NOTABLE = 1.05
 """How many times as fast a change must make a run to be worth advising."""
+SHORT = 2.0
+"""The seconds below which a run is called too short to tell."""
+COMPILED = 0.05
+"""The share of time from which on compiling is told of."""
 SHARED = 0.2
 """The share from which on a second kind of work is named."""
 MANY = 8
@@ -51,11 +55,12 @@ class Explanation:
     @property
     def steps_per_second(self) -> float:
         """Environment steps a second in this part of the run."""
-        return self.profile.env_steps / max(self.profile.seconds, 1e-9)
+        return self.profile.env_steps / self.profile.going
 
     def __str__(self) -> str:
         p = self.profile
-        head = f"{p.env_steps:,} steps in {p.seconds:.1f} s: {self.steps_per_second:,.0f} steps/s"
+        compiled = f", beside {p.seconds - p.going:.1f} s of compiling" if p.seconds - p.going > COMPILED * p.going else ""
+        head = f"{p.env_steps:,} steps in {p.going:.1f} s{compiled}: {self.steps_per_second:,.0f} steps/s"
         return "\n".join([head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]) + "\n"
 
     def short(self) -> str:
@@ -64,6 +69,8 @@ class Explanation:
 
     def _reasons(self) -> list[str]:
         lines = list(self.profile.findings)
+        if self.profile.env_steps and self.profile.going < SHORT:
+            lines.append(f"measured over {self.profile.going:.1f} s only: a longer run tells more")
         if b := self.bottleneck:
             lines += [f"bottleneck: {b.where}, {b.share:.0%} of the time. {b.why}", f"  {b.advice}"]
         if self.what_if:
@@ -85,7 +92,7 @@ def explain(profile: Profile) -> Explanation:
 
 def _agreed(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
     """The bottleneck, with the advice to add a runner qualified where that is to bring nothing on this machine: by why, and what brings most."""
-    worth = NOTABLE * p.env_steps / max(p.seconds, 1e-9)
+    worth = NOTABLE * p.env_steps / p.going
     if ".count=" not in found.advice or not changes or (changes[0].steps_per_second or 0.0) >= worth:
         return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
@@ -100,10 +107,14 @@ def table(p: Profile) -> list[str]:
     """The seconds of every process by kind of work, which add up to its wall time."""
     kinds = {name: by_kind(spent) for name, spent in p.processes.items()}
     shown = [k for k in KINDS if any(spent.get(k, 0.0) > SHOWN * max(sum(spent.values()), 1e-9) for spent in kinds.values())]
+    if any(seconds > 0 for spent in kinds.values() for kind, seconds in spent.items() if kind not in shown):
+        shown = [k for k in KINDS if k in (*shown, "other")]  # which then has what is too little to have a column
     wide = max(map(len, p.processes), default=7)
     lines = [f"{'seconds':<{wide}}{_cells(['wall', *shown])}"]
     for process, spent in _merged(kinds):
-        lines.append(f"{process:<{wide}}{_cells([_seconds(x) for x in (sum(spent.values()), *(spent.get(k, 0.0) for k in shown))])}")
+        rest = sum(x for kind, x in spent.items() if kind not in shown)
+        told = (spent.get(k, 0.0) + rest * (k == "other") for k in shown)
+        lines.append(f"{process:<{wide}}{_cells([_seconds(x) for x in (sum(spent.values()), *told)])}")
     return lines
 
 
@@ -131,7 +142,7 @@ def shares(p: Profile) -> list[Share]:
             busy, starved = sum(use(x) * sum(x.values()) for x in workers.values()), sum(map(idle, workers.values()))
             found.append(Share(name, f"{len(workers)} workers", busy / wall, starved / wall, 0.0))
     for thread, names in p.stages.items():
-        wall, work = max(p.wall(thread), 1e-9), p.work(thread)
+        wall, work = p.uptime(thread), p.work(thread)
         for node in names:
             spent = p.node_seconds(node)
             busy = sum(x for (name, _), x in work.items() if name == node)
@@ -155,7 +166,7 @@ def edges(p: Profile) -> list[str]:
     lines = [f"{'edge':<{wide}}{_cells(['items', 'steps', 'steps/s'])}"]
     for (a, b), (items, steps) in p.edges.items():
         level = f"  queue holds {p.queues[b][0]} of {p.queues[b][1]}" if b in p.queues else ""
-        lines.append(f"{f'{a} -> {b}':<{wide}}{_cells([f'{items:,}', f'{steps:,}', f'{steps / max(p.seconds, 1e-9):,.0f}'])}{level}")
+        lines.append(f"{f'{a} -> {b}':<{wide}}{_cells([f'{items:,}', f'{steps:,}', f'{steps / p.going:,.0f}'])}{level}")
     return lines
 
 
@@ -192,7 +203,7 @@ def bottleneck(p: Profile) -> Bottleneck | None:
         return swinging
     pools = [name for name in p.facts if p.workers(name)]
     threads = {thread: p.work(thread) for thread in p.sampling()}
-    busy = {thread: sum(work.values()) / max(p.wall(thread), 1e-9) for thread, work in threads.items()}
+    busy = {thread: sum(work.values()) / p.uptime(thread) for thread, work in threads.items()}
     uses = {name: max(map(use, p.workers(name).values())) for name in pools}
     if (placed := _placed(p, pools, [*uses.values(), *(_here(p, thread, work) for thread, work in threads.items())])) is not None:
         return placed
@@ -205,7 +216,7 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     node = max({n for n, _ in work}, key=lambda n: sum(x for (m, _), x in work.items() if m == n))
     kinds = by_kind({key: x for key, x in work.items() if key[0] == node})
     kind = max(kinds, key=kinds.__getitem__)
-    share = sum(kinds.values()) / max(p.wall(where), 1e-9)
+    share = sum(kinds.values()) / p.uptime(where)
     if any(counts.get("publishes") for (name, _), counts in p.counts.items() if name == node):
         kind = "weight sync"
     sampler = next((r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None)
@@ -214,7 +225,7 @@ def bottleneck(p: Profile) -> Bottleneck | None:
 
 def _here(p: Profile, thread: str, work: Mapping[tuple[str, str], float]) -> float:
     """The share of its time in which a thread works itself, and does not wait for what works elsewhere."""
-    return sum(x for (_, kind), x in work.items() if kind != "transfer") / max(p.wall(thread), 1e-9)
+    return sum(x for (_, kind), x in work.items() if kind != "transfer") / p.uptime(thread)
 
 
 def _placed(p: Profile, pools: Sequence[str], others: Sequence[float]) -> Bottleneck | None:
@@ -236,8 +247,8 @@ def _swinging(p: Profile) -> Bottleneck | None:
         before = {t for a, b in p.edges if b == queue for t, names in p.stages.items() if a in names} - {behind}
         if behind not in p.processes or not before:
             continue
-        starved = p.node_seconds(queue).get("waiting", 0.0) / max(p.wall(behind), 1e-9)
-        blocked = max(by_kind(p.processes[t]).get("blocked", 0.0) / max(p.wall(t), 1e-9) for t in before)
+        starved = p.node_seconds(queue).get("waiting", 0.0) / p.uptime(behind)
+        blocked = max(by_kind(p.processes[t]).get("blocked", 0.0) / p.uptime(t) for t in before)
         if min(starved, blocked) >= SWINGS:
             why = f"Its room for {capacity} is full and empty in turn: what is behind waits {starved:.0%} of the time, what is before {blocked:.0%}."
             return Bottleneck(queue, "queue", min(starved, blocked), why, f"A larger one evens that out: --set {queue}.capacity={4 * capacity}.")
@@ -308,7 +319,9 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> s
         else "Let runners step side by side: --runtime ray, with more than one runner.",
         "reset": "Make reset cheaper, or episodes longer.",
         "inference": f"Let one call act for more environments: {envs}.",
-        "update": "Train less on each step (epochs), with larger minibatches or a smaller network, or on a GPU; or sample meanwhile: impala or appo.",
+        "update": "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+        if p.total("drawn_steps")
+        else "Train less on each step (epochs), with larger minibatches or a smaller network, or on a GPU; or sample meanwhile: impala or appo.",
         "weight sync": "Send weights less often (every=), to those who need them (to='producer'), or without waiting (wait=False).",
         "transfer": "Send fewer and larger things: longer fragments, more environments a runner.",
         "concat": "Join larger fragments: longer ones, or more environments a runner.",

@@ -349,8 +349,8 @@ def find(root: str | Path, number: int, learner: str | None = None) -> Recorded:
     raise SaveError(f"update {number} was not recorded; the nearest that were are {', '.join(map(str, near))}{more}")
 
 
-def listed(root: str | Path) -> str:
-    """The records of a run as a table.
+def listed(root: str | Path, most: int | None = None) -> str:
+    """The records of a run as a table; only so many of them, the newest, if a number is given.
 
     Raises:
         SaveError: as `records`.
@@ -360,7 +360,9 @@ def listed(root: str | Path) -> str:
         return f"{root} holds no records of updates; run it with --record"
     many = len({r.learner for r in every}) > 1
     lines = [f"{'update':>8}  {'loss':>12}  {'size':>8}  kept because"]
-    for r in every:
+    if most is not None and len(every) > most:
+        lines.append(f"({len(every) - most:,} before; flowrl replay {root} lists all)")
+    for r in every if most is None else every[-most:]:
         who = f"{r.learner}: " if many else ""
         lines.append(f"{r.number:>8}  {r.metrics['loss']:>12.6g}  {in_bytes(r.path.stat().st_size):>8}  {who}{', '.join(r.header['why'])}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class Replayed:
     again: dict[str, np.float32]
     changed: dict[str, np.float32] | None = None
     changes: tuple[str, ...] = ()
+    moved: tuple[float, ...] = ()
+    """The norm of the change of weights by the replay, and with the changed settings: what a single step of the optimiser tells of its rate."""
 
     @property
     def equal(self) -> bool:
@@ -42,10 +45,11 @@ class Replayed:
         head = ["recorded", "replayed", *([f"with {', '.join(self.changes)}"] if self.changed is not None else [])]
         parts = [self.recorded, self.again, *([self.changed] if self.changed is not None else [])]
         names = list(dict.fromkeys(name for part in parts for name in part if name != "bad"))
-        width = max(map(len, names))
+        width = max(map(len, [*names, "weights moved"]))
         lines = [f"update {self.record.number} of {self.record.learner}, recorded because: {', '.join(self.record.header['why'])}"]
         lines.append("  ".join([" " * width, *(f"{h:>14}" for h in head)]))
         lines += ["  ".join([f"{n:<{width}}", *(f"{p[n]:>14.8g}" if n in p else f"{'-':>14}" for p in parts)]) for n in names]
+        lines.append("  ".join([f"{'weights moved':<{width}}", f"{'-':>14}", *(f"{x:>14.8g}" for x in self.moved)]))
         if self.equal:
             return "\n".join([*lines, "the replay is equal to the record to the bit"])
         off = {n: abs(float(self.recorded[n]) - float(self.again[n])) for n in names if n in self.recorded and n in self.again}
@@ -86,12 +90,13 @@ def replay(
         why = header.get("because", "the run's graph was not known")
         raise SaveError(f"update {number} can't be run again, for its learner could not be written down: {why}")
     spec = values.from_text(header["text"], allow=allow, source=f"{record.path}, {record.learner}")
-    again = _run(record, spec, header["settings"])
+    again, moved = _run(record, spec, header["settings"])
     if not changes:
-        return Replayed(record, record.metrics, again)
+        return Replayed(record, record.metrics, again, moved=(moved,))
     new, how = _changed(record, spec, changes)
     told = tuple(f"{name}={value}" for name, value in changes)
-    return Replayed(record, record.metrics, again, _run(record, new, how), told)
+    changed, further = _run(record, new, how)
+    return Replayed(record, record.metrics, again, changed, told, (moved, further))
 
 
 def _changed(record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]) -> tuple[Learner, dict[str, Any]]:
@@ -101,7 +106,10 @@ def _changed(record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]
     known = [f"{t}.{k}" for t in trainers for k in TRAINING] + [f"{record.learner}.{path}" for path in values.addresses(spec) if path != "runners"]
     for address, value in changes:
         if address not in known and not address.startswith(f"{record.learner}.policy."):
-            raise SettingError(f"{unknown('setting', address, known)}. A replay begins with the batch, so only what trains on it can be set")
+            begins = "A replay begins with the batch, so only what trains on it can be set"
+            if address.partition(".")[0] not in (record.learner, *trainers):
+                raise SettingError(f"{address} can't be set. {begins}: {', '.join(known)}")
+            raise SettingError(f"{unknown('setting', address, known)}. {begins}")
         owner, _, name = address.rpartition(".")
         if owner in trainers:
             how[name] = values.fit(value, TRAINING[name], address)
@@ -110,14 +118,17 @@ def _changed(record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]
     return spec, how
 
 
-def _run(record: Recorded, spec: Learner, how: dict[str, Any]) -> dict[str, np.float32]:
-    """Run the update with these settings."""
+def _run(record: Recorded, spec: Learner, how: dict[str, Any]) -> tuple[dict[str, np.float32], float]:
+    """Run the update with these settings; what it tells, and how far it moved the weights."""
     known = Known(record.header["spaces"])
     handle = Place("replay", {str(spec.runners): known, record.learner: spec}, 0, HereSite).handle(record.learner)
     assert isinstance(handle, LearnerHandle)  # noqa: S101 - for a Learner gives no other
     handle.state = {"core": _state(record, handle.state["core"]), "version": np.int32(record.number - 1)}
+    before = jax.tree.map(np.array, handle.state["core"]["weights"].params)
     trained = handle.update(Batch(record.part("data"), record.part("columns")), **how)
-    return dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
+    squares = jax.tree.map(lambda a, b: float(np.square(np.asarray(b, np.float64) - a).sum()), before, handle.state["core"]["weights"].params)
+    metrics = dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
+    return metrics, math.sqrt(sum(jax.tree.leaves(squares)))
 
 
 def _state(record: Recorded, like: Any) -> Any:

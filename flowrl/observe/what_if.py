@@ -43,7 +43,7 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
     if name is None or not p.env_steps:
         return
     fragments = sum(p.facts[name]["fragments"])
-    facts, now = p.facts[name], p.env_steps / p.seconds
+    facts, now = p.facts[name], p.env_steps / p.going
     cost = _Cost(p, name, fragments)
     base = cost.model()
 

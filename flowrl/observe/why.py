@@ -16,6 +16,8 @@ from flowrl.saving import FAILURE, MANIFEST
 
 Array = np.ndarray[Any, Any]
 Facts = Mapping[str, Any]
+TOLD_RECORDS = 10
+"""How many records, the newest, are listed where none is asked for."""
 TOLD = 5
 """How many numbers of a field that are not finite are told one by one."""
 
@@ -42,7 +44,7 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     if not path.is_file():
         over = "no error ended this run" if (Path(root) / MANIFEST).is_file() else "this run goes on, or was killed: it left no error"
         more = "; --update N tells what made the batch of an update" if records(root) else ""
-        return f"{over}{more}\n{listed(root)}"
+        return f"{over}{more}\n{listed(root, TOLD_RECORDS)}"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         kind, text, facts = told["error"], told["text"], dict(told["facts"])

@@ -133,6 +133,22 @@ def test_a_learner_in_a_process_of_its_own_is_named():
     assert (found.where, found.kind) == ("learner", "update")
 
 
+def test_compiling_slows_nothing_down_and_a_short_run_says_so():
+    p = profile(step=0.5, update=0.6)
+    late = {("train", "start"): 6.0, ("train", "update"): 2.4, ("queue", "waiting"): 1.6}
+    p = replace(p, processes={**p.processes, "stage of queue": late})
+    found = explain(p)
+    assert found.steps_per_second == 4_000 / 4 and str(found).startswith("4,000 steps in 4.0 s, beside 6.0 s of compiling: 1,000 steps/s\n")
+    assert (found.bottleneck.where, found.bottleneck.share) == ("train", pytest.approx(0.6)) and "measured over" not in str(found)
+    assert "measured over 1.5 s only: a longer run tells more" in str(explain(replace(p, seconds=7.5)))
+
+
+def test_a_replay_is_told_to_draw_less():
+    p = profile(update=1.0, step=0.5, blocked=0.5)
+    p = replace(p, counts={**p.counts, ("draw", "replay"): {"drawn_steps": 64}})
+    assert explain(p).bottleneck.advice == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+
+
 def test_where_the_cores_are_full_nothing_is_promised():
     first, *_ = what_if(profile(busy=39.0))
     assert first.steps_per_second is None and "the 4 cores of this machine are full (98%)" in first.because
@@ -193,7 +209,7 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
     assert cli.main(["explain", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bottleneck"]["where"] == run.explain().bottleneck.where
     assert cli.main(["explain", str(tmp_path)]) == 2
-    assert "has no profile.json: it is no run's directory, or its run has only begun" in capsys.readouterr().err
+    assert "has no profile.json: it is no run's directory" in capsys.readouterr().err
     assert cli.main(["explain", str(tmp_path / "nowhere")]) == 2
 
 
