@@ -70,15 +70,11 @@ def same(a, b):
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
 
 
-LONG = ("test_xla.py", "test_replay_graphs.py")
-"""Files that take minutes: were one of them the last, one process would wait for the other."""
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """What takes the shared Ray starts it. Two at a time: all that start Ray first, one after another, beside the other files, long ones first."""
+    """What takes the shared Ray starts it. Tests run two at a time: all that start Ray first, one after another, beside the other files."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")
         item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.path.name not in LONG))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
