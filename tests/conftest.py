@@ -70,7 +70,6 @@ def same(a, b):
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """What takes the shared Ray starts it. Tests run two at a time: all that start Ray first, one after another, beside the other files."""
     for item in items:
