@@ -71,9 +71,8 @@ def same(a, b):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes the shared Ray starts it. Tests run two at a time: all that start Ray first, one after another, beside the other files."""
+    """What takes the shared Ray starts it. Tests run two at a time, as they come (groups, by file or of Ray's, take longer): those with Ray first."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")
-        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
