@@ -194,13 +194,13 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def replay(args: argparse.Namespace) -> int:
     """Run a recorded update again; 1 if it differs."""
-    from flowrl.observe.record import listed
+    from flowrl.observe.record import NEWEST, listed
     from flowrl.observe.replay import replay as again
 
     _imports(args)
     if args.update is None:
         if args.changes:
-            raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, 10)}")
+            raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, NEWEST)}")
         print(listed(args.dir))
         return 0
     done = again(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)
@@ -290,7 +290,7 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     return lambda row: goal.name in row and goal.holds(row[goal.name])
 
 
-def summary(run: Run, until: str | None, out: Path, code: Sequence[str], places: Sequence[str] = (), trace: str | None = None) -> str:
+def summary(run: Run, until: str | None, out: Path, code: Sequence[str], places: Sequence[str], trace: str | None) -> str:
     """How a run ended, where everything is, and what to do next.
 
     Args:

@@ -63,7 +63,7 @@ class Profile:
 
     def uptime(self, process: str) -> float:
         """The seconds of a process without those in which it was started or compiled, at least 1e-9: what its speed and shares are of."""
-        return max(self.wall(process) - sum(x for (_, kind), x in self.processes[process].items() if kind == "start"), 1e-9)
+        return max(self.wall(process) - by_kind(self.processes[process]).get("start", 0.0), 1e-9)
 
     @property
     def going(self) -> float:

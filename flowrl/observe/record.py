@@ -34,6 +34,8 @@ ENOUGH = 20
 """How many there must be."""
 FAR_OFF = 10.0
 """A loss is an outlier beyond so many times the median distance from the median."""
+NEWEST = 10
+"""How many records are listed where nobody asks for the list."""
 HELD = 2**30
 """Bytes of the updates that are held in memory, the newest always among them."""
 

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from flowrl.errors import SaveError
-from flowrl.observe.record import Recorded, find, listed, records
+from flowrl.observe.record import NEWEST, Recorded, find, listed, records
 from flowrl.resources.fragments import seed_of
 from flowrl.saving import FAILURE, MANIFEST
 
 Array = np.ndarray[Any, Any]
 Facts = Mapping[str, Any]
-TOLD_RECORDS = 10
-"""How many records, the newest, are listed where none is asked for."""
 TOLD = 5
 """How many numbers of a field that are not finite are told one by one."""
 
@@ -44,7 +42,7 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     if not path.is_file():
         over = "no error ended this run" if (Path(root) / MANIFEST).is_file() else "this run goes on, or was killed: it left no error"
         more = "; --update N tells what made the batch of an update" if records(root) else ""
-        return f"{over}{more}\n{listed(root, TOLD_RECORDS)}"
+        return f"{over}{more}\n{listed(root, NEWEST)}"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         kind, text, facts = told["error"], told["text"], dict(told["facts"])

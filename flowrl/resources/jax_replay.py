@@ -15,7 +15,7 @@ from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Site
 from flowrl.items import Batch, nbytes
 from flowrl.resources.replay_handle import ReplayHandle, Stock
-from flowrl.resources.shards import needed, reached, too_small
+from flowrl.resources.shards import needed, reached, too_large, too_small
 from flowrl.resources.sum_tree import WIDE, scattered
 from flowrl.texts import in_bytes
 
@@ -240,8 +240,7 @@ class JaxReplay(ReplayHandle):
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
-                takes = f"capacity={self.spec.capacity:,} takes {in_bytes(self.nbytes)}, more than there is memory on the device"
-                raise SettingError(f"{takes}; lower {self.site.name}.capacity") from error
+                raise too_large(self.spec, self.site.name, in_bytes(self.nbytes), " on the device") from error
         return self.core
 
     def add(self, batch: Batch) -> None:

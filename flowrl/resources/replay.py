@@ -22,7 +22,7 @@ from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.jax_replay import JaxReplay
 from flowrl.resources.jax_runners import JaxRunners
 from flowrl.resources.replay_handle import ReplayHandle, Stock
-from flowrl.resources.shards import columns_between, needed, ring, row_bytes, too_small, twin
+from flowrl.resources.shards import columns_between, needed, ring, row_bytes, too_large, too_small, twin
 from flowrl.texts import in_bytes
 
 Array = Any
@@ -123,7 +123,7 @@ class HostReplay(ReplayHandle):
         spaces = self.runners.spaces
         observations = self.rows * self.bounds[-1] * math.prod(spaces.obs.shape or ()) * np.dtype(spaces.obs_dtype).itemsize
         takes = in_bytes(self.nbytes) if self.nbytes else f"{in_bytes(observations)} for observations alone"
-        return SettingError(f"capacity={self.spec.capacity:,} takes {takes}, more than there is memory; lower {self.site.name}.capacity")
+        return too_large(self.spec, self.site.name, takes)
 
     def _lost(self, shard: int, error: RuntimeFailed, because: Future) -> None:
         """Start a shard anew, with nothing in it.

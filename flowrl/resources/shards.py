@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from flowrl.errors import ContractError, GraphError
+from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.items import Batch, nbytes
 from flowrl.resources.ring import Ring
 
@@ -47,6 +47,11 @@ def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None
             f"{name} holds {rows:,} steps of each environment, too few for fragments of {steps}"
             f"{f' and n_step={spec.n_step}' * (spec.n_step > 1)}; raise capacity to {(steps + spec.n_step) * envs:,} or more"
         )
+
+
+def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingError:
+    """The error of a replay that memory can't hold, which takes so much."""
+    return SettingError(f"capacity={spec.capacity:,} takes {takes}, more than there is memory{where}; lower {name}.capacity")
 
 
 def reached(spec: Replay, came: int, steps: int, envs: int) -> bool:
