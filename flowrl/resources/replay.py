@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
@@ -47,7 +48,7 @@ class HostReplay(ReplayHandle):
         except MemoryError as error:
             raise self._too_large() from error
         self.locks = [RLock() for _ in range(shards)]
-        """By shard: held while it is sent something; `lock` may be taken within, never the other way round."""
+        """By shard: held while it is sent something; several in their order, and `lock` within them, never the other way round."""
         self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
         self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
         self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
@@ -206,14 +207,14 @@ class HostReplay(ReplayHandle):
                     self._send(i, "prioritize", slot[at], stamp[at], priority[at])
 
     def stock(self) -> Stock:
-        """Once all that was sent is there."""
-        for shard in range(len(self.pool)):
-            with self.locks[shard]:
+        """Once all that was sent is there; nothing is added meanwhile."""
+        with ExitStack() as held:
+            for shard, lock in enumerate(self.locks):
+                held.enter_context(lock)
                 while self.sending[shard]:
                     self._hear(shard)
-        was = self.before
-        held, evicted = (sum(told[k] for told in self.told) for k in ("held", "evicted"))
-        return Stock(was.added + sum(self.sent), held, was.evicted + evicted, was.lost)
+            was, now = self.before, {k: sum(told[k] for told in self.told) for k in ("held", "evicted")}
+            return Stock(was.added + sum(self.sent), now["held"], was.evicted + now["evicted"], was.lost)
 
     def findings(self) -> Iterator[str]:
         """What was lost, and why."""

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -406,6 +407,27 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
     assert math.isfinite(row["loss"]) and run.audit().closed
     assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
     jax.block_until_ready(run.policy.weights)
+
+
+def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all():
+    with fl.run(SHARDED) as run:
+        replay, batches = run._session.place.handles["replay"], []
+        add = replay.add
+        replay.add = lambda batch: (batches.append(batch), add(batch))
+        next(run)
+
+        class Slow:
+            def result(self):  # what the last shard told; meanwhile another thread adds to the first
+                thread.start()
+                thread.join(0.2)
+                return replay.told[1]
+
+        thread = threading.Thread(target=add, args=(batches[-1],))
+        replay.sending[1].append(Slow())
+        before = replay.stock()
+        thread.join()
+        after = replay.stock()
+    assert before.closed and after.closed and after.added == before.added + batches[-1].steps
 
 
 def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
