@@ -15,7 +15,7 @@ DQN = {
     "envs": 8, "fragment": 32, "batch": 128 * 64, "minibatch": 64, "updates_per_step": 1 / 256, "target_every": 1, "epsilon": 0.04,
     "epsilon_steps": 8_000, "capacity": 100_000, "n_step": 3, "double": False, "report_every": 4,
 }  # fmt: skip
-"""128 updates every 256 steps, as in RL Baselines3 Zoo, a target that moves between them, and rates that fall to 0."""
+"""128 updates every 256 steps, as in RL Baselines3 Zoo, a target that moves between them, and rates that fall."""
 
 TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "CartPole-v1"): {"envs": 8, "fragment": 128, "batch": 1024, "minibatch": 64, "lr": 1e-3, "gamma": 0.98, "lam": 0.8},
@@ -28,9 +28,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "envs": 64, "fragment": 128, "batch": 8192, "epochs": 4, "minibatch": 1024, "lr": 5e-3, "gamma": 0.99, "entropy": 0.01,
     },
     **{(graph, "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98} for graph in ("impala", "appo")},
-    ("dqn", "CartPole-v1"): {
-        **DQN, "gamma": 0.98, "lr": Linear(1e-3, 0.0, 65_000), "hidden": (128, 128),
-    },
+    ("dqn", "CartPole-v1"): {**DQN, "prioritized": True, "lr": Linear(1e-3, 0.0, 65_000), "hidden": (128, 128)},
     ("dqn", "Acrobot-v1"): {**DQN, "lr": Linear(1e-3, 0.0, 75_000)},
     ("apex", "CartPole-v1"): {**DQN, "fragment": 16, "epsilon": 0.4, "lr": Linear(1e-3, 0.0, 100_000)},
     ("sac", "Pendulum-v1"): {"lr": 1e-3},
