@@ -4,6 +4,7 @@ import atexit
 import functools
 import os
 import shutil
+import signal
 import tempfile
 
 if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
@@ -19,6 +20,8 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
     }
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts by `&`: what tests start would never see it either
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import numpy as np
