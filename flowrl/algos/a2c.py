@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat
 from flowrl.ops.report import Report
@@ -40,7 +41,7 @@ class A2CSettings:
 
 def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph:
     """The policy gradient with n-step advantages: one gradient step per small synchronous batch."""
-    s = settings or A2CSettings()
+    s = given(settings, A2CSettings)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "a2c",

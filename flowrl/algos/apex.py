@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.dqn import DQNSettings, dqn
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph, chain
 from flowrl.ops.queue import Queue
 from flowrl.ops.replay import InitialPriorities
@@ -34,7 +35,7 @@ class ApexSettings(DQNSettings):
 
 def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Graph:
     """Three stages: sampling into the replay; drawing from it; and behind a queue learning."""
-    s = settings or ApexSettings()
+    s = given(settings, ApexSettings)
     return (
         dqn(env, s)
         .rename("apex")

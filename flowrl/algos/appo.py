@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.impala import IMPALASettings, impala
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.train import UpdateTarget
 from flowrl.resources.environments import Make
@@ -22,7 +23,7 @@ class APPOSettings(IMPALASettings):
 
 def appo(env: Make = "CartPole-v1", settings: APPOSettings | None = None) -> Graph:
     """Two stages as in `impala`; the target network is renewed with every so many updates."""
-    s = settings or APPOSettings()
+    s = given(settings, APPOSettings)
     own = ("clip", "kl", "target_every")
     plain = IMPALASettings(**{k: v for k, v in vars(s).items() if k not in own})
     loss = APPOLoss(clip=s.clip, gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy, kl=s.kl)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.replay import ReplayAdd, ReplaySample, UpdatePriorities
 from flowrl.ops.report import Report
@@ -56,7 +57,7 @@ class DQNSettings:
 
 def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph:
     """Sample, add, draw, train: every rate is written down."""
-    s = settings or DQNSettings()
+    s = given(settings, DQNSettings)
     policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling)
     explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Concat
 from flowrl.ops.queue import Queue
@@ -46,7 +47,7 @@ class IMPALASettings:
 
 def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) -> Graph:
     """Two stages: sampling, and behind a queue learning. Weights go back with every update."""
-    s = settings or IMPALASettings()
+    s = given(settings, IMPALASettings)
     policy = s.policy or default_policy(env)
     loss = VTraceLoss(gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy)
     return Graph(

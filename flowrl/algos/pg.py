@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat, Standardize
 from flowrl.ops.report import Report
@@ -38,7 +39,7 @@ class PGSettings:
 
 def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
     """Returns minus a learned value, one gradient step per large synchronous batch."""
-    s = settings or PGSettings()
+    s = given(settings, PGSettings)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "pg",

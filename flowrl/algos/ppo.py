@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.batch import Advantages, Concat, Standardize
 from flowrl.ops.report import Report
@@ -45,7 +46,7 @@ class PPOSettings:
 
 def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph:
     """Clipped surrogate objective, several epochs of minibatches per batch, synchronous sampling: lag 0."""
-    s = settings or PPOSettings()
+    s = given(settings, PPOSettings)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     loss = PPOLoss(clip=s.clip, value_clip=s.value_clip, entropy=s.entropy, target_kl=s.target_kl)
     scale = s.gamma if s.normalize_rewards else None

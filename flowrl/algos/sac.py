@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.algos.settings import given
 from flowrl.graph.graph import Graph
 from flowrl.ops.replay import ReplayAdd, ReplaySample
 from flowrl.ops.report import Report
@@ -44,7 +45,7 @@ class SACSettings:
 
 def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None) -> Graph:
     """Sampled actions into a replay, and an update for every step."""
-    s = settings or SACSettings()
+    s = given(settings, SACSettings)
     policy = s.policy or Policy(SACNetwork, alpha=s.alpha)
     return Graph(
         "sac",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -76,8 +77,8 @@ class ReplaySample(Stateless):
     def __post_init__(self) -> None:
         if self.batch < 1 or self.start < 1:
             raise SettingError(f"batch and start must be at least 1, got batch={self.batch}, start={self.start}")
-        if self.updates_per_step is not None and self.updates_per_step <= 0:
-            raise SettingError(f"updates_per_step must be above 0 or None, got {self.updates_per_step}")
+        if self.updates_per_step is not None and not 0 < self.updates_per_step < math.inf:
+            raise SettingError(f"updates_per_step must be a number above 0, or None, got {self.updates_per_step}")
 
     @property
     def ratio(self) -> Fraction | None:

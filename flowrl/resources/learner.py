@@ -60,7 +60,7 @@ class LearnerHandle(Handle):
         """
         missing = [name for name in self.core.loss.needs if name not in batch.data]
         if missing:
-            makers = {"advantage": "Advantages()", "target": "Advantages()"}
+            makers = {**dict.fromkeys(("advantage", "target"), "Advantages()"), **dict.fromkeys(("next_obs", "discount"), "ReplaySample(batch=...)")}
             hint = "; ".join(sorted({f"put {makers[m]} before it" for m in missing if m in makers})) or "add them before it"
             if "next_obs" in batch.data and "next_obs" not in self.core.loss.needs:
                 hint = f"{type(self.core.loss).__name__} can't train on single steps drawn from a replay, so take DQNLoss or SACLoss"

@@ -75,7 +75,9 @@ def test_a_priority_is_never_0():
         fl.Replay(100, eps=0.0)
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 1, "start": 0}, {"batch": 1, "updates_per_step": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"batch": 1, "start": 0}, *({"batch": 1, "updates_per_step": x} for x in (0.0, float("nan"), float("inf")))]
+)
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(fl.SettingError, match="must be"):
         fl.ReplaySample(**wrong)
