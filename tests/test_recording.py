@@ -23,7 +23,6 @@ from flowrl.observe.replay import replay
 from flowrl.observe.why import why
 from flowrl.resources.fragments import seed_of
 
-pytestmark = pytest.mark.xdist_group("recording")  # its runs are shared, so that one process has them all
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
 TINY = {"runners": 2, "envs": 2, "fragment": 8}
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**TINY, batch=32, epochs=2, minibatch=16, policy=POLICY))

@@ -17,4 +17,4 @@ def given(settings: S | None, kind: type[S]) -> S:
     """
     if settings is not None and not isinstance(settings, kind):
         raise SettingError(f"settings must be fl.{kind.__name__}(...), got {settings!r}")
-    return settings or kind()
+    return kind() if settings is None else settings

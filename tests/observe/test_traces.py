@@ -21,7 +21,6 @@ from flowrl.observe import table
 from flowrl.observe.progress import Progress
 from flowrl.observe.trace import Trace
 
-pytestmark = pytest.mark.xdist_group("traces")  # its runs are shared, so that one process has them all
 SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs": 4, "fragment": 16}
 GRAPHS = {
     "ppo": lambda: fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=128, minibatch=64, epochs=3)),
