@@ -117,6 +117,40 @@ def silent():
     return vector
 
 
+class CutShort(gym.Env):
+    """Observes 1, is worth 1 a step, and is cut short after 5 steps: with a discount of 0.9 every state is worth 10."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    age = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        return np.ones(1, np.float32), 1.0, False, self.age == 5, {}
+
+
+def cut_short(mode="NextStep", envs=8):
+    """A vector of `CutShort` that resets in one of Gymnasium's modes."""
+    return SyncVectorEnv([CutShort] * envs, autoreset_mode=AutoresetMode(mode))
+
+
+class JaxCutShort(fl.JaxEnv):
+    """`CutShort` in JAX."""
+
+    observation_space, action_space = CutShort.observation_space, CutShort.action_space
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.ones(1)
+
+    def step(self, state, action, key):
+        return state + 1, jnp.ones(1), jnp.float32(1), jnp.bool_(False), state == 4
+
+
 class Corridor(fl.JaxEnv):
     """In JAX: walk right to the end, where the reward is 1. The observation is the place in [0, 1]; cut short after 20 steps."""
 

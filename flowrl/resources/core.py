@@ -14,7 +14,7 @@ import optax
 from flowrl.clock import epoch_ended
 from flowrl.errors import ContractError
 from flowrl.items import COLUMNS, Metrics
-from flowrl.rl.losses import Loss, valid_only
+from flowrl.rl.losses import Loss, without_masked_nans
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -101,9 +101,9 @@ class Core:
         length = data["valid"].shape[0] if self.sequences else 1
         n, size = data["valid"].size // length, minibatch // length
         if self.sequences:
-            rows = valid_only(data)
+            rows = without_masked_nans(data)
         else:
-            rows, columns = valid_only({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
+            rows, columns = without_masked_nans({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
         key, mine = jax.random.split(state["key"])
         if self.loss.random:
             rows["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (n, 2))

@@ -41,13 +41,19 @@ def standardized(x: Array, valid: Array) -> Array:
     return jnp.where(valid, centred / jnp.sqrt(mean(centred**2, valid) + 1e-8), 0.0)
 
 
-def valid_only(rows: Mapping[str, Array]) -> dict[str, Array]:
-    """Rows ``[N, ...]`` or ``[T, B, ...]`` with 0 for every float at the invalid ones: what these hold, be it NaN, reaches no loss."""
+def without_masked_nans(rows: Mapping[str, Array]) -> dict[str, Array]:
+    """Rows ``[N, ...]`` or ``[T, B, ...]`` with 0 in place of every NaN or infinity at the masked ones.
+
+    Losses weigh rows by ``valid``, but a NaN times 0 is still NaN. All finite numbers stay as they are: a masked row holds the final observation
+    of an episode, from which the row before it is bootstrapped where the episode was truncated.
+    """
 
     def clean(x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
         valid = rows["valid"]
         valid = valid.reshape(*valid.shape, *(1,) * (x.ndim - valid.ndim))
-        return jnp.where(valid, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return jnp.where(valid | jnp.isfinite(x), x, 0)
 
     return {k: clean(v) for k, v in rows.items()}
 
