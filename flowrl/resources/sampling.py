@@ -183,9 +183,9 @@ class Runner:
         return self._finish(data, self.obs.copy(), carry, [])
 
     def _fill_same_step(self) -> Sample:
-        """The other two ways of resetting, brought to NEXT_STEP: each column gets a row of its own for a final observation.
+        """The other two autoreset modes, brought to NEXT_STEP: each column gets a masked row of its own for a final observation.
 
-        A column with more endings is full sooner; the steps that it then takes while others fill up are skipped.
+        A column in which more episodes end is full sooner; the steps that it then takes while others fill up are skipped.
         """
         steps, envs = self.spec.fragment, self.spec.envs
         data, carry = self._empty(steps), self._carry()
@@ -217,7 +217,11 @@ class Runner:
                 row[ended] += 1
                 last[ended] = obs[ended]
             self.memory = Memory(self.memory.carry, over) if self.network.recurrent else self.memory
-        return self._finish(data, last, carry, skipped)
+        sample = self._finish(data, last, carry, skipped)
+        # An episode that ended with the last row has no masked row: its final observation is `bootstrap_obs`. Its place is counted all the
+        # same, so that a replay does not put the first observation of the next episode there.
+        self.gone += data["terminated"][-1] | data["truncated"][-1]
+        return sample
 
     def _empty(self, steps: int) -> dict[str, Array]:
         envs, spaces = self.spec.envs, self.spaces
