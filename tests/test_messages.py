@@ -121,16 +121,6 @@ def test_allow_names_packages():
             fl.Graph.from_text(PPO.text(), allow=wrong)
 
 
-def test_a_loss_that_stops_updates_says_so_first():
-    with pytest.raises(fl.CheckError, match=r"ppo\.train: the loss reports `stop`, but does not say that it may; make it a class on fl\.Loss"):
-        PPO.set("learner.loss", stopping).check()
-
-
-def stopping(policy, params, batch):
-    value = policy(params, batch["obs"])[1].mean()
-    return value, {"stop": value > 1}
-
-
 def test_numpy_in_a_compiled_function_is_told_the_way_out():
     with pytest.raises(fl.CheckError, match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy"):
         PPO.insert(after="sample", mine=InRun(lambda r: np.clip(r, -1, 1))).check()

@@ -39,6 +39,11 @@ class AbstractSite(HereSite):
         self.looks[0] += 1
         return self.looks[0] * 3e7
 
+    @property
+    def devices(self) -> int:
+        """One: how many share the work changes no shapes."""
+        return 1
+
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """The shapes that the function returns; found once per function, settings and shapes."""
         leaves, tree = jax.tree.flatten(args)

@@ -100,6 +100,10 @@ class Site(Protocol):
     def elsewhere(self) -> bool:
         """Whether workers are in other processes."""
 
+    @property
+    def devices(self) -> int:
+        """How many devices may share the work of a function that `run` runs."""
+
     def key(self, *folds: int | str) -> Any:
         """A random key of this resource's own: the seed, its name and `folds`, folded together."""
 

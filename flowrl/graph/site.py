@@ -109,6 +109,11 @@ class HereSite:
         """What was measured since the last Row."""
         return self.place.metrics
 
+    @property
+    def devices(self) -> int:
+        """All of this process."""
+        return jax.local_device_count()
+
     def key(self, *folds: int | str) -> Any:
         """The run's seed with this resource's name and `folds` folded in."""
         key = jax.random.key(self.seed)

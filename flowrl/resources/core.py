@@ -10,10 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from flowrl.clock import epoch_ended
 from flowrl.errors import ContractError
 from flowrl.items import COLUMNS, Metrics
+from flowrl.mesh import mean_of_devices, number, shared
+from flowrl.resources.minibatches import Minibatches, Rows
 from flowrl.rl.losses import Loss, without_masked_nans
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
@@ -22,6 +25,11 @@ from flowrl.rl.spaces import Spaces
 Array = Any
 RESERVED = {*COLUMNS, "bad"}
 State = dict[str, Any]
+
+
+def _report_epoch(epoch: Array, done: Array) -> None:
+    """Report from within an update that an epoch ended, once `done` is computed; of several devices the first does."""
+    jax.lax.cond(number() == 0, lambda: jax.debug.callback(epoch_ended, epoch, done), lambda: None)
 
 
 @lru_cache(maxsize=64)
@@ -90,79 +98,82 @@ class Core:
         minibatch: int,
         shuffle: bool = True,
         traced: bool = False,
+        shards: int = 1,
     ) -> tuple[State, Metrics, Array | None]:
         """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``.
 
-        If `traced`, every epoch of several tells when it ended.
+        Args:
+            state: of this learner.
+            data: fields ``[T, B, ...]``.
+            columns: of a loss that takes whole columns ``[B, ...]``.
+            epochs: how often each step is used.
+            minibatch: steps per gradient step, on all devices together.
+            shuffle: whether minibatches are drawn again in each epoch, or taken in order.
+            traced: whether every epoch of several reports when it ended.
+            shards: devices that share each minibatch; they average gradients by their numbers of valid rows.
 
         Returns:
-            The new state, metrics, and if the loss tells it the priority of each row ``[N]`` as it was found last.
+            The new state, metrics, and if the loss reports it the priority of each row ``[N]`` as it was found last.
         """
-        length = data["valid"].shape[0] if self.sequences else 1
-        n, size = data["valid"].size // length, minibatch // length
-        if self.sequences:
-            rows = without_masked_nans(data)
-        else:
-            rows, columns = without_masked_nans({k: v.reshape(-1, *v.shape[2:]) for k, v in data.items()}), {}
+        steps, width = data["valid"].shape
+        cut = Minibatches(steps, width, minibatch, self.sequences, shuffle, shards)
         key, mine = jax.random.split(state["key"])
+        fields = without_masked_nans(data)
         if self.loss.random:
-            rows["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (n, 2))
-        first = (state["weights"], state["opt"], jnp.bool_(False))
+            fields["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (*data["valid"].shape, 2))
+        given = (
+            {name: cut.laid_out(x) for name, x in fields.items()},
+            {name: cut.laid_out(x, time=False) for name, x in columns.items()} if self.sequences else {},
+        )
+        extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
         names: list[str] = []
-        step = self._gradient_step(state, names)
 
-        def some(index: Array) -> dict[str, Array]:
-            return {k: v[:, index] if self.sequences else v[index] for k, v in rows.items()} | {k: v[index] for k, v in columns.items()}
+        def train(weights: Weights, opt: Any, extra: dict[str, Array], key: Array, fields: Rows, columns: Rows) -> Any:
+            rows = {name: cut.on_this_device(x) for name, x in fields.items()}
+            step = self._gradient_step(extra, names)
 
-        def in_order(x: Array, axis: int) -> Array:
-            return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+            def epoch(carry: Any, numbered: tuple[Array, Array]) -> Any:
+                number, key = numbered
+                carry, (metrics, priority), order = cut.epoch(step, carry, rows, columns, key)
+                if traced:
+                    _report_epoch(number, jnp.max(metrics))
+                return carry, (metrics, None if priority is None else cut.as_laid_out(priority, order))
 
-        def epoch(carry: Any, numbered: tuple[Array, Array]) -> Any:
-            number, key = numbered
-            if size == n:
-                carry, told = step(carry, {**rows, **columns})
-                order = jnp.arange(n)
-            elif not shuffle:
-                parts = {k: in_order(v, int(self.sequences)) for k, v in rows.items()} | {k: in_order(v, 0) for k, v in columns.items()}
-                carry, told = jax.lax.scan(step, carry, parts)
-                order = jnp.arange(n)
+            first = (weights, opt, jnp.bool_(False))
+            if cut.count == 1 and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
+                (weights, opt, _), (metrics, priority) = epoch(first, (jnp.int32(0), key))
             else:
-                order = jax.random.permutation(key, n).reshape(-1, size)
-                carry, told = jax.lax.scan(lambda c, i: step(c, some(i)), carry, order)
-            if traced:
-                jax.debug.callback(epoch_ended, number, jnp.max(told[0]))
-            return carry, (*told, order)
+                (weights, opt, _), (metrics, priority) = jax.lax.scan(epoch, first, (jnp.arange(epochs), jax.random.split(key, epochs)))
+                priority = None if priority is None else priority[-1]
+            if self._normalizes:
+                shape = self.spaces.obs.shape or ()
+                weights = Weights(weights.params, self.network.observe(weights, rows["obs"].reshape(-1, *shape), rows["valid"].reshape(-1)))
+            return weights, opt, metrics.reshape(-1, len(names)), priority
 
-        if size == n and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
-            carry, (metrics, priority) = step(first, {**rows, **columns})
-        else:
-            carry, (metrics, priority, order) = jax.lax.scan(epoch, first, (jnp.arange(epochs), jax.random.split(mine, epochs)))
-            if priority is not None:
-                priority = jnp.zeros(n).at[order[-1].reshape(-1)].set(priority[-1].reshape(-1))
-        weights, opt, _ = carry
-        metrics = metrics.reshape(-1, len(names))
+        if shards > 1:
+            whole, row = PartitionSpec(), cut.spec(time=not self.sequences)
+            split = {name: cut.spec() for name in given[0]}, {name: cut.spec(time=False) for name in given[1]}
+            train = shared(train, shards, (whole, whole, whole, whole, *split), (whole, whole, whole, row if self.loss.priorities else whole))
+        weights, opt, metrics, priority = train(state["weights"], state["opt"], extra, mine, *given)
         applied = metrics[:, -1:]  # names[-1] is gradient_steps
         share = applied / jnp.maximum(jnp.sum(applied), 1)
         means = dict(zip(names[:-1], jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0), strict=False))
-        if self._normalizes:
-            seen = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
-            weights = Weights(weights.params, self.network.observe(weights, seen, rows["valid"].reshape(-1)))
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
-        priority = None if priority is None else jnp.where(good, priority, 0.0)  # a NaN would spoil every draw before the next Row tells of it
+        # A NaN among the priorities would spoil every draw before the next Row reports it.
+        priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
-        told = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
-        return {**state, **kept, "key": key}, Metrics.pack(told), priority
+        report = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
+        return {**state, **kept, "key": key}, Metrics.pack(report), priority
 
-    def _gradient_step(self, state: State, names: list[str]) -> Callable[[Any, dict[str, Array]], Any]:
+    def _gradient_step(self, extra: dict[str, Array], names: list[str]) -> Callable[[Any, Rows], Any]:
         """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same, metrics, the rows' priorities if any.
 
-        Metrics, of which it tells the names, are one array, for XLA handles a few small ones no faster than a large one.
+        Metrics, whose names it adds to `names`, are one array, for XLA handles a few small ones no faster than a large one.
         """
-        extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
 
-        def step(carry: Any, batch: dict[str, Array]) -> Any:
+        def step(carry: Any, batch: Rows) -> Any:
             weights, opt, stopped = carry
 
             def loss_of(params: dict[str, Array]) -> Any:
@@ -184,19 +195,19 @@ class Core:
                 raise ContractError(
                     f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
                 )
-            stop, priority = metrics.pop("stop", None), metrics.pop("priority", None) if self.loss.priorities else None
-            if stop is not None and not self.loss.stops_early:
-                raise ContractError("the loss reports `stop`, but does not say that it may; make it a class on fl.Loss whose stops_early is True")
+            priority = metrics.pop("priority", None) if self.loss.priorities else None
+            changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
+            loss, metrics, grads, changed = mean_of_devices((loss, metrics, grads, changed), jnp.sum(batch["valid"]))
             updates, new_opt = self.tx.update(grads, opt, weights.params)
-            new = (Weights(optax.apply_updates(weights.params, updates), rest), new_opt)
+            new = (Weights(optax.apply_updates(weights.params, updates), {**rest, **changed}), new_opt)
             applied = jnp.float32(1)
-            if stop is not None:  # the step that goes too far is not taken, nor are those after it
-                stopped = stopped | stop
+            if self.loss.stops_early:  # the step that goes too far is not taken, nor are those after it
+                stopped = stopped | self.loss.stop(metrics)
                 new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
                 applied = 1 - stopped.astype(jnp.float32)
-            told = {"loss": loss, **metrics, "gradient_steps": applied}
-            names[:] = told
-            return (*new, stopped), (jnp.stack([jnp.asarray(x, jnp.float32) for x in told.values()]), priority)
+            report = {"loss": loss, **metrics, "gradient_steps": applied}
+            names[:] = report
+            return (*new, stopped), (jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()]), priority)
 
         return step
 

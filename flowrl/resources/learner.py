@@ -15,7 +15,6 @@ from flowrl.events import Updated, Updating
 from flowrl.far import Far
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
 from flowrl.items import Batch, Trained, lag_of, plain_copy
-from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
 from flowrl.resources.core import core_of
@@ -41,6 +40,10 @@ class LearnerHandle(Handle):
         if wrong := self.core.loss.check(self.core.network):
             raise GraphError(wrong)
         self.state = {"core": site.run(self.core.init, site.key("init")), "version": np.int32(0)}
+        self.shards = 1
+        """Devices that shared the last update."""
+        self.rows = 0
+        """Rows of its minibatches."""
         runners.publish(*self.weights())
 
     def close(self) -> None:
@@ -80,7 +83,6 @@ class LearnerHandle(Handle):
         lag = self.site.call(lag_of, version, batch.columns["version"])
         data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
-        data, columns = ({k: split(x, axis) for k, x in part.items()} for part, axis in ((data, 1), (columns, 0)))
         how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
         if stream.wants(Updating):
             stream.emit(Updating(self.site.name, int(version), self.site.run(plain_copy, self.state["core"]), batch, how, self.core))
@@ -88,7 +90,9 @@ class LearnerHandle(Handle):
         traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
         if traced:
             update_begins()
-        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced)
+        self.rows = size // whole
+        self.shards = self.site.devices if self.rows % self.site.devices == 0 else 1
+        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced, shards=self.shards)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
@@ -97,6 +101,19 @@ class LearnerHandle(Handle):
         if stream.wants(Updated):
             stream.emit(Updated(self.site.name, int(version), trained))
         return trained
+
+    def facts(self) -> dict[str, Any]:
+        """How many devices share an update."""
+        return {"devices": self.shards}
+
+    def findings(self) -> Iterator[str]:
+        """Whether devices are idle, and how they would not be."""
+        if self.rows and self.shards < self.site.devices:
+            rows = f"{self.rows:,} {'columns' if self.core.sequences else 'steps'}"
+            yield (
+                f"{self.site.name}: its updates use one of {self.site.devices} devices, which can't share minibatches of {rows} evenly; "
+                f"take a multiple of {self.site.devices}"
+            )
 
     def values(self, batch: Batch) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.

@@ -18,6 +18,7 @@ from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.items import Batch, read_only
+from flowrl.mesh import on_one
 from flowrl.metrics import summed
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
@@ -44,7 +45,8 @@ def _sent(x: Any) -> Any:
 
 
 def _here(x: Any) -> jax.Array:
-    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+    """An array on one device: a runner acts there alone, even if several share the learner's updates."""
+    return on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
 class Runner:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import ContractError, SettingError
+from flowrl.mesh import mean_of_devices
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.returns import vtrace
 
@@ -36,9 +37,13 @@ def mean(x: Array, weight: Array) -> Array:
 
 
 def standardized(x: Array, valid: Array) -> Array:
-    """`x` with mean 0 and variance 1 over the valid rows, and 0 at the others."""
-    centred = x - mean(x, valid)
-    return jnp.where(valid, centred / jnp.sqrt(mean(centred**2, valid) + 1e-8), 0.0)
+    """`x` with mean 0 and variance 1 over the valid rows, of all devices that share them, and 0 at the others."""
+
+    def over_all(x: Array) -> Array:
+        return mean_of_devices(mean(x, valid), jnp.sum(valid))
+
+    centred = x - over_all(x)
+    return jnp.where(valid, centred / jnp.sqrt(over_all(centred**2) + 1e-8), 0.0)
 
 
 def without_masked_nans(rows: Mapping[str, Array]) -> dict[str, Array]:
@@ -81,6 +86,10 @@ class Loss(ABC):
         """Whether it may end an update before its last gradient step."""
         return False
 
+    def stop(self, metrics: Mapping[str, Array]) -> Array:
+        """Whether the metrics of a minibatch call for an end of the update before the gradient step is taken, where it `stops_early`."""
+        return jnp.bool_(False)
+
     def check(self, net: Network) -> str:
         """What is wrong with training this network by it; empty if nothing is."""
         return ""
@@ -95,7 +104,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
-        """The scalar to minimise, and scalars to report. Where `stops_early`, a metric ``stop`` that is true ends the update."""
+        """The scalar to minimise, and scalars to report."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,10 @@ class PPOLoss(Loss):
     def stops_early(self) -> bool:
         """Where `target_kl` is set."""
         return self.target_kl is not None
+
+    def stop(self, metrics: Mapping[str, Array]) -> Array:
+        """Whether the KL divergence is above 1.5 times `target_kl`."""
+        return metrics["kl"] > (jnp.inf if self.target_kl is None else 1.5 * self.target_kl)
 
     def init(self) -> dict[str, Array]:
         """The weight of the KL penalty, if there is one."""
@@ -168,8 +181,6 @@ class PPOLoss(Loss):
         if self.kl_penalty_target is not None:
             loss = loss + batch["kl_weight"] * kl
             metrics["kl_weight"] = batch["kl_weight"]
-        if self.target_kl is not None:
-            metrics["stop"] = kl > 1.5 * self.target_kl
         return loss, metrics
 
 
@@ -250,6 +261,9 @@ class APPOLoss(Loss):
 
     Args:
         clip: how far the probability ratio may move from 1.
+        standardize: shift and scale the advantages of a minibatch to mean 0 and variance 1. Near the optimum, where all advantages are small,
+            this scales noise up to the size that the signal had before.
+        target_values: take the values in V-trace from the target network, as IMPACT does, and not from the newest parameters, as RLlib does.
         gamma: discount.
         lam: the weight of longer traces.
         rho_clip: the largest weight of a step's own error.
@@ -267,6 +281,8 @@ class APPOLoss(Loss):
     value: float = 0.5
     entropy: float = 0.0
     kl: float = 0.0
+    standardize: bool = False
+    target_values: bool = False
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
     on_policy: ClassVar[bool] = False
@@ -280,11 +296,13 @@ class APPOLoss(Loss):
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         valid, action = batch["valid"], batch["action"]
-        dist, value, _ = _with_end(policy, params, batch)
+        dist, value, end = _with_end(policy, params, batch)
         anchor, old_value, old_end = jax.lax.stop_gradient(_with_end(policy, batch["target_params"], batch))
         old_logp = anchor.log_prob(action)
-        target, advantage = _vtrace(self, jnp.where(valid, old_logp - batch["logp"], 0.0), old_value, old_end, batch)
-        advantage = standardized(advantage, valid)
+        values = (old_value, old_end) if self.target_values else (value, end)
+        target, advantage = _vtrace(self, jnp.where(valid, old_logp - batch["logp"], 0.0), *values, batch)
+        if self.standardize:
+            advantage = standardized(advantage, valid)
         log_ratio = jnp.where(valid, dist.log_prob(action) - old_logp, 0.0)
         ratio = jnp.exp(log_ratio)
         surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)

@@ -14,6 +14,7 @@ from flax import nnx
 
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
+from flowrl.mesh import total
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.spaces import Spaces
@@ -350,15 +351,15 @@ class RunningNorm(nnx.Module):
 
 
 def merge_moments(moments: tuple[Array, Array, Array], x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """(mean, variance, count) with ``x [N, ...]`` counted in, each by ``weight [N]`` (Chan et al. 1979)."""
+    """(mean, variance, count) with ``x [N, ...]`` of all devices that share it counted in, each by ``weight [N]`` (Chan et al. 1979)."""
     mean, var, count = moments
     w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
     x = jnp.where(w > 0, x, 0)
-    n = jnp.sum(weight.astype(jnp.float32))
+    n = total(jnp.sum(weight.astype(jnp.float32)))
     share = w / jnp.where(n > 0, n, 1)
-    batch_mean = jnp.sum(x * share, axis=0)
-    batch_var = jnp.sum((x - batch_mean) ** 2 * share, axis=0)
-    total = count + n
+    batch_mean = total(jnp.sum(x * share, axis=0))
+    batch_var = total(jnp.sum((x - batch_mean) ** 2 * share, axis=0))
+    new_count = count + n
     delta = batch_mean - mean
-    new_var = (var * count + batch_var * n + delta**2 * count * n / total) / total
-    return mean + delta * n / total, new_var, total
+    new_var = (var * count + batch_var * n + delta**2 * count * n / new_count) / new_count
+    return mean + delta * n / new_count, new_var, new_count

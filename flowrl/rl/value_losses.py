@@ -107,7 +107,8 @@ class SACLoss(Loss):
         """The loss and its metrics."""
         valid, fixed = batch["valid"], jax.lax.stop_gradient(params)
         shape = batch["action"].shape
-        now, then = jax.random.normal(jax.random.wrap_key_data(batch["seed"][0]), (2, *shape))
+        keys = jax.random.wrap_key_data(batch["seed"])
+        now, then = jnp.moveaxis(jax.vmap(lambda key: jax.random.normal(key, (2, *shape[1:])))(keys), 1, 0)
         log_alpha = policy(params, method="log_alpha")
         alpha = jnp.exp(jax.lax.stop_gradient(log_alpha))
 

@@ -124,6 +124,11 @@ class InlineSite(HereSite):
         back_to(self.place.ledger, counts)
 
     @property
+    def devices(self) -> int:
+        """One for many runs at once, which are themselves split over the devices; else all."""
+        return 1 if cast("ProgramPlace", self.place).many else super().devices
+
+    @property
     def metrics(self) -> Metered:
         """None."""
         return Unmetered()
@@ -165,6 +170,8 @@ class ProgramPlace(Place):
     site: InlineSite
     tracing = False
     """Whether a program is being traced."""
+    many = False
+    """Whether it is of many runs at once."""
     seed: Array = 0
 
     @contextmanager

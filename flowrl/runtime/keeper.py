@@ -132,6 +132,10 @@ class Keeper:
             self._drop(dropped)
             return Packed(arrays) if isinstance(tree, list) else jax.tree.unflatten(form, arrays)
 
+    def devices(self) -> int:
+        """How many devices this process has."""
+        return jax.local_device_count()
+
     def spent(self) -> Reading:
         """The seconds of this process by kind of work."""
         return self.clock.reading()

@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import jax
@@ -128,6 +129,11 @@ class Home:
         """Numbers under which nothing need be kept any more."""
         self.asked: deque[Any] = deque()
 
+    @cached_property
+    def devices(self) -> int:
+        """How many devices the process has."""
+        return int(self.remote.submit("devices").result())
+
     def run(self, fn: Callable[..., Any], donate: tuple[int, ...], static: Mapping[str, Any], args: tuple[Any, ...]) -> Any:
         """Run a function there."""
         leaves, form = jax.tree.flatten(args)
@@ -227,6 +233,11 @@ class FarSite(HereSite):
 
     def _home(self, args: Any) -> Home:
         return next((home for home in homes_of(args) if home in self.homes), None) or next(self.turn)
+
+    @property
+    def devices(self) -> int:
+        """Those of one of the processes."""
+        return self.homes[0].devices
 
     def key(self, *folds: int | str) -> Any:
         """A key, there."""

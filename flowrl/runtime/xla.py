@@ -44,6 +44,7 @@ class Fused:
     ) -> None:
         self.graph = graph
         self.place = place
+        self.place.many = members.many
         self.members = members
         self.best = best
         """Of many: which one to show."""

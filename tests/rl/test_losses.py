@@ -264,13 +264,11 @@ def test_stop_is_true_once_the_divergence_exceeds_one_and_a_half_targets():
     kl = float(fl.PPOLoss()(discrete, params, batch)[1]["kl"])
     for target, stop in ((kl / 1.5 * 0.99, True), (kl / 1.5 * 1.01, False)):
         loss = fl.PPOLoss(target_kl=target)
-        assert loss.stops_early and bool(loss(discrete, params, batch)[1]["stop"]) is stop
+        assert loss.stops_early and bool(loss.stop(loss(discrete, params, batch)[1])) is stop
 
 
 def test_there_is_no_stop_without_target_kl():
-    params, batch = example()
-    loss = fl.PPOLoss()
-    assert not loss.stops_early and "stop" not in loss(discrete, params, batch)[1]
+    assert not fl.PPOLoss().stops_early and not fl.PPOLoss().stop({"kl": 100.0})
 
 
 @pytest.mark.parametrize("clip", [0, -0.1])
@@ -323,12 +321,12 @@ def linear(params, obs):
     return Categorical(out[..., :2]), out[..., 2]
 
 
-def columns_alone(loss, params, batch, target):
-    """The V-trace targets, advantages and terms of each column by itself, in loops."""
+def columns_alone(loss, params, batch, target, valued=None):
+    """The V-trace targets, advantages and terms of each column by itself, in loops; `valued`: the parameters for values, if other ones."""
     found = []
     for b in range(batch["valid"].shape[1]):
         obs = np.concatenate([batch["obs"][:, b], batch["bootstrap_obs"][None, b]])
-        dist, value = linear(target, obs)
+        dist, value = linear(target, obs)[0], linear(target if valued is None else valued, obs)[1]
         log_ratio = np.asarray(Categorical(dist.logits[:-1]).log_prob(batch["action"][:, b])) - batch["logp"][:, b]
         stream = (batch[k][:, b] for k in ("terminated", "truncated", "valid"))
         goal, advantage = vtrace(log_ratio, batch["reward"][:, b], value[:-1], value[-1], *stream, loss.gamma, loss.lam)
@@ -347,13 +345,15 @@ def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
     np.testing.assert_allclose(loss(linear, params, batch)[0], total / len(rows), rtol=1e-4)
 
 
-def test_the_appo_loss_equals_a_loop_over_valid_rows():
+@pytest.mark.parametrize("target_values", [False, True])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_the_appo_loss_equals_a_loop_over_valid_rows(standardize, target_values):
     rng = np.random.default_rng(2)
     batch, params, old = sequence(3), *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2))
-    loss = fl.APPOLoss(clip=0.2, gamma=0.9, value=0.3, entropy=0.02, kl=0.1)
-    rows = columns_alone(loss, params, batch, old)
+    loss = fl.APPOLoss(clip=0.2, gamma=0.9, value=0.3, entropy=0.02, kl=0.1, standardize=standardize, target_values=target_values)
+    rows = columns_alone(loss, params, batch, old, old if target_values else params)
     advantages = np.array([a for *_, a in rows])
-    scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8)
+    scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8) if standardize else advantages
     total = 0.0
     for (t, b, goal, _), advantage in zip(rows, scaled, strict=True):
         (dist, value), (anchor, _) = linear(params, batch["obs"][t, b]), linear(old, batch["obs"][t, b])

@@ -124,7 +124,8 @@ def sac_example(seed=0):
 def test_sac_is_what_a_loop_over_rows_finds():
     params, b = sac_example()
     loss, metrics = fl.SACLoss()(actor_critic, params, b)
-    now, then = jax.random.normal(jax.random.wrap_key_data(jnp.asarray(b["seed"][0])), (2, N, 2))
+    noise = [jax.random.normal(jax.random.wrap_key_data(jnp.asarray(seed)), (2, 2)) for seed in b["seed"]]
+    now, then = np.moveaxis(np.array(noise), 1, 0)
     alpha, sums = np.exp(-0.5), dict.fromkeys(("critic", "actor", "logp"), 0.0)
     for i in np.flatnonzero(b["valid"]):
         draws = []

@@ -1,0 +1,87 @@
+"""Several devices share the updates of a learner: each does its part of the work, and the result is that of one device."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import rows_and_weights
+
+ROOT = Path(__file__).parents[2]
+
+
+def on_four_devices(script, *arguments):
+    """What a script prints in a process that has four devices, read as JSON."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@cache
+def updates():
+    return on_four_devices("shared_updates.py")
+
+
+@pytest.mark.parametrize("name", ["ppo", "vtrace", "dqn", "sac"])
+def test_a_device_does_its_part_of_the_operations(name):
+    assert updates()[f"{name} on 2"]["operations"] <= 0.55
+    assert updates()[f"{name} on 4"]["operations"] <= 0.3
+
+
+def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
+    priorities = [512]  # what a loss reports of each row, one number each, is put into the order of the batch
+    for name, found in updates().items():
+        assert found["gathered"] == (priorities if name.startswith(("dqn", "sac")) and "shuffled" not in name else [])
+    # Running moments of observations are three sums more, once an update; APPO's standardized advantages two in a minibatch.
+    assert [updates()[f"{name} on 4"]["sums"] for name in ("dqn", "sac", "recurrent", "ppo", "vtrace", "appo")] == [1, 1, 1, 4, 4, 6]
+
+
+def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_device():
+    differences = {name: found["difference"] for name, found in updates().items() if "difference" in found}
+    assert len(differences) == 11 and max(differences.values()) < 1e-5
+
+
+@cache
+def runs(*names):
+    return on_four_devices("shared_runs.py", *names)
+
+
+def agrees(found, graph):
+    rows, weights = rows_and_weights(graph, 2)
+    assert found["loss"] == pytest.approx(rows[-1]["loss"], rel=1e-4)
+    for name, x in weights.params.items():
+        np.testing.assert_allclose(found["weights"][name], x, atol=1e-5, err_msg=name)
+
+
+def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
+    from shared_runs import GYM, JAX
+
+    found = runs("local", "xla", "uneven")
+    assert [found[name]["devices"] for name in ("local", "xla", "uneven")] == [4, 4, 1]
+    agrees(found["local"], GYM)
+    agrees(found["xla"], JAX)
+    assert "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a multiple of 4" in found["uneven"]["text"]
+
+
+@pytest.mark.ray
+def test_a_learner_beside_ray_or_placed_on_an_actor_shares_its_updates_too():
+    from shared_runs import GYM
+
+    found = runs("ray", "placed")
+    assert [found[name]["devices"] for name in ("ray", "placed")] == [4, 4]
+    agrees(found["ray"], GYM)
+    agrees(found["placed"], GYM)

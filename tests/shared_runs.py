@@ -1,0 +1,42 @@
+"""Two rows of runs whose learner has four devices: losses and weights, printed as JSON. Run in a process that has four of them."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+import flowrl as fl
+from environments import Corridor
+
+SETTINGS = fl.PPOSettings(envs=8, fragment=8, batch=64, epochs=2, minibatch=32, policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True))
+GYM = fl.ppo("CartPole-v1", SETTINGS).set("train.shuffle", False)
+JAX = fl.ppo(Corridor, SETTINGS).set("train.shuffle", False)
+RUNS = {
+    "local": (GYM, "local"),
+    "xla": (JAX, fl.XlaRuntime(chunk=2)),
+    "ray": (GYM, "ray"),
+    "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()})),
+    "uneven": (GYM.set("train.minibatch", 2), "local"),
+}
+
+
+def main():
+    assert jax.local_device_count() == 4
+    found = {}
+    for name in sys.argv[1:]:
+        graph, runtime = RUNS[name]
+        with fl.run(graph, runtime=runtime) as run:
+            rows = [next(run) for _ in range(2)]
+            weights = run.policy.weights
+        found[name] = {
+            "loss": rows[-1]["loss"],
+            "weights": {key: np.asarray(x).tolist() for key, x in weights.params.items()},
+            "text": run.explain().short(),
+            "devices": run.profile().facts["learner"]["devices"],
+        }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

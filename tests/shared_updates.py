@@ -1,0 +1,94 @@
+"""What the update of a learner is compiled to on several devices, printed as JSON. Run in a process that has four of them."""
+
+import json
+import re
+import sys
+
+import gymnasium as gym
+import jax
+import numpy as np
+
+import flowrl as fl
+from flowrl.resources.core import core_of
+from flowrl.rl.losses import as_loss
+from flowrl.rl.spaces import Spaces
+
+OBS = gym.spaces.Box(-1, 1, (16,))
+DISCRETE, BOX = Spaces(OBS, gym.spaces.Discrete(3)), Spaces(OBS, gym.spaces.Box(-1, 1, (2,)))
+MLP = fl.Policy(fl.MLP, hidden=(32, 32), normalize=True)
+RNN = fl.Policy(fl.RNN, hidden=(16,), size=16)
+Q, SAC = fl.Policy(fl.QNetwork, hidden=(32, 32)), fl.Policy(fl.SACNetwork, hidden=(32, 32))
+T, B, DRAWN = 32, 16, 512
+CASES = {
+    "ppo": (MLP, DISCRETE, fl.PPOLoss(target_kl=0.5), 256, (2, 4)),
+    "vtrace": (MLP, DISCRETE, fl.VTraceLoss(), T * 8, (2, 4)),
+    "dqn": (Q, DISCRETE, fl.DQNLoss(), 256, (2, 4)),
+    "sac": (SAC, BOX, fl.SACLoss(), 256, (2, 4)),
+    "ppo, less than a line": (fl.Policy(fl.MLP, hidden=(8,), normalize=True), DISCRETE, fl.PPOLoss(), 8, (4,)),
+    "appo": (MLP, DISCRETE, fl.APPOLoss(standardize=True), T * B, (4,)),
+    "recurrent": (RNN, DISCRETE, fl.VTraceLoss(), T * 8, (4,)),
+}
+"""By name: policy, spaces, loss, the steps of a minibatch, and the numbers of devices that share it."""
+
+
+def example(core, carry):
+    """A batch of random numbers in which each column has another number of valid rows, and the columns of sequences."""
+    random = np.random.default_rng(0)
+    t, b = (1, DRAWN) if "next_obs" in core.loss.needs else (T, B)
+    action = random.uniform(-1, 1, (t, b, 2)).astype(np.float32) if core.spaces is BOX else random.integers(0, 3, (t, b)).astype(np.int32)
+    numbers = {k: random.normal(size=(t, b)).astype(np.float32) for k in ("reward", "advantage", "target", "value", "discount", "weight")}
+    flags = {k: np.zeros((t, b), bool) for k in ("terminated", "truncated")}
+    observations = {k: random.normal(size=(t, b, 16)).astype(np.float32) for k in ("obs", "next_obs")}
+    valid = random.uniform(size=(t, b)) < np.linspace(0.4, 1, b)
+    data = {**observations, **numbers, **flags, "action": action, "logp": numbers["value"] * 0.1 - 1, "valid": valid}
+    columns = {"bootstrap_obs": random.normal(size=(b, 16)).astype(np.float32), **carry}
+    return data, columns if core.sequences else {}
+
+
+def updated(name, shards, shuffle=False):
+    """The program of an update on so many devices; and weights, metrics and priorities after it."""
+    policy, spaces, loss, minibatch, _ = CASES[name]
+    core = core_of(policy, spaces, as_loss(loss), fl.Adam(1e-3, clip=0.5))
+    state = core.init(jax.random.key(0))
+    net = core.network
+    carry = net.begin(state["weights"], net.memory(state["weights"], B)) if net.recurrent else {}
+    data, columns = example(core, {k: np.asarray(x) for k, x in carry.items()})
+    how = {"epochs": 2, "minibatch": minibatch, "shuffle": shuffle, "shards": shards}
+    compiled = jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
+    new, metrics, priority = compiled(state, data, columns)
+    return compiled, (new["weights"], metrics.values, priority)
+
+
+def gathered(compiled):
+    """The numbers that each all-gather and other exchange of rows brings to a device."""
+    found = re.findall(r" = \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)(?:-start)?\(", compiled.as_text())
+    return [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found]
+
+
+def furthest(one, other):
+    """The largest difference between the numbers of two trees."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
+
+
+def main():
+    assert jax.local_device_count() == 4
+    found = {}
+    for name, (*_, numbers) in CASES.items():
+        program, alone = updated(name, 1)
+        for shards in numbers:
+            compiled, after = updated(name, shards)
+            found[f"{name} on {shards}"] = {
+                "operations": compiled.cost_analysis()["flops"] / program.cost_analysis()["flops"],
+                "sums": len(re.findall(r" all-reduce(?:-start)?\(", compiled.as_text())),
+                "gathered": gathered(compiled),
+                "difference": furthest(after, alone),
+            }
+    for name in ("ppo", "dqn"):
+        compiled, _ = updated(name, 4, shuffle=True)
+        found[f"{name} on 4, shuffled"] = {"gathered": gathered(compiled)}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
