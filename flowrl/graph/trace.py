@@ -22,6 +22,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
+from flowrl.graph.versions import Clocks, is_version
 from flowrl.items import Batch, Filling, Trained
 
 PATIENCE = 2.0
@@ -30,7 +31,6 @@ UNFILLED = 1_000
 """Passes without a Row from which on patience counts: an operator that took so many items and gave none is taken for a mistake."""
 OLD = 32
 """The age in updates from which on the trace tells versions no longer apart."""
-VERSION = str((jax.tree_util.DictKey("version"),))
 
 
 class Watched:
@@ -153,6 +153,7 @@ class Tracer:
         """Open the resources and run passes."""
         try:
             handles = self.place.open()
+            self.clocks = Clocks(self.graph, handles)
             watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
             make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, failed=self.failed)
             self.passes(Schedule(self.graph, make))
@@ -238,16 +239,16 @@ class Tracer:
     def signature(self, schedule: Schedule, clock: bool = True) -> tuple[Any, tuple[Filling, ...]]:
         """What is static about the states of all operators, resources and queues, and what fills up. Rounds from equal ones do the same.
 
-        Versions count by their age, for on it depend the lags; beyond `OLD` all ages are one, or those of weights that nobody
-        renews would never recur.
+        Versions count by their age in updates of their own learner, for on it depend the lags; beyond `OLD` all ages are one, or those of
+        weights that nobody renews would never recur.
         """
         held = {name: list(channel.items) for name, channel in schedule.channels.items()}
         handles = {name: handle.state for name, handle in self.place.handles.items()}
         states = [{n: s for n, s in loop.states.items() if clock or not loop.units[n].op.clock} for loop in schedule.loops]
         paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, held))
-        versions = {i: np.asarray(x) for i, (path, x) in enumerate(paths) if str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)}
-        newest = max((v.max() for v in versions.values()), default=0)
-        ages = tuple((i, tuple(np.minimum(newest - v, OLD).ravel().tolist())) for i, v in versions.items())
+        versions = {i: (self.clocks.of(path), np.asarray(x)) for i, (path, x) in enumerate(paths) if is_version(path, x)}
+        newest = self.clocks.newest(paths)
+        ages = tuple((i, tuple(np.minimum(newest[learner] - v, OLD).ravel().tolist())) for i, (learner, v) in versions.items())
         told = {i for i, (path, x) in enumerate(paths) if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))}
         facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
         return (tree, facts, ages), tuple(x for _, x in paths if isinstance(x, Filling))

@@ -18,7 +18,8 @@ from flowrl.graph.loop import Unit
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import VERSION, Trace, Tracer, is_counter
+from flowrl.graph.trace import Trace, Tracer, is_counter
+from flowrl.graph.versions import Clocks, Newest, is_version, later
 from flowrl.items import Tally
 from flowrl.metrics import Metered
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
@@ -161,7 +162,7 @@ class Form:
 
     tree: Any
     static: tuple[tuple[Any, ...], ...]
-    """By leaf, of which kind it is, and: its age, if it is a version; its value, if it is no array of JAX; else its shape and type."""
+    """By leaf, of which kind it is, and: learner and age of a version; the value of what else is no array of JAX; shape and type of an array."""
 
 
 class ProgramPlace(Place):
@@ -198,9 +199,10 @@ class ProgramPlace(Place):
 class State:
     """The state of a graph at work, its operators', resources' and queues': taken apart and put together."""
 
-    def __init__(self, place: ProgramPlace, schedule: Schedule) -> None:
+    def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
+        self.clocks = Clocks(graph, place.handles)
 
     def _tree(self) -> Any:
         handles = {name: handle.state for name, handle in self.place.handles.items()}
@@ -213,18 +215,18 @@ class State:
         parts = [tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3]) for path in paths]
         return [part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts]
 
-    def get(self) -> tuple[list[Array], Form, int]:
-        """The arrays, what is static, and the newest version."""
+    def get(self) -> tuple[list[Array], Form, Newest]:
+        """The arrays, what is static, and the newest versions."""
         paths, tree = jax.tree_util.tree_flatten_with_path(self._tree())
-        versions = [np.asarray(x) for path, x in paths if _is_version(path, x)]
-        newest = max((int(v.max()) for v in versions), default=0)
+        newest = self.clocks.newest(paths)
         arrays: list[Array] = []
         static: list[tuple[Any, ...]] = []
         for path, x in paths:
             if is_counter(path, x):
                 x = jnp.asarray(x)  # noqa: PLW2901
-            if _is_version(path, x):
-                static.append(("age", _value(newest - np.asarray(x))))
+            if is_version(path, x):
+                learner = self.clocks.of(path)
+                static.append(("age", learner, _value(newest[learner] - np.asarray(x))))
             elif isinstance(x, jax.Array):
                 arrays.append(x)
                 static.append(("array", x.shape, str(x.dtype)))
@@ -232,15 +234,18 @@ class State:
                 static.append(("value", _value(x)))
         return arrays, Form(tree, tuple(static)), newest
 
-    def put(self, arrays: Sequence[Array], form: Form, newest: int) -> None:
+    def put(self, arrays: Sequence[Array], form: Form, newest: Newest) -> None:
         """Take up where another one was."""
         left = iter(arrays)
         leaves = []
         for kind, *value in form.static:
             if kind == "array":
                 leaves.append(next(left))
+            elif kind == "value":
+                leaves.append(_back(value[0]))
             else:
-                leaves.append(_back(value[0]) if kind == "value" else (newest - _back(value[0])).astype(np.int32)[()])
+                learner, age = value
+                leaves.append((newest.get(learner, 0) - _back(age)).astype(np.int32)[()])
         loops, handles, channels, swept, self.place.seed = jax.tree.unflatten(form.tree, leaves)
         self.place.site.swept.update(swept)
         for loop, states in zip(self.schedule.loops, loops, strict=True):
@@ -250,10 +255,6 @@ class State:
         for name, items in channels.items():
             self.schedule.channels[name].items.clear()
             self.schedule.channels[name].items.extend(items)
-
-
-def _is_version(path: Any, x: Any) -> bool:
-    return str(path[-1:]) == VERSION and isinstance(x, np.ndarray | np.generic)
 
 
 def _value(x: Any) -> Any:
@@ -272,8 +273,8 @@ class Segment:
 
     run: Callable[[list[Array]], tuple[list[Array], list[Tally]]]
     after: Form
-    updates: int
-    """By which the newest version rises."""
+    updates: Newest
+    """By which the newest version of each learner rises."""
     counts: Counts
     rows: int
 
@@ -281,10 +282,10 @@ class Segment:
 class Tracing:
     """Makes programs of the rounds of a schedule."""
 
-    def __init__(self, place: ProgramPlace, schedule: Schedule) -> None:
+    def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
-        self.state = State(place, schedule)
+        self.state = State(graph, place, schedule)
         self.clock: Unit = next(unit for loop in schedule.loops for unit in loop.units.values() if unit.op.clock)
         self.loop = next(loop for loop in schedule.loops if self.clock.name in loop.units)
 
@@ -319,14 +320,14 @@ class Tracing:
             after, again, now = self.state.get()
             if again != form:
                 raise GraphError(f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {_differing(form, again)}")
-            seen[:] = [now - newest, [source for source, _ in items], since(before, counted(ledger))]
+            seen[:] = [later(now, newest, -1), [source for source, _ in items], since(before, counted(ledger))]
             return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
 
         arrays, items = jax.lax.scan(beat, strong(arrays), None, length=count)
         risen, sources, counts = seen
         back_to(ledger, before)
         add(ledger, counts, count)
-        self.state.put(arrays, form, newest + count * risen)
+        self.state.put(arrays, form, later(newest, risen, count))
         self.clock.state = clock_before
         for i in range(count):
             for source, item in zip(sources, items, strict=True):
@@ -367,7 +368,7 @@ class Tracing:
 
         def run(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
             back_to(ledger, before)
-            self.state.put(arrays, form, 0)
+            self.state.put(arrays, form, {})
             with self.place.traced():
                 rows = work()
             after, again, newest = self.state.get()

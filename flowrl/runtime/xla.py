@@ -22,6 +22,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Channel, Make, Schedule, loops_of
+from flowrl.graph.versions import later
 from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
@@ -66,7 +67,7 @@ class Fused:
     def _open(self, make: Make) -> None:
         def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
             self.place.begin(seed, swept)
-            self.tracing = Tracing(self.place, Schedule(self.graph, make))
+            self.tracing = Tracing(self.graph, self.place, Schedule(self.graph, make))
             arrays, self.form, self.newest = self.tracing.state.get()
             return strong(arrays)
 
@@ -169,7 +170,7 @@ class Fused:
             done, self.arrays, buffers = compiled(self.arrays, np.int32(periods))  # it took the old ones for its own
             done, buffers = int(done), jax.device_get(buffers)
         add(self.place.ledger, period.counts, done)
-        self.newest += done * period.updates
+        self.newest = later(self.newest, period.updates, done)
         if not self.members.many:
             self._show()
         each = (time.perf_counter() - began) / max(done, 1)
