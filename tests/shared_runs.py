@@ -18,7 +18,14 @@ RUNS = {
     "ray": (GYM, "ray"),
     "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()})),
     "uneven": (GYM.set("train.minibatch", 2), "local"),
+    "seeds": (JAX, fl.XlaRuntime(chunk=2, seeds=4)),
 }
+
+
+def spread(run):
+    """Whether arrays of an XLA program are split over all devices."""
+    arrays = getattr(run._session.turns, "arrays", ())
+    return any(len(x.sharding.device_set) == 4 and not x.sharding.is_fully_replicated for x in arrays)
 
 
 def main():
@@ -28,10 +35,11 @@ def main():
         graph, runtime = RUNS[name]
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2)]
-            weights = run.policy.weights
+            weights, split = run.policy.weights, spread(run)
         found[name] = {
             "loss": rows[-1]["loss"],
             "weights": {key: np.asarray(x).tolist() for key, x in weights.params.items()},
+            "split": split,
             "text": run.explain().short(),
             "devices": run.profile().facts["learner"]["devices"],
         }

@@ -70,8 +70,9 @@ def agrees(found, graph):
 def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     from shared_runs import GYM, JAX
 
-    found = runs("local", "xla", "uneven")
-    assert [found[name]["devices"] for name in ("local", "xla", "uneven")] == [4, 4, 1]
+    found = runs("local", "xla", "uneven", "seeds")
+    assert [found[name]["devices"] for name in ("local", "xla", "uneven", "seeds")] == [4, 4, 1, 1]
+    assert found["xla"]["split"] and found["seeds"]["split"], "environments, or many runs, are split over the devices"
     agrees(found["local"], GYM)
     agrees(found["xla"], JAX)
     assert "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a multiple of 4" in found["uneven"]["text"]

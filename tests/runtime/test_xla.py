@@ -1,7 +1,6 @@
 """One XLA program: the rows of the local runtime, chunks, many runs at once, devices, and what is refused."""
 
 import itertools
-import os
 import subprocess
 import sys
 import textwrap
@@ -315,45 +314,3 @@ def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
                 break
     assert len(held) == 100 and max(held[1:]) <= held[1] + 10_000
     assert run.rows[-1]["updates"] == 10_000 and run.audit().closed
-
-
-# -- machines
-
-EIGHT = """
-    import sys, jax, flowrl as fl
-    sys.path.insert(0, "tests")
-    from environments import Corridor
-    assert jax.local_device_count() == 8
-    settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,)))
-    graph = fl.ppo(Corridor, settings)
-    for runtime in (fl.XlaRuntime(chunk=2), fl.XlaRuntime(chunk=2, seeds=8)):
-        with fl.run(graph, runtime=runtime) as run:
-            rows = [next(run) for _ in range(2)]
-            arrays = run._session.turns.arrays
-            assert any(len(x.sharding.device_set) == 8 and not x.sharding.is_fully_replicated for x in arrays)
-        print(" ".join(f"{rows[-1][k]:.6f}" for k in ("env_steps", "loss", "entropy", "return_mean")))
-    with fl.run(fl.ppo("CartPole-v1", settings)) as run:
-        for _ in range(2):
-            row = next(run)
-    print(f"{row['env_steps']:.6f} {row['loss']:.6f} {row['entropy']:.6f} {row['return_mean']:.6f}")
-"""
-
-
-def test_eight_devices_share_environments_and_batch_and_give_what_one_gives():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(EIGHT)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    one, many, gym = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
-    settings = fl.PPOSettings(envs=16, fragment=8, batch=128, epochs=1, minibatch=64, policy=fl.Policy(fl.MLP, hidden=(8,)))
-    for env, found in ((Corridor, one), ("CartPole-v1", gym)):
-        row = learned(fl.ppo(env, settings), 2, "local")[0][-1]
-        np.testing.assert_allclose(found, [row.get(k, np.nan) for k in ("env_steps", "loss", "entropy", "return_mean")], rtol=1e-4)
-    assert many[0] > 0
