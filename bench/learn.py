@@ -5,10 +5,12 @@ Names of graphs as arguments (`make learn GRAPHS='dqn sac'`) train those only; t
 
 from __future__ import annotations
 
+import math
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,10 @@ import recurrent_policy  # noqa: E402 - an example is no package
 
 @dataclass(frozen=True)
 class Gate:
-    """A return that a graph must reach: as the mean of the last 100 episodes within a number of environment steps; or `greedy`, after all of them."""
+    """A return that the policy which a run saves must play, as the mean of 20 episodes.
+
+    The run ends where the mean return of its last 100 training episodes reaches the goal, within `steps`; or after all of them, if not `early`.
+    """
 
     graph: str
     env: str
@@ -33,13 +38,21 @@ class Gate:
     steps: int
     seeds: int
     runtime: str = "local"
-    greedy: bool = False
+    early: bool = True
+    judged: tuple[str, ...] = ("greedy", "sampled")
+    """How the saved policy plays: both ways, or the one in which it is meant to be used."""
+    after: int = 0
+    """So many policies, one every 10,000 steps after the goal is reached, of which at most a tenth may play below 0.8 of it, rounded to hundreds."""
 
     def __str__(self) -> str:
-        how = f"greedy {self.goal:g} at" if self.greedy else f"{self.goal:g} within"
-        return f"| {self.graph} | {self.env} | {self.runtime} | {how} {self.steps:,} |"
+        how = " and ".join(self.judged)
+        when = f"{how} {self.goal:g} {'within' if self.early else 'at'} {self.steps:,}"
+        more = f"; {self.after} policies after it" if self.after else ""
+        return f"| {self.graph} | {self.env} | {self.runtime} | {when}{more} |"
 
 
+VALUES = {"early": False, "judged": ("greedy",)}
+"""For what learns off-policy: it explores in another way than it is meant to act."""
 GATES = (
     Gate("ppo", "CartPole-v1", 475, 150_000, 5),
     Gate("ppo", "Pendulum-v1", -250, 300_000, 3),
@@ -48,18 +61,19 @@ GATES = (
     Gate("pg", "CartPole-v1", 450, 500_000, 3),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray"),
-    Gate("appo", "CartPole-v1", 450, 1_000_000, 3),
-    Gate("appo", "CartPole-v1", 450, 1_000_000, 3, "ray"),
+    Gate("appo", "CartPole-v1", 450, 1_000_000, 5),
+    Gate("appo", "CartPole-v1", 450, 1_000_000, 5, "ray"),
+    Gate("appo", "CartPole-v1", 450, 1_500_000, 5, after=25),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, "ray, a runner killed every 5 s"),
     Gate("ppo", "gymnax:CartPole-v1", 475, 500_000, 3, "xla"),
     Gate("ppo", "gymnax:Acrobot-v1", -100, 500_000, 3, "xla"),
     Gate("ppo", "gymnax:Pendulum-v1", -200, 1_000_000, 3, "xla"),
-    Gate("ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, "xla"),
-    Gate("dqn", "CartPole-v1", 450, 100_000, 3, greedy=True),
-    Gate("dqn", "Acrobot-v1", -100, 150_000, 3, greedy=True),
-    Gate("dqn", "gymnax:CartPole-v1", 450, 100_000, 3, "xla", greedy=True),
-    Gate("apex", "CartPole-v1", 450, 200_000, 3, "ray", greedy=True),
-    Gate("sac", "Pendulum-v1", -200, 20_000, 3, greedy=True),
+    Gate("ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, "xla", judged=("sampled",)),  # two starts: greedy episodes are two samples
+    Gate("dqn", "CartPole-v1", 450, 100_000, 3, **VALUES),
+    Gate("dqn", "Acrobot-v1", -100, 150_000, 3, **VALUES),
+    Gate("dqn", "gymnax:CartPole-v1", 450, 100_000, 3, "xla", **VALUES),
+    Gate("apex", "CartPole-v1", 450, 200_000, 3, "ray", **VALUES),
+    Gate("sac", "Pendulum-v1", -200, 20_000, 3, **VALUES),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3),
 )
 
@@ -85,26 +99,49 @@ def killing(every: float | None) -> Iterator[None]:
 
 
 def reach(gate: Gate, seed: int) -> tuple[bool, str]:
-    """Train until the gate is reached or the steps are used up: whether it was, and a line of the table."""
+    """Train, save, load and play: whether the gate is passed, and a line of the table."""
     start = time.perf_counter()
     own = recurrent_policy.graph() if "LSTM" in gate.graph else None
     graph = own or build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
     name = f"{gate.graph} {gate.env} {gate.runtime} seed {seed}"
+    runtime, _, faults = gate.runtime.partition(", ")
 
     def reached(row: fl.Row) -> bool:
-        return not gate.greedy and row["episodes"] >= 100 and row["return_mean"] >= gate.goal
+        return gate.early and row["episodes"] >= 100 and row["return_mean"] >= gate.goal
 
-    runtime, _, faults = gate.runtime.partition(", ")
-    with fl.run(graph, runtime=runtime, seed=seed, steps=gate.steps, until=reached) as run, killing(5.0 if faults else None):
-        for row in run:
-            print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
-    seconds, greedy = time.perf_counter() - start, run.policy.evaluate(20, seed=10_000)
-    good = greedy.mean() >= gate.goal if gate.greedy else run.reason == "until"
-    row = next(filter(reached, run.rows), run.rows[-1])  # a program goes on to the end of its chunk
-    verdict = f"{row['env_steps']:,}" if good else f"**not reached** ({row['return_mean']:.1f})"
-    lost = f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
-    print(f", {'reached' if good else 'MISSED'} in {seconds:.0f} s{lost}", flush=True)
-    return good, f"{gate} {seed} | {verdict}{lost} | {greedy.mean():.1f} +- {greedy.std():.1f} | {seconds:.0f} |"
+    with tempfile.TemporaryDirectory() as folder:
+        until = None if gate.after else reached
+        with fl.run(graph, runtime=runtime, seed=seed, steps=gate.steps, until=until, out=f"{folder}/run") as run, killing(5.0 if faults else None):
+            later = afterwards(gate, run, reached, name)
+        seconds = time.perf_counter() - start
+        policy = fl.load(f"{folder}/run", allow=("recurrent_policy",))
+    played = {how: policy.evaluate(20, seed=10_000, greedy=how == "greedy") for how in ("greedy", "sampled")}
+    first = next(filter(reached, run.rows), None)  # a program goes on to the end of its chunk
+    low = sum(x < round(0.8 * gate.goal, -2) for x in later)
+    good = all(played[how].mean() >= gate.goal for how in gate.judged) and (first is not None or not gate.early) and low <= 0.1 * gate.after
+    row = first or run.rows[-1]
+    verdict = f"{row['env_steps']:,}" if first is not None or not gate.early else f"return {row['return_mean']:.1f} at the end"
+    verdict += f", {low} of {len(later)} policies below {round(0.8 * gate.goal, -2):g}" if gate.after else ""
+    verdict += f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
+    print(f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, {', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}", flush=True)
+    plays = " | ".join(f"{x.mean():.1f} +- {x.std():.1f}" for x in played.values())
+    return good, f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | {seconds:.0f} |"
+
+
+def afterwards(gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name: str) -> list[float]:
+    """Go through the rows of a run; and from the gate on play with a policy every 10,000 steps, greedily, five episodes each: their mean returns."""
+    found: list[float] = []
+    due = math.inf
+    for row in run:
+        print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
+        if gate.after and due == math.inf and reached(row):
+            due = row["env_steps"]
+        if row["env_steps"] >= due:
+            found.append(run.policy.evaluate(5, seed=10_000).mean())
+            due += 10_000
+        if gate.after and len(found) == gate.after:
+            break
+    return found
 
 
 def main(graphs: list[str]) -> int:
@@ -114,18 +151,21 @@ def main(graphs: list[str]) -> int:
     for gate in GATES:
         for seed in range(gate.seeds):
             if graphs and gate.graph not in graphs:
-                results += [("not reached" not in line, line) for line in before if line.startswith(f"{gate} {seed} |")]
+                results += [("**missed**" not in line, line) for line in before if line.startswith(f"{gate} {seed} |")]
             else:
                 results.append(reach(gate, seed))
     head = """# Learning
 
-Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), trained until the mean
-return of the last 100 training episodes (at least 100 of them) reaches the gate; or where the gate is greedy, for all of its steps. "Greedy" is
-the mean and deviation of 20 episodes played with the likeliest actions right afterwards.
-The recurrent one is [examples/recurrent_policy.py](../examples/recurrent_policy.py).
+Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run
+saved then plays. "Within" a number of steps a run ends as soon as the mean return of its last 100 training episodes reaches the goal, which is
+that of policies a while ago; "at" a number of steps it ends there. Then the saved policy is loaded and plays 20 episodes greedily and 20 with sampled
+actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the gate names those that must reach the
+goal. gymnax's Breakout starts in two ways only, so 20 greedy episodes are two, and its gate is the sampled return. The recurrent graph is
+[examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every 10,000 further steps, each of which plays
+five episodes greedily.
 
-| graph | environment | runtime | gate | seed | reached after steps | greedy | seconds |
-|---|---|---|---|---:|---:|---:|---:|
+| graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
+|---|---|---|---|---:|---:|---:|---:|---:|
 """
     target.write_text(head + "\n".join(line for _, line in results) + "\n", encoding="utf-8")
     return 0 if all(good for good, _ in results) else 1
