@@ -158,7 +158,9 @@ class Fused:
         if self.compiled is None:
             with START, self.tracing.apart():
                 self.arrays = [x.copy() for x in self.arrays]  # two may be the same one, and the program takes them for its own
-                program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0)
+                # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.
+                laid_out = (None, [x.sharding for x in self.arrays], None) if jax.local_device_count() > 1 else None
+                program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0, out_shardings=laid_out)
                 self.compiled = program.lower(self.arrays, np.int32(1)).compile()
         return period, self.compiled
 
