@@ -20,6 +20,7 @@ from flowrl.far import Far, join, near
 from flowrl.graph.stages import Schedule
 from flowrl.items import Batch
 from flowrl.runtime.base import Session
+from flowrl.runtime.driver import DriverContext
 from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import Actor, Home, Kept, NearSite, Placed, owners
 
@@ -33,7 +34,7 @@ class Copied:
 
     def __init__(self, name="", actor=None, index=None):
         self.name = name
-        self.keeper = Keeper([])
+        self.keeper = Keeper(DriverContext())
         self.calls = []
 
     def submit(self, method, *args):
