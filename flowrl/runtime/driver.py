@@ -82,9 +82,10 @@ class DriverContext:
         warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry", UserWarning)
         for module in self.imports:
             module.enter()
-        # After the imports, which may register the same ids: what the driver has counts. Not by `gym.register`, which warns where there is one.
-        for name, code in self.registered.items():
-            gym.registry[name] = _spec(name, code)
+        # What the driver has registered counts, so it comes after the imports and after all that reading it imports, which register the same ids.
+        # A module that is only imported when an environment is made registers them once more, of which Gymnasium would warn in every process.
+        gym.registry.update({name: _spec(name, code) for name, code in self.registered.items()})
+        warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
         for path, code in self.wrappers.items():
             module_name, _, name = path.partition(":")
             setattr(sys.modules.setdefault(module_name, types.ModuleType(module_name)), name, from_driver(code))
