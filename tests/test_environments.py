@@ -157,6 +157,7 @@ if __name__ == "__main__":
         on_the_command_line("function", runtime, "shelled.py:small", "--env", "shelled.py:made")
     import packaged
     refused("id", lambda: list(fl.run(small("Own/Packaged-v0"), runtime="ray", steps=200)))
+    refused("chain", lambda: list(fl.run(small().set("sample.local", fl.chain(map=fl.Map(packaged.same))), runtime="ray", steps=200)))
     refused("imports", lambda: list(fl.run(small(), runtime=fl.RayRuntime(imports=["packaged"]), steps=200)))
     there = fl.RayRuntime(place={{"learner": fl.Actor(options={{"resources": {{"big": 1}}}})}})
     refused("learner", lambda: list(fl.run(small().insert(after="sample", map=fl.Map(packaged.same)), runtime=there, steps=200)))
@@ -231,9 +232,13 @@ def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(eve
 def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_works(everywhere):
     lines, folder, marks = everywhere
     assert said(lines, "placed ") == "True [50.0]"
-    for what, where in (("id", "pg.sample: runners, worker "), ("imports", "pg.sample: runners, worker "), ("learner", "pg.map: learner: ")):
+    for what in ("id", "chain", "imports", "learner"):
         text = said(lines, f"{what} SettingError ")
-        assert text.startswith(where) and " has no module 'packaged'; here it is in the folder " in text and "started anew" not in text
+        assert (
+            text.startswith("pg.map: learner: " if what == "learner" else "pg.sample: runners, worker ")
+            and " has no module 'packaged'; here it is in the folder " in text
+            and "started anew" not in text
+        )
         assert "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line" in text
     assert said(lines, "shell packaged ray ") == "0 packaged-ray --import packaged"
     assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks

@@ -64,6 +64,8 @@ class Pending:
                 cause.add_note(f"in {self.label}:\n{error}")
             raise cause from None
         except ray.exceptions.RayActorError as error:
+            if (lacking := _lacking(error)) is not None:
+                raise SettingError(f"{self.label}: {lacking}") from None
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
         except ray.exceptions.RayError as error:  # what it lies on was lost, with the node
             raise RuntimeFailed(f"{self.label} gave nothing: {_cause(error)}") from None
@@ -98,8 +100,8 @@ def _cause(error: Exception) -> str:
 def _lacking(error: BaseException) -> str | None:
     """What a node lacks and the way out, if that is what an error from there says."""
     module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
-    if module is None and (found := re.search(r"failed to import on the worker.*No module named '([\w.]+)'", str(error), re.DOTALL)):
-        module = found[1]  # Ray could not even make the actor: flowrl itself, or what it needs
+    if module is None and isinstance(error, ray.exceptions.RayError) and (found := re.search(r"No module named '([\w.]+)'", str(error))):
+        module = found[1]  # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl
     if module is None:
         return None
     text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
