@@ -223,7 +223,8 @@ def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
         module = missing(error)
         if module is None:
             raise
-        raise SettingError(f"node {socket.gethostname()} has no module '{module}'", module=module) from error
+        needed = f", so {error.message}" if isinstance(error, FlowrlError) else ""
+        raise SettingError(f"node {socket.gethostname()} has no module '{module}'{needed}", module=module) from error
 
 
 def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
