@@ -9,11 +9,12 @@ import textwrap
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 import flowrl as fl
-from flowrl.cli import main
-from flowrl.commands import parse_until
+from flowrl.cli import main, parser
+from flowrl.commands import _imports, _runtime, parse_until
 from flowrl.observe.sinks import columns
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
@@ -225,6 +226,21 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
     assert "flowrl eval DIR --env FILE.py:FUNCTION" in flowrl("eval", "g")[2]
     assert "return mean 2.0," in flowrl("eval", "g", "--env", "arcade.py:Short", "--episodes", "1")[1]
     assert "other has other spaces than this policy: obs Box(" in flowrl("eval", "g", "--env", "arcade.py:other")[2]
+
+
+def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_process(flowrl, tmp_path, monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", known := dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", known)
+    text = "import gymnasium as gym\nfrom environments import Clockwork\ngym.register('Own/Clock-v0', entry_point=Clockwork)\n"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/clocks.py").write_text(text)
+    words = ["--import", "json", "--import", "sub/clocks.py"]
+    _, _, err = flowrl("run", "pg", "--env", "Own/Clock-v0", *words, "--set", "batch=64", "--set", "fragment=8", "--steps", "20", "--out", "c")
+    assert err.rstrip().endswith("eval c --import json --import sub/clocks.py")
+    args = parser().parse_args(["run", "pg", *words, "--runtime", "ray", "--working-dir", "sub"])
+    _imports(args)
+    runtime = _runtime(args)
+    assert runtime.imports == ("json", "sub/clocks.py") and runtime.init == {"runtime_env": {"working_dir": "sub"}}
 
 
 def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(flowrl, tmp_path, monkeypatch):

@@ -87,6 +87,8 @@ def test_what_a_node_lacks_is_found_in_what_it_caused():
     assert raised.value.facts["module"] == "no_such_module" and pickle.loads(pickle.dumps(raised.value)).facts == raised.value.facts
     with pytest.raises(fl.EnvironmentFailed, match="another"), on_this_node():
         raise fl.EnvironmentFailed("another")
+    with pytest.raises(SettingError, match="from the beginning"), on_this_node(SettingError("from the beginning")):
+        pass
     assert missing(ValueError()) is None and missing(None) is None
     assert "no_such_module" in str(problem_of(Imported("no_such_module").enter))
     assert problem_of(lambda: None) is None
