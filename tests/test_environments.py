@@ -238,7 +238,7 @@ def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_
         assert " has no module 'packaged'" in text and "started anew" not in text
         assert f"; here it is in the folder {folder.resolve()}. Let Ray copy that to every node: " in text
         assert "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line" in text
-    assert "so Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(lines, "id SettingError ")
+    assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(lines, "id SettingError ")
     assert said(lines, "shell packaged ray ") == "0 packaged-ray --import packaged"
     assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks
     assert (folder / "packaged-ray/policy").is_dir()
