@@ -17,6 +17,8 @@ Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.Arg
 
 GRAPH_HELP = "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
 
+ENV_HELP = "the environment: an id, file.py:function, package.module:Class, gymnax:NAME or brax:NAME"
+
 
 class _Parser(argparse.ArgumentParser):
     """Shows the commands where none is given."""
@@ -53,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made = command("run", "train", commands.run)
     _graph(made)
     made.add_argument("--runtime", choices=["local", "ray", "xla"], default="local")
+    made.add_argument("--working-dir", metavar="DIR", help="copy this folder to every node of the Ray cluster, for modules of your own in it")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--seeds", type=_count, metavar="N", help="so many runs at once, by one program (needs --runtime xla)")
     made.add_argument("--steps", type=_count, metavar="N", help="stop after this many environment steps")
@@ -84,6 +87,7 @@ def _seeing(command: Command) -> None:
     made.add_argument("--json", action="store_true", help="as JSON")
     made = command("eval", "play greedy episodes with a saved policy", commands.evaluate)
     made.add_argument("dir", metavar="DIR", help="a run's directory")
+    made.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
     made.add_argument("--episodes", type=_count, default=20, metavar="N")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
@@ -99,7 +103,7 @@ def _seeing(command: Command) -> None:
 def _graph(made: argparse.ArgumentParser) -> None:
     """Which graph, and how it is changed."""
     made.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
-    made.add_argument("--env", metavar="ID", help="the environment")
+    made.add_argument("--env", metavar="ENV", help=ENV_HELP)
     made.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], dest="changes", help="a setting of the graph's function, or node.field"
     )
@@ -110,7 +114,7 @@ def _graph(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="allow",
-        help="import a package: environments it registers, code a saved graph needs",
+        help="import a package or file.py, in every process: environments it registers, code a saved graph needs",
     )
 
 

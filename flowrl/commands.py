@@ -11,8 +11,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,27 +101,16 @@ def run(args: argparse.Namespace) -> int:
     graph, about = _graph(args)
     planned = graph.compile()
     until = parse_until(args.until, columns(planned)) if args.until else None
-    out = (
-        Path(args.out)
-        if args.out
-        else _fresh("-".join([graph.name, *([_slug(about["env"])] if about["env"] else []), time.strftime("%Y%m%d-%H%M%S")]))
-    )
-    runtime: Any = args.runtime
-    record: Any = args.record
+    out = Path(args.out) if args.out else _fresh("-".join([graph.name, *([_slug(about.env)] if about.env else []), time.strftime("%Y%m%d-%H%M%S")]))
+    runtime, record = _runtime(args), args.record
     if args.record_every is not None:
         from flowrl.observe.record import Record
 
         record = Record(every=args.record_every)
-    if args.seeds is not None:
-        if args.runtime != "xla":
-            raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
-        from flowrl.runtime.xla import XlaRuntime
-
-        runtime = XlaRuntime(seeds=args.seeds)
     goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
-    where = f" on {about['env']}" if about["env"] else ""
+    where = f" on {about.env}" if about.env else ""
     seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
-    print(f"{graph.name}{where}, {about['settings']}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
+    print(f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
     sinks = [sink(text, out) for text in args.to]
     observers: list[Any] = [*sinks]
     with ExitStack() as last:
@@ -154,10 +144,30 @@ def run(args: argparse.Namespace) -> int:
                     print(to_json(row), flush=True)
     finally:
         if ran.reason is not None:
-            code = [g for g in (args.graph.rpartition(":")[0],) if g.endswith(".py")] + args.allow
             many = f"\n{ran.curves()}" if args.seeds and ran.rows else ""
-            print(f"{ran.explain().short()}{many}\n{summary(ran, args.until, out, code, [s.place for s in sinks], args.trace)}", file=sys.stderr)
+            print(
+                f"{ran.explain().short()}{many}\n{summary(ran, args.until, out, about.registered, [s.place for s in sinks], args.trace)}",
+                file=sys.stderr,
+            )
     return 0 if ran.reason == "until" or not args.until else 1
+
+
+def _runtime(args: argparse.Namespace) -> Any:
+    """The runtime that the arguments name."""
+    if args.seeds is not None:
+        if args.runtime != "xla":
+            raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
+        from flowrl.runtime.xla import XlaRuntime
+
+        return XlaRuntime(seeds=args.seeds)
+    if args.runtime != "ray":
+        if args.working_dir is not None:
+            raise SettingError("--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out")
+        return args.runtime
+    from flowrl.runtime.ray import RayRuntime
+
+    init = {} if args.working_dir is None else {"runtime_env": {"working_dir": args.working_dir}}
+    return RayRuntime(imports=args.imports, init=init)
 
 
 def debug(args: argparse.Namespace) -> int:
@@ -183,10 +193,12 @@ def explain(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Play with a saved policy."""
+    from flowrl.graphs import environment
     from flowrl.saving import load
 
     _imports(args)
-    returns = load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
+    env = None if args.env is None else environment(args.env)
+    returns = load(args.dir, allow=args.allow, env=env).evaluate(args.episodes, seed=args.seed)
     mean, std, low, high = returns.mean(), returns.std(), returns.min(), returns.max()
     print(f"{args.episodes} episode{'s' * (args.episodes > 1)}: return mean {mean:.1f}, std {std:.1f}, min {low:.1f}, max {high:.1f}")
     return 0
@@ -220,7 +232,9 @@ def why(args: argparse.Namespace) -> int:
 
 
 def _imports(args: argparse.Namespace) -> None:
+    """Import what the user names. `args.allow` then holds modules, `args.imports` what was named: a file by its path."""
     sys.path.insert(0, "")
+    args.imports = tuple(args.allow)
     for i, package in enumerate(args.allow):
         try:
             if package.endswith(".py"):
@@ -233,21 +247,39 @@ def _imports(args: argparse.Namespace) -> None:
             raise SettingError(f"--import {package}: {error}") from None
 
 
-def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
-    """The graph that the arguments name, and what to say of it."""
-    from flowrl.algos.tuned import tuned
-    from flowrl.graphs import build, find
+@dataclass(frozen=True)
+class About:
+    """What to say of a graph that arguments name."""
 
+    env: str
+    settings: str
+    registered: Mapping[str, Sequence[str]]
+    """By id of an environment that is known only because of what was imported for this graph: what that was, as ``--import`` takes it."""
+
+
+def _graph(args: argparse.Namespace) -> tuple[Graph, About]:
+    """The graph that the arguments name, and what to say of it."""
+    import gymnasium as gym
+
+    from flowrl.algos.tuned import tuned
+    from flowrl.graphs import build, environment, find
+    from flowrl.resources.environments import FAMILIES
+
+    before = dict(gym.registry)
     _imports(args)
     source = find(args.graph, args.allow)
     env = args.env or source.env
     changes = _changes(args.changes)
     best = {} if args.untuned or env is None else tuned(args.graph, env)
-    graph = build(source, args.env or (env if source.takes_env else None), best, changes)
+    wanted = env if source.takes_env or args.env else None
+    graph = build(source, None if wanted is None else environment(wanted), best, changes)
     said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
     if changes:
         said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
-    return graph, {"env": env or "", "settings": said}
+    where, colon, _ = args.graph.rpartition(":")
+    own = [where if where.endswith(".py") else where.partition(".")[0]] if colon else []
+    new = [id_ for id_, spec in gym.registry.items() if before.get(id_) is not spec and spec.namespace not in FAMILIES]
+    return graph, About(env or "", said, dict.fromkeys(new, (*own, *args.imports)))
 
 
 def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
@@ -290,17 +322,18 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     return lambda row: goal.name in row and goal.holds(row[goal.name])
 
 
-def summary(run: Run, until: str | None, out: Path, code: Sequence[str], places: Sequence[str], trace: str | None) -> str:
+def summary(run: Run, until: str | None, out: Path, registered: Mapping[str, Sequence[str]], places: Sequence[str], trace: str | None) -> str:
     """How a run ended, where everything is, and what to do next.
 
     Args:
         run: that ended.
         until: its goal.
         out: its directory.
-        code: what must be imported for a policy that is not flowrl's own.
+        registered: by id of an environment that is not known by itself, what must be imported for it.
         places: where its rows went too.
         trace: the file of its trace.
     """
+    from flowrl.graphs import imports_for
     from flowrl.observe.progress import duration, number
 
     row = run.rows[-1] if run.rows else None
@@ -316,12 +349,31 @@ def summary(run: Run, until: str | None, out: Path, code: Sequence[str], places:
     if trace is not None:
         lines.append(f"  trace   {trace}")
     if (out / "records").is_dir():
-        lines.append(f"  records flowrl replay {shlex.quote(str(out))}")
+        needs = imports_for((out / "graph.txt").read_text(encoding="utf-8"))
+        lines.append(f"  records {shlex.join(['flowrl', 'replay', str(out), *_by_import(needs)])}")
     if run.reason == "failed":
         lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
     if row and (out / "policy").is_dir():
-        needs = code if "load(" in (out / "policy/policy.json").read_text(encoding="utf-8") else ()
-        called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
-        called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
-        lines += [f"  policy  {out / 'policy'}", f"  try it  {shlex.join([called, 'eval', str(out), *(x for c in needs for x in ('--import', c))])}"]
+        lines += [f"  policy  {out / 'policy'}", f"  try it  {_try_it(out, registered)}"]
     return "\n".join(lines)
+
+
+def _by_import(names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in ("--import", name)]
+
+
+def _try_it(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
+    """The command that evaluates the policy of a run, with what must be imported for it."""
+    import json
+
+    from flowrl.graphs import imports_for
+
+    saved = json.loads((out / "policy/policy.json").read_text(encoding="utf-8"))
+    env = saved["env"].strip("\"'")
+    needs = [*imports_for(" ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))), *registered.get(env, ())]
+    called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
+    called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
+    command = shlex.join([called, "eval", str(out), *_by_import(list(dict.fromkeys(needs)))])
+    if env == "None":
+        return f"{command} --env FILE.py:FUNCTION, for the environment has no name that could be saved: a function or class of a file has one"
+    return command

@@ -7,6 +7,8 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,6 +22,8 @@ from flowrl.errors import GraphError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.importing import importing
+from flowrl.resources.environments import Make, env_name
+from flowrl.resources.jax_envs import ADAPTERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Source:
     """The settings dataclass, if there is one."""
     hints: Mapping[str, Any]
 
-    def graph(self, env: str | None, changes: Mapping[str, Any]) -> Graph:
+    def graph(self, env: Make | None, changes: Mapping[str, Any]) -> Graph:
         """Build it. `changes`: settings by name."""
         args = [env] if self.takes_env and env is not None else []
         made = self.build(*args, **({"settings": self.kind(**changes)} if self.kind else changes))
@@ -76,6 +80,32 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     if not callable(target):
         raise GraphError(f"{name} is {a(target)}; it must be a function that returns a Graph")
     return _source(function, target)
+
+
+def environment(text: str) -> Make:
+    """The environment that ``--env`` names: an id as it is, or what ``file.py:function`` or ``package.module:Class`` leads to.
+
+    Raises:
+        GraphError: there is no such thing.
+        SettingError: it makes no environment.
+    """
+    where, _, name = text.rpartition(":")
+    if text.endswith(".py"):
+        raise GraphError(f"--env {text} needs what makes the environment in it: {text}:NAME; it has {', '.join(_makers(text)) or 'none'}")
+    if not where or where in ADAPTERS or re.search(r"-v\d+$", name):
+        return text
+    found = getattr(file_module(where), name, None) if where.endswith(".py") else values.named(text)
+    if found is None:
+        raise GraphError(f"{where} has no {unknown('function or class', name, _makers(where)).removeprefix('unknown ')}")
+    if not callable(found):
+        raise SettingError(f"--env {text} is {a(found)}; name a function or a class that makes an environment")
+    return typing.cast("Make", found)
+
+
+def _makers(path: str) -> list[str]:
+    """The functions and classes that a file defines."""
+    module = file_module(path)
+    return [n for n, v in vars(module).items() if (inspect.isfunction(v) or inspect.isclass(v)) and v.__module__ == module.__name__]
 
 
 def _functions(path: str) -> list[str]:
@@ -153,14 +183,14 @@ def parse_value(text: str) -> Any:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def build(source: Source, env: str | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> Graph:
+def build(source: Source, env: Make | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> Graph:
     """The graph of a source, with its settings and then single fields changed.
 
     Raises:
         SettingError: a setting is unknown or can't take the value, or `env` is given to a function that takes none.
     """
     if env is not None and not source.takes_env:
-        raise SettingError(f"{source.name} takes no environment, so --env {env} can't be used; leave it out")
+        raise SettingError(f"{source.name} takes no environment, so --env {env_name(env)} can't be used; leave it out")
     if env is None and source.takes_env and source.env is None:
         raise SettingError(f"{source.name} needs an environment: --env ID")
     settings, fields = dict(tuned), []
@@ -176,3 +206,16 @@ def build(source: Source, env: str | None, tuned: Mapping[str, Any], changes: Se
     for name, value in fields:
         graph = graph.set(name, value)
     return graph
+
+
+def imports_for(text: str) -> list[str]:
+    """What must be imported, as ``--import`` takes it, for a saved text: the packages and files of what it loads."""
+    modules = dict.fromkeys(re.findall(r'load\("([\w.]+):', text))
+    return list(dict.fromkeys(_import_of(module) for module in modules if not module.startswith("flowrl.")))
+
+
+def _import_of(module: str) -> str:
+    """A module as ``--import`` takes it: a file that is no package's by its path, anything else by its package."""
+    if module in cloudpickle.list_registry_pickle_by_value():
+        return os.path.relpath(str(sys.modules[module].__file__))
+    return module.partition(".")[0]

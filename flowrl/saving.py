@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ import jax
 import numpy as np
 
 import flowrl
-from flowrl.errors import ContractError, SaveError
+from flowrl.errors import ContractError, SaveError, SettingError
 from flowrl.graph import values
 from flowrl.items import Row
 from flowrl.profile import Profile, from_text
-from flowrl.resources.environments import Make
+from flowrl.resources.environments import Make, env_name, probe
 from flowrl.resources.evaluation import play
 from flowrl.rl.policies import Memory, Network, Policy, Weights, jitted_act, network
 from flowrl.rl.spaces import Spaces
@@ -85,7 +86,8 @@ class TrainedPolicy:
         """
         if self.env is None:
             raise SaveError(
-                "the environment of this policy is not known: it was a lambda or a local function. Use policy.act(obs) in an environment of your own"
+                "the environment of this policy is not known: it was a lambda or a local function, which have no name that could be saved. Name one "
+                "that has: flowrl eval DIR --env FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an environment of your own"
             )
         return play(self.env, self.network, self.weights, episodes, seed, self.wrappers, self.env_settings)
 
@@ -168,11 +170,15 @@ def policy_text(policy: TrainedPolicy) -> str:
     def text(value: Any) -> str:
         return values.to_text(value, defaults=True, strict=True)
 
-    try:
-        env = {"env": text(policy.env), "wrappers": text(policy.wrappers), "env_settings": text(dict(policy.env_settings))}
-    except SaveError:
-        env = {"env": "None", "wrappers": "()", "env_settings": "{}"}
-    return json.dumps({"policy": text(policy.policy), **env, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
+    empty = {"env": "None", "wrappers": "()", "env_settings": "{}"}
+    made = {"env": policy.env, "wrappers": policy.wrappers, "env_settings": dict(policy.env_settings)}
+    saved = {}
+    for name, value in made.items():
+        with suppress(SaveError):
+            saved[name] = text(value)
+    if len(saved) < len(made):  # no environment rather than one without its wrappers; who names one later gets what could be saved around it
+        saved = {**empty, **saved, "env": "None"}
+    return json.dumps({"policy": text(policy.policy), **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
 
 
 def save_policy(policy: TrainedPolicy, path: Path) -> None:
@@ -203,15 +209,17 @@ def _orbax() -> Any:
     return ocp
 
 
-def load(path: str | Path, *, allow: Collection[str] = ()) -> TrainedPolicy:
+def load(path: str | Path, *, allow: Collection[str] = (), env: Make | None = None) -> TrainedPolicy:
     """Load a policy that a run saved, after checking every file against the manifest.
 
     Args:
         path: the run's directory.
         allow: packages beyond flowrl that may be imported for the user's own classes and functions.
+        env: an id, class or function in place of the saved environment, with the saved wrappers and settings around it.
 
     Raises:
         SaveError: there is no such run, a file is damaged, or a package would be needed that is not allowed.
+        SettingError: `env` has other spaces than the policy.
     """
     root = Path(path)
     verify(root)
@@ -230,7 +238,10 @@ def load(path: str | Path, *, allow: Collection[str] = ()) -> TrainedPolicy:
     with _orbax().StandardCheckpointer() as checkpointer:
         parts = checkpointer.restore((folder / "weights").resolve(), wanted)
     weights = Weights(*({k: _like(parts[part][k], x) for k, x in getattr(like, part).items()} for part in Weights._fields))
-    return TrainedPolicy(policy, spaces, weights, value("env"), value("wrappers"), value("env_settings"))
+    wrappers, settings = value("wrappers"), value("env_settings")
+    if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
+        raise SettingError(f"{env_name(env)} has other spaces than this policy: obs {found.obs}, action {found.action}; it has {spaces}")
+    return TrainedPolicy(policy, spaces, weights, value("env") if env is None else env, wrappers, settings)
 
 
 def _like(x: Any, like: Any) -> Any:

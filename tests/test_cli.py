@@ -9,11 +9,12 @@ import textwrap
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 import flowrl as fl
-from flowrl.cli import main
-from flowrl.commands import parse_until
+from flowrl.cli import main, parser
+from flowrl.commands import _imports, _runtime, parse_until
 from flowrl.observe.sinks import columns
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
@@ -183,6 +184,65 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
     assert flowrl("eval", "nf", "--episodes", "1", "--import", "netfile.py")[0] == 0
 
 
+def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl, tmp_path):
+    (tmp_path / "arcade.py").write_text(
+        textwrap.dedent(
+            """
+            from functools import partial
+            import gymnasium as gym
+            import flowrl as fl
+            from environments import Clockwork
+
+            class Short(Clockwork):
+                def __init__(self, length=2):
+                    super().__init__((length,))
+
+            def other():
+                return gym.make("Pendulum-v1")
+
+            def g():
+                policy = fl.Policy(fl.MLP, hidden=(4,))
+                graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=8, batch=16, policy=policy))
+                return graph.set("runners.env", partial(Short, length=3)).set("runners.wrappers", (lambda env: env,))
+
+            def p():
+                return g().set("runners.wrappers", ())
+            """
+        )
+    )
+    assert (
+        "--env arcade.py needs what makes the environment in it: arcade.py:NAME; it has Short, other, g, p"
+        in flowrl("plan", "pg", "--env", "arcade.py")[2]
+    )
+    assert "arcade.py has no function or class 'Shrt'; did you mean 'Short'?" in flowrl("plan", "pg", "--env", "arcade.py:Shrt")[2]
+    _, _, err = flowrl("run", "arcade.py:p", "--steps", "20", "--out", "p")
+    assert (
+        err.rstrip().endswith("eval p --import arcade.py")
+        and "of Short" in Path("p/plan.txt").read_text() + flowrl("plan", "p", "--import", "arcade.py")[1]
+    )
+    assert "return mean 3.0," in flowrl("eval", "p", "--episodes", "1", "--import", "arcade.py")[1], "a partial is saved with its arguments"
+    _, _, err = flowrl("run", "arcade.py:g", "--steps", "20", "--out", "g", "--record")
+    assert "records flowrl replay g --import arcade.py" in err and "eval g --env FILE.py:FUNCTION, for the environment has no name" in err
+    assert "flowrl eval DIR --env FILE.py:FUNCTION" in flowrl("eval", "g")[2]
+    assert "return mean 2.0," in flowrl("eval", "g", "--env", "arcade.py:Short", "--episodes", "1")[1]
+    assert "other has other spaces than this policy: obs Box(" in flowrl("eval", "g", "--env", "arcade.py:other")[2]
+
+
+def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_process(flowrl, tmp_path, monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", known := dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", known)
+    text = "import gymnasium as gym\nfrom environments import Clockwork\ngym.register('Own/Clock-v0', entry_point=Clockwork)\n"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/clocks.py").write_text(text)
+    words = ["--import", "json", "--import", "sub/clocks.py"]
+    _, _, err = flowrl("run", "pg", "--env", "Own/Clock-v0", *words, "--set", "batch=64", "--set", "fragment=8", "--steps", "20", "--out", "c")
+    assert err.rstrip().endswith("eval c --import json --import sub/clocks.py")
+    args = parser().parse_args(["run", "pg", *words, "--runtime", "ray", "--working-dir", "sub"])
+    _imports(args)
+    runtime = _runtime(args)
+    assert runtime.imports == ("json", "sub/clocks.py") and runtime.init == {"runtime_env": {"working_dir": "sub"}}
+
+
 def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(flowrl, tmp_path, monkeypatch):
     (tmp_path / "unguarded.py").write_text("import flowrl as fl\nfl.run(fl.ppo())\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -228,6 +288,12 @@ def test_a_saved_graph_runs_again(flowrl):
         (["plan", "ppo", "--import", "no_such_package"], "--import no_such_package: No module named 'no_such_package'"),
         (["draw", "ppo", "--format", "png"], "invalid choice: 'png'"),
         (["draw", "ppo", "-o", "no/such/folder/x.svg"], "No such file or directory"),
+        (["plan", "ppo", "--env", "own_envs:Corridor-v9"], "would import own_envs; import it yourself (--import own_envs"),
+        (["plan", "ppo", "--env", "no.such.module:Corridor"], "can't load 'no.such.module:Corridor'"),
+        (["plan", "ppo", "--env", "environments:Coridor"], "can't load 'environments:Coridor'"),
+        (["plan", "ppo", "--env", "environments:LENGTHS"], "--env environments:LENGTHS is a tuple; name a function or a class"),
+        (["plan", "ppo", "--env", "nothere.py:f"], "there is no file nothere.py"),
+        (["run", "ppo", "--working-dir", "."], "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out"),
         ([], "required"),
     ],
 )

@@ -4,8 +4,10 @@ import json
 import math
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -163,6 +165,12 @@ def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_a
     assert "graph.txt can't be read back" in told.of(Warned)[0].text
     with pytest.raises(fl.SaveError, match="the environment of this policy is not known"):
         fl.load(tmp_path / "r").evaluate(1)
+
+    longer = partial(gym.wrappers.TimeLimit, max_episode_steps=3)
+    with fl.run(graph.set("runners.wrappers", (longer,)), steps=60, out=tmp_path / "w") as run:
+        list(run)
+    named = fl.load(tmp_path / "w", allow=["gymnasium"], env=Clockwork)
+    assert named.env is Clockwork and named.evaluate(4).tolist() == [3, 4, 9, 4], "within the wrapper that could be saved"
 
     class Local(fl.MLP):
         pass

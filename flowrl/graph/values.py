@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import math
 import sys
@@ -179,7 +180,9 @@ def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 11
         return f"({', '.join(map(sub, value))}{',' * (len(value) == 1)})"
     if isinstance(value, list):
         return f"[{', '.join(map(sub, value))}]"
-    if isinstance(value, Printed):
+    if isinstance(value, functools.partial):
+        head, parts = "partial", [(None, value.func), *((None, x) for x in value.args), *value.keywords.items()]
+    elif isinstance(value, Printed):
         kind, parts = value.parts()
         head = kind if isinstance(kind, str) else _name_of(kind, strict)
     elif isinstance(value, Mapping):
@@ -284,6 +287,9 @@ class _Reader:
                 return _own(name)
             case ast.Call(func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]):
                 return named(path, self.allow)
+            case ast.Call(func=ast.Name(id="partial")):
+                function, *args = (self.value(x) for x in node.args)
+                return functools.partial(function, *args, **self.keywords(node))
             case ast.Call(func=ast.Name(id="chain"), args=[]):
                 return _public("chain")(**self.keywords(node))
             case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(graph := self.value(target), _public("Graph")):

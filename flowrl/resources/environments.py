@@ -97,6 +97,8 @@ def _length(result: Any) -> str:
 
 def env_name(env: Make) -> str:
     """What to call an environment in texts."""
+    if isinstance(env, partial):
+        return env_name(env.func)
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
 
 

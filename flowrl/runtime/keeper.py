@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
-import cloudpickle
 import jax
 import numpy as np
 
 from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
 from flowrl.compiled import jitted
-from flowrl.errors import SettingError
-from flowrl.importing import importing
 from flowrl.items import Packed
+from flowrl.runtime.driver import DriverContext, from_driver, on_this_node, problem_of
 
 
 @dataclass(frozen=True)
@@ -59,48 +54,12 @@ def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
     return jax.tree.map(hole, tree), arrays
 
 
-def for_worker(value: Any, what: str) -> bytes:
-    """Pickle something for one of our own processes, which reads it by `from_driver`.
-
-    Raises:
-        SettingError: it can't be, and why.
-    """
-    try:
-        return cast("bytes", cloudpickle.dumps(value))
-    except Exception as error:
-        raise SettingError(
-            f"{what} can't be sent to another process: {error}; make what it holds and can't be pickled (a lock, an open file) where it is used"
-        ) from error
-
-
-def from_driver(code: bytes) -> Any:
-    """What our own driver pickled, in whose name Ray runs this process. Ray would unpickle it too, but no run may start while it imports."""
-    with importing("a Ray worker"):
-        return cloudpickle.loads(code)
-
-
-def move_in(path: Sequence[str], settings: Mapping[str, Any] | None = None) -> None:
-    """Make a process of ours ready for a user's code: it imports as the driver does, and what it prints goes to the driver's standard error.
-
-    Standard output is for what a driver writes itself, such as rows in JSON. `settings` are environment variables, which JAX, imported by now, is
-    told of too. Ray could set them, but not in the processes that it has ready: it would start others, by way of a process that makes them ready.
-    """
-    sys.path.extend(p for p in path if p not in sys.path)
-    sys.stdout = sys.stderr
-    for name, value in (settings or {}).items():
-        os.environ[name] = str(value)
-        if name.startswith("JAX_"):
-            jax.config.update(name.lower(), value)
-    # Another process may be writing what this one reads: JAX then compiles it itself, and says so.
-    warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry", UserWarning)
-
-
 class Keeper:
     """There: runs functions, and keeps what they give until it is told that nobody needs it any more."""
 
-    def __init__(self, path: Sequence[str]) -> None:
+    def __init__(self, context: DriverContext) -> None:
         began = perf_counter()
-        move_in(path)
+        self.problem = problem_of(context.enter)
         self.kept: dict[int, Any] = {}
         """By number: arrays, or the error that was raised in their place."""
         self.programs: dict[int, Any] = {}
@@ -143,7 +102,8 @@ class Keeper:
     def _keep(self, number: int, dropped: Sequence[int], make: Callable[[], list[Any]]) -> None:
         with By(self.clock), UPDATE:
             try:
-                self.kept[number] = make()
+                with on_this_node(self.problem):
+                    self.kept[number] = make()
             except Exception as error:
                 self.kept[number] = error
                 raise

@@ -6,8 +6,8 @@ This works because an operator never touches array values: it moves items and ca
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -23,7 +23,8 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle, Workers, refs
 from flowrl.graph.site import HereSite, Place
-from flowrl.runtime.keeper import At, Hole, Joint, for_worker
+from flowrl.runtime.driver import for_worker
+from flowrl.runtime.keeper import At, Hole, Joint
 
 IN_FLIGHT = 2
 """Functions that are asked for before the first of them is done."""
@@ -49,6 +50,47 @@ class Actor:
     def __post_init__(self) -> None:
         if self.count < 1 or (self.gpus is not None and self.gpus < 0):
             raise SettingError(f"count must be at least 1 and gpus not negative, got {self}")
+
+
+def asked_of(actor: Actor, resource: bool, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By Ray's name of it: how much each process of a placement asks for. That of a resource has a GPU, if it does not say and there is one."""
+    gpus = actor.gpus
+    if gpus is None:
+        gpus = float(resource and any(node.get("GPU", 0) >= 1 for node in nodes))
+    options = actor.options
+    amounts = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus", gpus), "memory": options.get("memory"), **options.get("resources", {})}
+    return {kind: float(amount) for kind, amount in amounts.items() if amount}
+
+
+def check_amounts(wanted: Mapping[str, Actor], resources: Collection[str], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Refuse what a cluster does not have, for which Ray would wait without an end.
+
+    Args:
+        wanted: the placements, by name.
+        resources: the names that are a resource's, not a stage's.
+        nodes: what each has, by Ray's name of it.
+
+    Raises:
+        SettingError: what was asked for, by which placements, and what there is.
+    """
+    total: Counter[str] = Counter()
+    askers: dict[str, list[str]] = {}
+    for name, actor in wanted.items():
+        for kind, amount in asked_of(actor, name in resources, nodes).items():
+            amounts = [node.get(kind, 0.0) for node in nodes]
+            has = f"the cluster has {sum(amounts):g}, at most {max(amounts):g} on one of its {len(nodes)} node{'s' * (len(nodes) > 1)}"
+            if amount > max(amounts):
+                raise SettingError(f"place: {name} asks for {amount:g} {kind} in one process, but {has}; {LESS}")
+            total[kind] += amount * actor.count  # type: ignore[assignment]  # a Counter adds any numbers up
+            askers.setdefault(kind, []).append(f"{name} ({f'{actor.count} x ' * (actor.count > 1)}{amount:g})")
+            if total[kind] > sum(amounts):
+                raise SettingError(f"place: {' and '.join(askers[kind])} ask for {total[kind]:g} {kind} together, but {has}; {LESS}")
+
+
+LESS = (
+    "ask for less in fl.Actor(gpus=, options=), or take a Ray that has more: "
+    "fl.RayRuntime(init=) and `ray start` set num_cpus, num_gpus and resources where Ray does not find them itself"
+)
 
 
 class Remote(Protocol):

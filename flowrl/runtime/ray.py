@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import time
 import warnings
@@ -15,85 +14,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from time import perf_counter
 from typing import Any, ClassVar
 
 import jax
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flowrl.clock import OTHER, START, By, Clock, Reading, traced
+from flowrl.clock import Reading, traced
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
 from flowrl.events import Stream
 from flowrl.far import Far
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
-from flowrl.items import Packed
 from flowrl.runtime.base import Session
-from flowrl.runtime.keeper import Keeper, dig, for_worker, from_driver, move_in
-from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, fill, homes_of
+from flowrl.runtime.driver import context, for_worker, missing, way_out
+from flowrl.runtime.host import Host
+from flowrl.runtime.keeper import Keeper
+from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, asked_of, check_amounts, fill, homes_of
 from flowrl.runtime.threads import Threads
 
 PROCESSES_PER_CORE = 2
 """Of runners. Fewer wait for one another, for one thread of a process runs Python code at a time; more of them only take longer to be up."""
 CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
-
-
-class Slot:
-    """One worker in its process, and where its time goes."""
-
-    def __init__(self, began: float) -> None:
-        self.clock = Clock("waiting", began)
-        self.clock.move(perf_counter() - began, "waiting", "start")
-        self.incarnation = -1
-        self.idle = time.time()
-        self.worker: Any = None
-
-
-class Host:
-    """The actor: a process for some of the workers of a resource, each in a thread of its own."""
-
-    def __init__(self, make: bytes, path: Sequence[str], mine: Sequence[int], settings: Mapping[str, Any]) -> None:
-        began = perf_counter()
-        move_in(path, settings)
-        jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
-        self.make = from_driver(make)  # which needs the path first
-        self.slots = {index: Slot(began) for index in mine}
-
-    def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
-        """Call a method of an incarnation of a worker, as it was asked to at a time."""
-        slot, now = self.slots[index], time.time()
-        slot.clock.move(min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer")  # it was on its way meanwhile
-        try:
-            with By(slot.clock), OTHER:
-                if slot.incarnation != incarnation:
-                    with START:
-                        self._renew(slot, index, incarnation)
-                return getattr(slot.worker, method)(*args)
-        finally:
-            slot.idle = time.time()
-
-    def _renew(self, slot: Slot, index: int, incarnation: int) -> None:
-        if slot.worker is not None:
-            with suppress(Exception):
-                slot.worker.close()
-        slot.worker, slot.incarnation = self.make(index, incarnation), incarnation
-
-    def call_apart(self, *args: Any) -> tuple[Any, Packed]:
-        """The same, with what is large apart from the rest."""
-        tree, arrays = dig(self.call(*args), 2)
-        return tree, Packed(arrays)
-
-    def close(self, index: int) -> None:
-        """Close a worker."""
-        if self.slots[index].worker is not None:
-            self.slots[index].worker.close()
-
-    def spent(self) -> Mapping[int, Reading]:
-        """By worker: its seconds by kind of work."""
-        return {index: slot.clock.reading() for index, slot in self.slots.items()}
 
 
 class Pending:
@@ -114,10 +58,14 @@ class Pending:
             return ray.get(self.ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
+            if (lacking := _lacking(cause)) is not None:
+                raise SettingError(f"{self.label}: {lacking}") from None
             if not isinstance(cause, FlowrlError):
                 cause.add_note(f"in {self.label}:\n{error}")
             raise cause from None
         except ray.exceptions.RayActorError as error:
+            if (lacking := _lacking(error)) is not None:
+                raise SettingError(f"{self.label}: {lacking}") from None
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
         except ray.exceptions.RayError as error:  # what it lies on was lost, with the node
             raise RuntimeFailed(f"{self.label} gave nothing: {_cause(error)}") from None
@@ -149,15 +97,27 @@ def _cause(error: Exception) -> str:
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
 
 
+def _lacking(error: BaseException) -> str | None:
+    """What a node lacks and the way out, if that is what an error from there says."""
+    module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
+    if module is None and isinstance(error, ray.exceptions.RayError) and (found := re.search(r"No module named '([\w.]+)'", str(error))):
+        module = found[1]  # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl
+    if module is None:
+        return None
+    text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
+    return f"{text}; {way_out(module)}"
+
+
 class RayWorkers:
     """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
-    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None, apart: bool) -> None:
+    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None, apart: bool, imports: Sequence[str]) -> None:
         processes = min(count, processes or PROCESSES_PER_CORE * len(_homes()))
         self.name = name
         self.apart = apart
         """Whether fragments stay in the object store."""
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
+        self.context = ray.put(context(imports))
         self.incarnations = [0] * count
         self.actors: list[Any] = [None] * processes
         """By process."""
@@ -177,7 +137,7 @@ class RayWorkers:
             "concurrency_groups": {str(index): 1 for index in mine},
         }
         kind: Any = ray.remote(**options)(Host)
-        self.actors[process] = kind.remote(self.make, sys.path, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()})
+        self.actors[process] = kind.remote(self.make, self.context, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()})
 
     def _reach(self, index: int) -> None:
         """Call a worker in the process that is at work now."""
@@ -243,6 +203,11 @@ class RayWorkers:
             self.actors, self.calls = [], []
 
 
+def _nodes() -> list[Mapping[str, float]]:
+    """What each node of the cluster has, by Ray's name of it."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def _homes() -> list[str]:
     """The nodes of the cluster: each as often as it has cores, the first core of each before the second of any."""
     nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in ray.nodes() if node["Alive"]]
@@ -275,33 +240,36 @@ class RaySite(NearSite):
 
     elsewhere: ClassVar[bool] = True
 
-    def __init__(self, place: Place, name: str, seed: int, processes: int | None, apart: bool) -> None:
+    def __init__(self, place: Place, name: str, seed: int, processes: int | None, apart: bool, imports: Sequence[str]) -> None:
         super().__init__(place, name, seed)
         self.processes = processes
         self.apart = apart
+        self.imports = imports
 
     def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
         """Start the actors."""
-        return super().workers(count, make, twin) if near else RayWorkers(self.name, count, make, self.processes, self.apart)
+        return super().workers(count, make, twin) if near else RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
 
 
 class RayActor:
     """The process of a keeper."""
 
-    def __init__(self, name: str, wanted: Actor, index: int | None) -> None:
+    def __init__(self, name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()) -> None:
         """Start it: the one of a resource, or number `index` of those of a stage, which have one thread each."""
-        gpus = wanted.gpus if wanted.gpus is not None else float(index is None and ray.cluster_resources().get("GPU", 0) >= 1)
+        asked = asked_of(wanted, index is None, _nodes())
+        gpus = asked.get("GPU", 0)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},
             "runtime_env": {"env_vars": {"JAX_PLATFORMS": "" if gpus else "cpu", **traced(), **({} if index is None else {"NPROC": "1"})}},
-            **({} if index is None else {"scheduling_strategy": _home(index)}),
+            # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
+            **({} if index is None or asked else {"scheduling_strategy": _home(index)}),
             **wanted.options,
         }
         kind: Any = ray.remote(**options)(Keeper)
         self.name = name
-        self.actor = kind.remote(sys.path)
+        self.actor = kind.remote(context(imports))
 
     def submit(self, method: str, *args: Any) -> Pending:
         """Call a method."""
@@ -367,18 +335,24 @@ class RayRuntime:
             With the learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
         processes: that share the runners of a resource, which are threads there; None for twice as many as there are cores. More of them only
             cost memory, start-up and changes of context; fewer share one interpreter, whose Python code runs one thread at a time.
-        init: more keyword arguments for `ray.init`.
+        init: more keyword arguments for `ray.init`. ``{"runtime_env": {"working_dir": "."}}`` copies this folder to every node, where modules
+            of your own in it are imported from then.
+        imports: modules by name, or files by path (``envs.py``), that every process imports before anything else. Environments that are
+            registered in this process are known to all of them anyway.
 
     Raises:
-        SettingError: `processes` is no positive number, or `place` holds something else than `Actor`.
+        SettingError: `processes` is no positive number, `place` holds something else than `Actor`, or `imports` is a single text.
     """
 
     address: str | None = None
     place: Mapping[str, Actor] = field(default_factory=dict)
     processes: int | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
+    imports: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.imports, str):
+            raise SettingError(f"imports must be a list of modules, got {self.imports!r}; write imports=[{self.imports!r}]")
         if self.processes is not None and self.processes < 1:
             raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
         if not isinstance(self.place, Mapping):
@@ -392,7 +366,19 @@ class RayRuntime:
 
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
-            SettingError: `place` names something else than resources and the first nodes of stages.
+            SettingError: `place` names something else than resources and the first nodes of stages, or asks for more than there is.
         """
-        place = Placed(plan, seed, RayActor, self.place, RaySite, stream=stream, processes=self.processes, apart=bool(self.place))
-        return Session(plan, place, Threads, partial(start, self.address, self.init, plan.graph.name, bool(self.place)))
+        act = partial(RayActor, imports=self.imports)
+        more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
+        place = Placed(plan, seed, act, self.place, RaySite, stream=stream, **more)
+        return Session(plan, place, Threads, partial(self._start, plan))
+
+    def _start(self, plan: Plan) -> Callable[[], None]:
+        """Start or join Ray, and see that it has what is asked for."""
+        stop = start(self.address, self.init, plan.graph.name, bool(self.place))
+        try:
+            check_amounts(self.place, plan.graph.resources, _nodes())
+        except SettingError as error:
+            stop()
+            raise error.at(plan.graph.name) from None
+        return stop

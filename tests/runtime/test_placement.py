@@ -20,8 +20,9 @@ from flowrl.far import Far, join, near
 from flowrl.graph.stages import Schedule
 from flowrl.items import Batch
 from flowrl.runtime.base import Session
+from flowrl.runtime.driver import DriverContext
 from flowrl.runtime.keeper import Keeper
-from flowrl.runtime.placement import Actor, Home, Kept, NearSite, Placed, owners
+from flowrl.runtime.placement import Actor, Home, Kept, NearSite, Placed, asked_of, check_amounts, owners
 
 SMALL = {"runners": 2, "envs": 4, "fragment": 16}
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=256, epochs=2, minibatch=64))
@@ -33,7 +34,7 @@ class Copied:
 
     def __init__(self, name="", actor=None, index=None):
         self.name = name
-        self.keeper = Keeper([])
+        self.keeper = Keeper(DriverContext())
         self.calls = []
 
     def submit(self, method, *args):
@@ -187,6 +188,40 @@ def test_what_can_not_be_sent_is_named():
 def test_places_that_there_are_not_are_told_of(place, text):
     with pytest.raises(SettingError, match=text):
         owners(IMPALA, place)
+
+
+NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 8.0, "GPU": 2.0, "big": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (
+            {"learner": Actor(gpus=3)},
+            r"learner asks for 3 GPU in one process, but the cluster has 3, at most 2 on one of its 2 nodes; ask for less in",
+        ),
+        (
+            {"sample": Actor(options={"num_cpus": 9})},
+            r"sample asks for 9 CPU in one process, but the cluster has 12, at most 8 on one of its 2 nodes",
+        ),
+        ({"sample": Actor(options={"resources": {"huge": 1}})}, r"sample asks for 1 huge in one process, but the cluster has 0, at most 0 on one"),
+        ({"sample": Actor(options={"memory": 9e9})}, r"sample asks for 9e\+09 memory in one process, but the cluster has 8e\+09"),
+        ({"sample": Actor(count=4, gpus=1)}, r"sample \(4 x 1\) ask for 4 GPU together, but the cluster has 3, at most 2"),
+        (
+            {"learner": Actor(), "sample": Actor(count=2, gpus=1.5)},
+            r"learner \(1\) and sample \(2 x 1.5\) ask for 4 GPU together, but the cluster has 3",
+        ),
+    ],
+)
+def test_what_a_cluster_does_not_have_is_refused_with_both_numbers(wanted, text):
+    with pytest.raises(SettingError, match=f"place: {text}"):
+        check_amounts(wanted, ["learner", "runners"], NODES)
+
+
+def test_what_a_cluster_has_may_be_asked_for():
+    check_amounts({"learner": Actor(), "sample": Actor(count=2, gpus=1, options={"num_cpus": 4})}, ["learner"], NODES)
+    assert asked_of(Actor(), True, NODES) == {"GPU": 1} and asked_of(Actor(), False, NODES) == {} == asked_of(Actor(), True, NODES[:0])
+    assert asked_of(Actor(gpus=0), True, NODES) == {} and asked_of(Actor(gpus=1, options={"num_gpus": 2}), True, NODES) == {"GPU": 2}
 
 
 def test_settings_are_checked():

@@ -1,0 +1,276 @@
+"""What a process elsewhere gets of the driver before any of a user's code runs in it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.abc import ExecutionLoader
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+import gymnasium as gym
+import jax
+from gymnasium.envs.registration import EnvSpec
+
+from flowrl.errors import FlowrlError, SettingError, raised
+from flowrl.importing import importing
+
+
+def for_worker(value: Any, what: str) -> bytes:
+    """Pickle something for one of our own processes, which reads it by `from_driver`.
+
+    Raises:
+        SettingError: it can't be, and why.
+    """
+    try:
+        return cast("bytes", cloudpickle.dumps(value))
+    except Exception as error:
+        raise SettingError(
+            f"{what} can't be sent to another process: {error}; make what it holds and can't be pickled (a lock, an open file) where it is used"
+        ) from error
+
+
+def from_driver(code: bytes) -> Any:
+    """What our own driver pickled, in whose name Ray runs this process. Ray would unpickle it too, but no run may start while it imports."""
+    with importing("a Ray worker"):
+        return cloudpickle.loads(code)
+
+
+# -- what the driver's process has and a new one lacks ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DriverContext:
+    """What only the driver's process would have: where it imports from, what it imported on request, and the environments registered in it."""
+
+    path: tuple[str, ...] = ()
+    """The driver's `sys.path`, absolute, for a process elsewhere works in another directory."""
+    imports: tuple[Imported, ...] = ()
+    registered: Mapping[str, bytes] = field(default_factory=dict)
+    """By id: the pickled `EnvSpec` of every registered environment, one by one: what one of them lacks must not keep the others from working."""
+    wrappers: Mapping[str, bytes] = field(default_factory=dict)
+    """By ``module:name``: those that such specs name, of modules that no other process can import."""
+
+    def enter(self, variables: Mapping[str, Any] | None = None) -> None:
+        """Make this process ready for the driver's code: it imports as the driver does, and knows the same environments.
+
+        What is printed here goes to the driver's standard error: standard output is for what a driver writes itself, such as rows in JSON.
+
+        Args:
+            variables: environment variables, which JAX, imported by now, gets too. Ray could set them, but not in the processes that it has
+                ready: it would start others, by way of a process that makes them ready.
+
+        Raises:
+            ModuleNotFoundError: this node has no module of such a name among `imports`.
+        """
+        sys.path.extend(p for p in self.path if p not in sys.path)
+        sys.stdout = sys.stderr
+        for name, value in (variables or {}).items():
+            os.environ[name] = str(value)
+            if name.startswith("JAX_"):
+                jax.config.update(name.lower(), value)
+        # Another process may be writing what this one reads: JAX then compiles it itself, and says so.
+        warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry", UserWarning)
+        for module in self.imports:
+            module.enter()
+        # What the driver has registered counts, so it comes after the imports and after all that reading it imports, which register the same ids.
+        # A module that is only imported when an environment is made registers them once more, of which Gymnasium would warn in every process.
+        gym.registry.update({name: _spec(name, code) for name, code in self.registered.items()})
+        warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
+        for path, code in self.wrappers.items():
+            module_name, _, name = path.partition(":")
+            setattr(sys.modules.setdefault(module_name, types.ModuleType(module_name)), name, from_driver(code))
+
+
+def context(imports: Sequence[str] = ()) -> DriverContext:
+    """What other processes need of this one, as it is now.
+
+    Args:
+        imports: modules by name, or files by path, that each of them imports first.
+
+    Raises:
+        SettingError: a file can't be read.
+    """
+    specs = dict(gym.registry)
+    named = {wrapper.entry_point for spec in specs.values() for wrapper in spec.additional_wrappers}
+    wrappers = {path: for_worker(found, path) for path in named if (found := _of_this_process(path)) is not None}
+    path = tuple(os.path.abspath(p) for p in sys.path)
+    return DriverContext(path, tuple(map(_imported, imports)), {name: _sent(spec) for name, spec in specs.items()}, wrappers)
+
+
+# -- imports ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module that each process imports. One that is a file's comes with its text, for another node may not have the file."""
+
+    name: str
+    file: str = ""
+    text: str = ""
+
+    def enter(self) -> None:
+        """Import it here."""
+        if self.name in sys.modules:
+            return
+        with importing("a Ray worker"):
+            if not self.file:
+                importlib.import_module(self.name)
+                return
+            loader = _Text(self)
+            made = importlib.util.module_from_spec(importlib.util.spec_from_loader(self.name, loader))  # type: ignore[arg-type]  # it is none for no loader
+            sys.modules[self.name] = made
+            loader.exec_module(made)
+
+
+class _Text(ExecutionLoader):
+    """Imports a module from its text."""
+
+    def __init__(self, module: Imported) -> None:
+        self.module = module
+
+    def get_source(self, fullname: str) -> str:
+        """Its text."""
+        return self.module.text
+
+    def get_filename(self, fullname: str) -> str:
+        """Where the driver has it."""
+        return self.module.file
+
+
+def _imported(name: str) -> Imported:
+    if not name.endswith(".py"):
+        return Imported(name)
+    file = Path(name).resolve()
+    try:
+        return Imported(file.stem, str(file), file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"imports: {name} can't be read: {error.strerror}") from None
+
+
+# -- registered environments -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """In place of what makes an environment: raises why there is none here. Only who makes that environment sees it."""
+
+    error: Exception
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raise it."""
+        raise self.error
+
+
+def _sent(spec: EnvSpec) -> bytes:
+    """A spec for another process, in which it has what makes the environment by value if no other process could import it."""
+    entries = {name: _by_value(getattr(spec, name)) for name in ("entry_point", "vector_entry_point")}
+    try:
+        return for_worker(replace(spec, **entries), f"{spec.id} (its entry point or kwargs)")
+    except SettingError as error:
+        return cast("bytes", cloudpickle.dumps(EnvSpec(spec.id, Unusable(error))))
+
+
+def _spec(name: str, code: bytes) -> EnvSpec:
+    """The spec that the driver sent. One that can't be read here says why when its environment is made."""
+    try:
+        return cast("EnvSpec", from_driver(code))
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
+        return EnvSpec(name, Unusable(error))
+
+
+def _by_value(entry: Any) -> Any:
+    found = _of_this_process(entry) if isinstance(entry, str) else None
+    return entry if found is None else found
+
+
+def _of_this_process(path: str) -> Any:
+    """What ``module:name`` leads to in the driver's script, or in a file that is no package's; None for what other processes can import."""
+    module, _, name = path.partition(":")
+    if module != "__main__" and module not in cloudpickle.list_registry_pickle_by_value():
+        return None
+    return getattr(sys.modules.get(module), name, None)
+
+
+# -- what a node lacks -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
+    """Name this node where it lacks a module. That is no fault of a worker, which would be started again: the run has to end.
+
+    Args:
+        problem: what is wrong with this process from its beginning, as `problem_of` found.
+
+    Raises:
+        SettingError: in place of an error that came of a missing module.
+        FlowrlError: `problem`.
+    """
+    if problem is not None:
+        raise problem
+    try:
+        yield
+    except Exception as error:
+        module = missing(error)
+        if module is None:
+            raise
+        needed = f", so {error.message}" if isinstance(error, FlowrlError) else ""
+        raise SettingError(f"node {socket.gethostname()} has no module '{module}'{needed}", module=module) from error
+
+
+def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
+    """Make this process ready for the driver's code, and return what goes wrong, for every call to raise.
+
+    An actor that raised it while it is made would be one whose process ended, and would be started again, in vain.
+    """
+    try:
+        with on_this_node():
+            begin()
+    except FlowrlError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
+        return SettingError(f"node {socket.gethostname()} can't read what the driver sent: {raised(error)}")
+    return None
+
+
+def missing(error: BaseException | None) -> str | None:
+    """The module whose absence an error came of, if it did."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name
+        error = error.__cause__
+    return None
+
+
+def way_out(module: str) -> str:
+    """What to do where another node lacks a module, which depends on where this process has it."""
+    folder = _folder(module.partition(".")[0])
+    if folder is None or "site-packages" in folder.parts or folder == Path(os.__file__).parent:
+        return "install it there, as the packages of every node must be those of this one"
+    shown = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+    return (
+        f"here it is in the folder {folder}. Let Ray copy that to every node: fl.RayRuntime(init={{'runtime_env': {{'working_dir': '{shown}'}}}}), "
+        f"or --working-dir {shown} on the command line; or install it there"
+    )
+
+
+def _folder(package: str) -> Path | None:
+    """The folder on `sys.path` that a package or module is in, if it is a file's."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+    return Path(spec.origin).resolve().parent if spec.has_location and spec.origin else None

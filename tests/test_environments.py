@@ -1,0 +1,244 @@
+"""Environments of a user's own, however they are named, wherever they run, from Python and from the command line."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from flowrl.cli import main
+
+TESTS = Path(__file__).parent
+
+ENVS = '''
+import os
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+
+class Count(gym.Env):
+    """Episodes of so many steps, each worth 1. Where one is reset, a file of its name and its node is made."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length=5, name="none"):
+        self.length, self.name = length, name
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        if self.name != "none":
+            Path(os.environ["MARKS"], f"{self.name}-{'lacking' if 'LACKING' in os.environ else 'has'}").touch()
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(1, np.float32), 1.0, self.time == self.length, False, {}
+
+
+class Times(gym.RewardWrapper, gym.utils.RecordConstructorArgs):
+    def __init__(self, env, factor):
+        gym.utils.RecordConstructorArgs.__init__(self, factor=factor)
+        gym.RewardWrapper.__init__(self, env)
+        self.factor = factor
+
+    def reward(self, reward):
+        return self.factor * reward
+
+
+class Class(Count):
+    def __init__(self):
+        super().__init__(6, f"{WAY}-class")
+
+
+def made():
+    return Count(8, f"{WAY}-function")
+'''
+
+REGISTERED = """
+gym.register(f"Own/{WAY}-v0", entry_point=f"{__name__}:Count", kwargs={"name": f"{WAY}-id"})
+gym.register(
+    f"Own/{WAY}Wrapped-v0", entry_point=Count, kwargs={"name": f"{WAY}-kwargs"}, additional_wrappers=(Times.wrapper_spec(factor=10),)
+)
+"""
+
+GRAPHS = """
+import flowrl as fl
+
+def small(env="CartPole-v1"):
+    settings = fl.PGSettings(runners=2, envs=4, fragment=25, batch=200, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    return fl.pg(env, settings).insert(after="sync", play=fl.Evaluate(every=5, episodes=2))
+
+def wrapped():
+    graph = small(f"Own/{WAY}Wrapped-v0").set("runners.env_settings", {"length": 7})
+    return graph.set("runners.wrappers", (partial(Times, factor=2),))
+
+def unnamed():
+    return small(lambda: Count(9, f"{WAY}-lambda"))
+
+def ninefold():
+    return Count(9)
+"""
+
+RETURNS = {"id": 5, "kwargs": 140, "class": 6, "lambda": 9, "function": 8}
+
+DRIVER = """
+import sys, warnings
+warnings.simplefilter("ignore")  # of Ray's own test cluster
+WAY = "Python"
+{envs}
+{registered}
+{graphs}
+import os, subprocess, contextlib, io, ray
+from ray.cluster_utils import Cluster
+from flowrl.cli import main
+from flowrl.graphs import file_module
+from flowrl.runtime.ray import start
+
+CASES = {{
+    "id": lambda: small("Own/Python-v0"),
+    "kwargs": wrapped,
+    "class": lambda: small(Class),
+    "lambda": unnamed,
+    "function": lambda: small(file_module("filed.py").made),
+}}
+
+
+def in_python(case, runtime):
+    with fl.run(CASES[case](), runtime=runtime, steps=2_000) as run:
+        rows = list(run)
+    played = next(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
+    print(case, runtime, rows[-1]["env_steps"], played, run.policy.evaluate(2).tolist(), flush=True)
+
+
+def on_the_command_line(case, runtime, *words):
+    sys.modules.pop("shelled", None)  # as in a process of its own, which knows nothing of what an earlier one imported
+    for name in [name for name in gym.registry if name.startswith("Own/Shell")]:
+        del gym.registry[name]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        status = main(["run", *words, "--runtime", runtime, "--steps", "2000", "--out", f"{{case}}-{{runtime}}"])
+    try_it = [line for line in said.getvalue().splitlines() if line.startswith("  try it")] or [f"eval {{said.getvalue()}}"]
+    print(f"shell {{case}} {{runtime}} {{status}} {{try_it[0].partition('eval ')[2]}}", flush=True)
+
+
+def refused(what, call):
+    try:
+        call()
+    except fl.FlowrlError as error:
+        print(what, type(error).__name__, error, flush=True)
+
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+    lacking = {{"LACKING": os.getcwd(), "PYTHONPATH": os.pathsep.join([sys.argv[1], os.environ["PYTHONPATH"]])}}
+    cluster.add_node(num_cpus=1, resources={{"big": 1}}, env_vars=lacking)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    stop = start(None, {{}})
+    for runtime in ("local", "ray"):
+        for case in CASES:
+            in_python(case, runtime)
+    placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": fl.Actor(options={{"resources": {{"big": 1}}}})}})
+    settings = fl.IMPALASettings(runners=2, envs=2, fragment=20, batch=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    with fl.run(fl.impala("Own/PythonWrapped-v0", settings), runtime=placed, steps=800) as run:
+        print("placed", list(run)[-1]["env_steps"] >= 800, run.policy.evaluate(1).tolist(), flush=True)
+    for runtime in ("local", "ray"):
+        on_the_command_line("id", runtime, "shelled.py:small", "--env", "Own/Shell-v0", "--import", "shelled.py")
+        on_the_command_line("kwargs", runtime, "shelled.py:wrapped")
+        on_the_command_line("class", runtime, "shelled.py:small", "--env", "shelled.py:Class")
+        on_the_command_line("lambda", runtime, "shelled.py:unnamed")
+        on_the_command_line("function", runtime, "shelled.py:small", "--env", "shelled.py:made")
+    import packaged
+    refused("id", lambda: list(fl.run(small("Own/Packaged-v0"), runtime="ray", steps=200)))
+    refused("chain", lambda: list(fl.run(small().set("sample.local", fl.chain(map=fl.Map(packaged.same))), runtime="ray", steps=200)))
+    refused("imports", lambda: list(fl.run(small(), runtime=fl.RayRuntime(imports=["packaged"]), steps=200)))
+    there = fl.RayRuntime(place={{"learner": fl.Actor(options={{"resources": {{"big": 1}}}})}})
+    refused("learner", lambda: list(fl.run(small().insert(after="sample", map=fl.Map(packaged.same)), runtime=there, steps=200)))
+    stop()
+    on_the_command_line("packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", ".")
+    cluster.shutdown()
+"""
+
+
+pytestmark = pytest.mark.xdist_group("everywhere")  # the driver runs once
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory):
+    """What one driver says that runs all of it, over a node that has its folder and a node that lacks it; the folder, and where runners were."""
+    folder, marks = tmp_path_factory.mktemp("driver"), tmp_path_factory.mktemp("marks")
+    (folder / "driver.py").write_text(DRIVER.format(envs=ENVS, registered=REGISTERED, graphs=GRAPHS))
+    (folder / "shelled.py").write_text('WAY = "Shell"\n' + ENVS + REGISTERED + GRAPHS)
+    (folder / "filed.py").write_text('WAY = "File"\n' + ENVS)
+    (folder / "packaged.py").write_text('WAY = "Packaged"\n' + ENVS + REGISTERED + "\n\ndef same(batch):\n    return batch\n")
+    env = {**os.environ, "PYTHONPATH": str(TESTS.parent), "MARKS": str(marks)}
+    command = [sys.executable, "driver.py", str(TESTS / "lacking")]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines(), folder, {path.name for path in marks.iterdir()}
+
+
+def said(lines, start):
+    """The rest of the line that starts so."""
+    found = [line.removeprefix(start) for line in lines if line.startswith(start)]
+    assert found, lines
+    return found[0].strip()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+@pytest.mark.parametrize("case", RETURNS)
+def test_from_python_they_train_and_are_evaluated(everywhere, case, runtime):
+    lines, _, marks = everywhere
+    value = float(RETURNS[case])
+    steps, played, evaluated = said(lines, f"{case} {runtime} ").split(" ", 2)
+    assert int(steps) >= 2_000 and float(played) == value and evaluated == str([value, value])
+    way = "File" if case == "function" else "Python"
+    assert {f"{way}-{case}-has", f"{way}-{case}-lacking"} <= marks, "runners on both nodes"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize("case", RETURNS)
+def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(everywhere, case, capsys, monkeypatch):
+    lines, folder, marks = everywhere
+    assert {f"Shell-{case}-has", f"Shell-{case}-lacking"} <= marks, "runners on both nodes"
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MARKS", str(folder))
+    for runtime in ("local", "ray"):
+        status, command = said(lines, f"shell {case} {runtime} ").split(" ", 1)
+        assert status == "0"
+        command = command.partition(", for the environment has no name")[0].replace("FILE.py:FUNCTION", "shelled.py:ninefold")
+        words = shlex.split(command)
+        assert words[0] == f"{case}-{runtime}" and len(words) == 3
+        monkeypatch.delitem(sys.modules, "shelled", raising=False)
+        for name in [name for name in gym.registry if name.startswith("Own/")]:
+            monkeypatch.delitem(gym.registry, name)
+        assert main(["eval", words[0]]) == 2, "without what the command names there is no environment"
+        assert main(["eval", *words, "--episodes", "2"]) == 0
+        assert f"return mean {RETURNS[case]:.1f}, std 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(450)
+def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_works(everywhere):
+    lines, folder, marks = everywhere
+    assert said(lines, "placed ") == "True [50.0]"
+    for what in ("id", "chain", "imports", "learner"):
+        text = said(lines, f"{what} SettingError ")
+        assert text.startswith("pg.map: learner: " if what == "learner" else "pg.sample: runners, worker ")
+        assert " has no module 'packaged'" in text and "started anew" not in text
+        assert f"; here it is in the folder {folder.resolve()}. Let Ray copy that to every node: " in text
+        assert "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line" in text
+    assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(lines, "id SettingError ")
+    assert said(lines, "shell packaged ray ") == "0 packaged-ray --import packaged"
+    assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks
+    assert (folder / "packaged-ray/policy").is_dir()
