@@ -203,7 +203,7 @@ def replay(args: argparse.Namespace) -> int:
             raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, NEWEST)}")
         print(listed(args.dir))
         return 0
-    done = again(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)
+    done = again(args.dir, args.update, _changes(args.changes, args.allow), learner=args.learner, allow=args.allow)
     print(done)
     return 0 if done.equal else 1
 
@@ -241,7 +241,7 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
     _imports(args)
     source = find(args.graph, args.allow)
     env = args.env or source.env
-    changes = _changes(args.changes)
+    changes = _changes(args.changes, args.allow)
     best = {} if args.untuned or env is None else tuned(args.graph, env)
     graph = build(source, args.env or (env if source.takes_env else None), best, changes)
     said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
@@ -250,7 +250,7 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, dict[str, str]]:
     return graph, {"env": env or "", "settings": said}
 
 
-def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
+def _changes(texts: Sequence[str], allow: Sequence[str] = ()) -> list[tuple[str, Any]]:
     """The settings that ``--set NAME=VALUE`` names."""
     from flowrl.graphs import parse_value
 
@@ -259,7 +259,8 @@ def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
         name, equals, value = text.partition("=")
         if not equals:
             raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
-        changes.append((name.strip(), parse_value(value)))
+        name = name.strip()
+        changes.append((name, parse_value(value, allow=allow, source=f"--set {name}")))
     return changes
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import flowrl as fl
+from environments import Clockwork
 from flowrl.rl.networks import Images
 from flowrl.rl.policies import network
-from tests.environments import Clockwork
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "sac", "apex"])

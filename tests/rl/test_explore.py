@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 import flowrl as fl
+from environments import Clockwork
 from flowrl.rl.distributions import Categorical, Gaussian
 from flowrl.rl.spaces import head
-from tests.environments import Clockwork
 
 DISCRETE, BOX = head(gym.spaces.Discrete(4)), head(gym.spaces.Box(-2, 2, (2,)))
 
