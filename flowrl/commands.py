@@ -186,9 +186,8 @@ def evaluate(args: argparse.Namespace) -> int:
     from flowrl.saving import load
 
     _imports(args)
-    returns = load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed)
-    mean, std, low, high = returns.mean(), returns.std(), returns.min(), returns.max()
-    print(f"{args.episodes} episode{'s' * (args.episodes > 1)}: return mean {mean:.1f}, std {std:.1f}, min {low:.1f}, max {high:.1f}")
+    bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
+    print(load(args.dir, allow=args.allow).evaluate(args.episodes, seed=args.seed, greedy=not args.sampled, **bound))
     return 0
 
 

@@ -60,7 +60,7 @@ def test_run_then_eval(flowrl, tmp_path):
     assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
     status, out, _ = flowrl("eval", "here", "--episodes", "3")
     assert status == 0
-    assert out.startswith("3 episodes: return mean ")
+    assert out.startswith("3 episodes, 3 different returns: mean ")
     assert Path("here/command.txt").exists()
     assert flowrl("run", "ppo", "--out", "here")[0] == 2
 
