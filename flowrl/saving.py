@@ -257,7 +257,7 @@ def load(path: str | Path, *, allow: Collection[str] = ()) -> TrainedPolicy:
     with _orbax().StandardCheckpointer() as checkpointer:
         parts = checkpointer.restore((folder / "weights").resolve(), wanted)
     weights = Weights(*({k: _like(parts[part][k], x) for k, x in getattr(like, part).items()} for part in Weights._fields))
-    return TrainedPolicy(policy, spaces, weights, value("env"), value("wrappers"), value("env_settings"), saved["action_values"])
+    return TrainedPolicy(policy, spaces, weights, value("env"), value("wrappers"), value("env_settings"), saved.get("action_values", False))
 
 
 def _like(x: Any, like: Any) -> Any:
