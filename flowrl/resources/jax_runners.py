@@ -241,7 +241,7 @@ class Core:
                 "state": state,
                 "obs": obs,
                 "memory": Memory(carry, now["over"]) if net.recurrent else memory,
-                "return": now["return"] + jnp.where(now["over"], 0.0, reward),
+                "return": now["return"] + reward,  # 0 where the episode is over
                 "over": now["over"] | terminated | truncated,
                 "step": now["step"] + 1,
             }
