@@ -243,10 +243,8 @@ def _axes(shape: Sequence[int]) -> tuple[bool, int, int, int]:
 
 
 def _after(size: int, kernels: Sequence[int], strides: Sequence[int]) -> int:
-    """The length of an image's axis after the convolutions; below 1 where one of them finds too little."""
+    """The length of an axis of an image after the convolutions; below 1 if one of them is larger than what it is given."""
     for kernel, stride in zip(kernels, strides, strict=True):
-        if size < kernel:
-            return 0
         size = (size - kernel) // stride + 1
     return size
 
