@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
     from flowrl.resources.asking import RunnersHandle as RunnersHandle
+    from flowrl.resources.evaluation import Evaluation as Evaluation
     from flowrl.resources.jax_envs import JaxEnv as JaxEnv
     from flowrl.resources.learner import Learner as Learner
     from flowrl.resources.learner import LearnerHandle as LearnerHandle
@@ -159,6 +160,7 @@ _HOMES = {
     "ops.weights": "SyncWeights",
     "resources.asking": "RunnersHandle",
     "resources.jax_envs": "JaxEnv",
+    "resources.evaluation": "Evaluation",
     "resources.learner": "Learner LearnerHandle",
     "resources.replay": "Replay",
     "resources.replay_handle": "ReplayHandle Stock",

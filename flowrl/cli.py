@@ -85,10 +85,12 @@ def _seeing(command: Command) -> None:
     made = command("explain", "why a run was as fast as it was, and what would make it faster", commands.explain)
     made.add_argument("dir", metavar="DIR", help="a run's directory")
     made.add_argument("--json", action="store_true", help="as JSON")
-    made = command("eval", "play greedy episodes with a saved policy", commands.evaluate)
+    made = command("eval", "play episodes with a saved policy, greedily unless --sampled", commands.evaluate)
     made.add_argument("dir", metavar="DIR", help="a run's directory")
     made.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
     made.add_argument("--episodes", type=_count, default=20, metavar="N")
+    made.add_argument("--sampled", action="store_true", help="draw actions from the policy (from action values: epsilon-greedily, with 0.05)")
+    made.add_argument("--max-steps", type=_count, metavar="N", help="of an episode, which is cut after so many; 30,000 by default")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help="a package or file.py that may be imported for the policy"

@@ -198,9 +198,9 @@ def evaluate(args: argparse.Namespace) -> int:
 
     _imports(args)
     env = None if args.env is None else environment(args.env)
-    returns = load(args.dir, allow=args.allow, env=env).evaluate(args.episodes, seed=args.seed)
-    mean, std, low, high = returns.mean(), returns.std(), returns.min(), returns.max()
-    print(f"{args.episodes} episode{'s' * (args.episodes > 1)}: return mean {mean:.1f}, std {std:.1f}, min {low:.1f}, max {high:.1f}")
+    bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
+    policy = load(args.dir, allow=args.allow, env=env)
+    print(policy.evaluate(args.episodes, seed=args.seed, greedy=not args.sampled, **bound))
     return 0
 
 
@@ -215,7 +215,7 @@ def replay(args: argparse.Namespace) -> int:
             raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, NEWEST)}")
         print(listed(args.dir))
         return 0
-    done = again(args.dir, args.update, _changes(args.changes), learner=args.learner, allow=args.allow)
+    done = again(args.dir, args.update, _changes(args.changes, args.allow), learner=args.learner, allow=args.allow)
     print(done)
     return 0 if done.equal else 1
 
@@ -269,7 +269,7 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, About]:
     _imports(args)
     source = find(args.graph, args.allow)
     env = args.env or source.env
-    changes = _changes(args.changes)
+    changes = _changes(args.changes, args.allow)
     best = {} if args.untuned or env is None else tuned(args.graph, env)
     wanted = env if source.takes_env or args.env else None
     graph = build(source, None if wanted is None else environment(wanted), best, changes)
@@ -282,7 +282,7 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, About]:
     return graph, About(env or "", said, dict.fromkeys(new, (*own, *args.imports)))
 
 
-def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
+def _changes(texts: Sequence[str], allow: Sequence[str] = ()) -> list[tuple[str, Any]]:
     """The settings that ``--set NAME=VALUE`` names."""
     from flowrl.graphs import parse_value
 
@@ -291,7 +291,8 @@ def _changes(texts: Sequence[str]) -> list[tuple[str, Any]]:
         name, equals, value = text.partition("=")
         if not equals:
             raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
-        changes.append((name.strip(), parse_value(value)))
+        name = name.strip()
+        changes.append((name, parse_value(value, allow=allow, source=f"--set {name}")))
     return changes
 
 

@@ -171,15 +171,31 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
-def parse_value(text: str) -> Any:
-    """A value from the command line: a Python literal where it is one, else the text itself.
+MADE = re.compile(r"[\s(\[{]*[A-Za-z_][\w.]*\s*\(")
+"""How a text begins that builds a value of flowrl's, such as ``Linear(``, or a tuple of them."""
+
+
+def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value") -> Any:
+    """A value from the command line: a Python literal, one of flowrl's own frozen values, or else the text itself.
 
     >>> parse_value("1e-3"), parse_value("(64, 64)"), parse_value("None"), parse_value("relu")
     (0.001, (64, 64), None, 'relu')
+    >>> parse_value("Linear(1e-3, 0, 65_000)")
+    Linear(start=0.001, end=0, steps=65000)
+
+    Args:
+        text: what the user wrote.
+        allow: packages beyond flowrl that ``load("package:name")`` in it may import.
+        source: where it is from, for errors.
+
+    Raises:
+        GraphError: it builds a value, and is not written as one.
     """
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
+        if MADE.match(text):
+            return values.from_text(text, allow=allow, source=source, what="value")
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 

@@ -157,6 +157,8 @@ class Run:
         if not any(Warned in observer.kinds for observer in observers):  # a warning reaches somebody: standard error, if nobody set `logging` up
             observers = (*observers, Tap(lambda event: logging.getLogger("flowrl").warning("flowrl: %s", event.text), Warned))
         self._stream = Stream(observers if out is None else (self._log, *observers))
+        self._cut = False
+        """Whether it was said that evaluated episodes were cut."""
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None
         self._profile_due = time.perf_counter() + PROFILE_SECONDS / 10  # soon, for who asks at once why it is slow
@@ -224,6 +226,10 @@ class Run:
                 self._dir.put("profile.json", to_text(whole, self._session.steady(whole)))
                 self._profile_due = now + PROFILE_SECONDS
         self._stream.emit(RowClosed(row))
+        if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._cut:
+            self._cut = True
+            text = "did not end within the max_steps of Evaluate and were cut; their returns until then count. The column eval/cut_episodes goes on"
+            self._stream.emit(Warned(f"{self.graph.name}: {cut:g} evaluated episodes {text} counting them"))
 
     # -- what there is to use
 
@@ -241,11 +247,11 @@ class Run:
             raise GraphError(f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one")
         name, learner = learners[0]
         runners = self.graph.resources[str(learner.runners)]
-        source = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
+        env, wrappers, settings = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
         handle: LearnerHandle
         with self._session.handle(name) as handle:
             weights = jax.device_get(handle.weights()[0])
-        return TrainedPolicy(learner.policy, handle.core.spaces, weights, *source)
+        return TrainedPolicy(learner.policy, handle.core.spaces, weights, env, wrappers, settings, handle.core.loss.values)
 
     def counts(self) -> Counter[str]:
         """What was done so far, by the counters of `Plan.per_row`."""

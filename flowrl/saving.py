@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shlex
@@ -23,10 +24,12 @@ from flowrl.graph import values
 from flowrl.items import Row
 from flowrl.profile import Profile, from_text
 from flowrl.resources.environments import Make, env_name, probe
-from flowrl.resources.evaluation import play
-from flowrl.rl.policies import Memory, Network, Policy, Weights, jitted_act, network
+from flowrl.resources.evaluation import MAX_STEPS, Evaluation, play
+from flowrl.rl.explore import EpsilonGreedy, Explore
+from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, jitted_act, network
 from flowrl.rl.spaces import Spaces
 
+EVALUATION_EPSILON = 0.05
 MANIFEST = "manifest.json"
 FAILURE = "failure.json"
 """In the directory of a run that an error ended."""
@@ -44,6 +47,16 @@ class TrainedPolicy:
     env: Make | None = None
     wrappers: tuple[Callable[[Any], Any], ...] = ()
     env_settings: Mapping[str, Any] = field(default_factory=dict)
+    action_values: bool = False
+    """Whether the action outputs are action values, as `DQNLoss` learns them, from which no actions are drawn by their size."""
+
+    @property
+    def drawn(self) -> Explore:
+        """How actions are drawn where they are not greedy: from the distribution; epsilon-greedily, with 0.05, from action values.
+
+        That epsilon is the one with which Mnih et al. (2015) evaluate.
+        """
+        return EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON) if self.action_values else SAMPLED
 
     @property
     def network(self) -> Network:
@@ -56,7 +69,7 @@ class TrainedPolicy:
         Args:
             obs: one observation ``[...]``, or several ``[N, ...]``.
             carry: of a recurrent policy: what the last call returned, None at an episode's start.
-            greedy: the likeliest action; else one drawn from the distribution.
+            greedy: the likeliest action; else one that is drawn, as `drawn` says.
             seed: of that draw.
 
         Returns:
@@ -72,14 +85,23 @@ class TrainedPolicy:
             raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
         net, given = self.network, given[None] if single else given
         memory = net.memory(self.weights, len(given)) if carry is None else Memory(carry, np.zeros(len(given), bool))
-        noise = None if greedy else net.head.noise(jax.random.key(seed), len(given))
-        packed, carry = jitted_act(net)(self.weights, given, noise, memory)
+        count, explore = len(given), self.drawn
+        noise = None if greedy else explore.noise(net.head, jax.random.key(seed), count, jax.numpy.float32(0), jax.numpy.zeros(count), 1)
+        packed, carry = jitted_act(net, explore)(self.weights, given, noise, memory)
         action = net.head.to_env(net.unpack(np.asarray(packed))[0])
         action = action[0] if single else action
         return (action, carry) if net.recurrent else action
 
-    def evaluate(self, episodes: int = 20, *, seed: int = 0) -> np.ndarray[Any, Any]:
-        """The returns ``[episodes]`` of whole episodes played greedily in its environment.
+    def evaluate(self, episodes: int = 20, *, seed: int = 0, greedy: bool = True, max_steps: int = MAX_STEPS) -> Evaluation:
+        """Play whole episodes in its environment. The result counts as the array ``[episodes]`` of their returns.
+
+        What makes it less than it seems is logged as a warning: episodes that were cut, and those that are copies of each other.
+
+        Args:
+            episodes: how many.
+            seed: of the first episode; the one with number i has `seed` + i, for its environment and for the draws of its actions.
+            greedy: take the likeliest actions; else draw them, as `drawn` says, anew in each step.
+            max_steps: of an episode, which is cut after so many; its return so far then counts.
 
         Raises:
             SaveError: the environment is not known: it had no name that could be saved.
@@ -89,7 +111,11 @@ class TrainedPolicy:
                 "the environment of this policy is not known: it was a lambda or a local function, which have no name that could be saved. Name one "
                 "that has: flowrl eval DIR --env FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an environment of your own"
             )
-        return play(self.env, self.network, self.weights, episodes, seed, self.wrappers, self.env_settings)
+        explore, source = None if greedy else self.drawn, (self.wrappers, self.env_settings)
+        found = play(self.env, self.network, self.weights, episodes, seed, *source, explore=explore, max_steps=max_steps)
+        for note in found.notes:
+            logging.getLogger("flowrl").warning("flowrl: %s", note)
+        return found
 
 
 class RunDir:
@@ -178,7 +204,8 @@ def policy_text(policy: TrainedPolicy) -> str:
             saved[name] = text(value)
     if len(saved) < len(made):  # no environment rather than one without its wrappers; who names one later gets what could be saved around it
         saved = {**empty, **saved, "env": "None"}
-    return json.dumps({"policy": text(policy.policy), **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
+    facts = {"policy": text(policy.policy), "action_values": policy.action_values}
+    return json.dumps({**facts, **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
 
 
 def save_policy(policy: TrainedPolicy, path: Path) -> None:
@@ -241,7 +268,8 @@ def load(path: str | Path, *, allow: Collection[str] = (), env: Make | None = No
     wrappers, settings = value("wrappers"), value("env_settings")
     if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
         raise SettingError(f"{env_name(env)} has other spaces than this policy: obs {found.obs}, action {found.action}; it has {spaces}")
-    return TrainedPolicy(policy, spaces, weights, value("env") if env is None else env, wrappers, settings)
+    made = value("env") if env is None else env
+    return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, saved.get("action_values", False))
 
 
 def _like(x: Any, like: Any) -> Any:

@@ -13,8 +13,10 @@ import gymnasium as gym
 import pytest
 
 import flowrl as fl
+from conftest import same
 from flowrl.cli import main, parser
 from flowrl.commands import _imports, _runtime, parse_until
+from flowrl.graphs import build, find, parse_value
 from flowrl.observe.sinks import columns
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
@@ -59,7 +61,7 @@ def test_run_then_eval(flowrl, tmp_path):
     assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
     status, out, _ = flowrl("eval", "here", "--episodes", "3")
     assert status == 0
-    assert out.startswith("3 episodes: return mean ")
+    assert out.startswith("3 episodes, 3 different returns: mean ")
     assert Path("here/command.txt").exists()
     assert flowrl("run", "ppo", "--out", "here")[0] == 2
 
@@ -220,11 +222,11 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
         err.rstrip().endswith("eval p --import arcade.py")
         and "of Short" in Path("p/plan.txt").read_text() + flowrl("plan", "p", "--import", "arcade.py")[1]
     )
-    assert "return mean 3.0," in flowrl("eval", "p", "--episodes", "1", "--import", "arcade.py")[1], "a partial is saved with its arguments"
+    assert ": mean 3.0," in flowrl("eval", "p", "--episodes", "1", "--import", "arcade.py")[1], "a partial is saved with its arguments"
     _, _, err = flowrl("run", "arcade.py:g", "--steps", "20", "--out", "g", "--record")
     assert "records flowrl replay g --import arcade.py" in err and "eval g --env FILE.py:FUNCTION, for the environment has no name" in err
     assert "flowrl eval DIR --env FILE.py:FUNCTION" in flowrl("eval", "g")[2]
-    assert "return mean 2.0," in flowrl("eval", "g", "--env", "arcade.py:Short", "--episodes", "1")[1]
+    assert ": mean 2.0," in flowrl("eval", "g", "--env", "arcade.py:Short", "--episodes", "1")[1]
     assert "other has other spaces than this policy: obs Box(" in flowrl("eval", "g", "--env", "arcade.py:other")[2]
 
 
@@ -258,6 +260,26 @@ def test_a_saved_graph_runs_again(flowrl):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize("name", ["lr", "learner.optimizer.lr"])
+def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):
+    env = "Pendulum-v1" if graph == "sac" else "CartPole-v1"
+    made = build(find(graph), env, {}, [(name, parse_value(" fl.Cosine(1e-3, 0.0, 65_000)"))])
+    assert made.resources["learner"].optimizer.lr == fl.Cosine(1e-3, 0.0, 65_000)
+
+
+def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
+    """It ends after the two gradient steps of the first row, so the weights of a longer run are the same."""
+    weights = []
+    for steps in ("64", "128"):
+        given = ["--set", "lr=Linear(1e-2, 0, 2)", "--set", "policy=Policy(MLP, hidden=(8,))"]
+        assert flowrl("run", "ppo", *SMALL, *given, "--steps", steps, "--out", steps)[0] == 0
+        weights.append(fl.load(steps).weights)
+    assert len(Path("128/rows.jsonl").read_text().splitlines()) > 1
+    assert same(*weights) and weights[0].params["actor/layers/0/kernel"].shape == (4, 8)
+    assert "lr=Linear(start=0.01, end=0, steps=2)" in Path("64/graph.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -270,6 +292,17 @@ def test_a_saved_graph_runs_again(flowrl):
         (["plan", "ppo", "--set", "trian.epochs=3"], "ppo: unknown node or resource 'trian'; did you mean 'train'?"),
         (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes int, got 'many'"),
         (["plan", "ppo", "--set", "train.epochs=0"], "ppo.train: epochs must be at least 1, got 0"),
+        (["plan", "ppo", "--set", "lr=Linaer(1e-3, 0, 9)"], "--set lr: line 1: unknown name 'Linaer'; did you mean 'Linear'?"),
+        (["plan", "ppo", "--set", "learner.optimizer.lr=Linear(1e-3, 0"], "--set learner.optimizer.lr: line 1 is no value: '(' was never closed"),
+        (["plan", "ppo", "--set", "lr=Linear(1e-3)"], "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: 'end' and"),
+        (["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"], "--set lr: line 1: steps of a schedule must be at least 1, got 0"),
+        (["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"], "start and end of a schedule must not be negative, got start=-1, end=0"),
+        (["plan", "ppo", "--set", "lr=Linear('1', 0, 9)"], "Linear takes the numbers start, end and steps, got ('1', 0, 9)"),
+        (["plan", "ppo", "--set", "lr=Adam()"], "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam("),
+        (["plan", "ppo", "--set", "lr=fast"], "ppo.lr: takes float or Linear(...) or Cosine(...), got 'fast'"),
+        (["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"], "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam("),
+        (["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"], "is more than plain data"),
+        (["plan", "ppo", "--set", "lr=load('os:getcwd')()"], "this needs code from 'os', which is not flowrl's own; allow it with --import os"),
         (["plan", "ppo", "--set", "epochs"], "--set takes NAME=VALUE, got 'epochs'"),
         (["plan", "ppo", "--set", "learner.loss.clip=-1"], "ppo.learner.loss: clip must be above 0, got -1.0"),
         (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),

@@ -224,7 +224,7 @@ def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(eve
             monkeypatch.delitem(gym.registry, name)
         assert main(["eval", words[0]]) == 2, "without what the command names there is no environment"
         assert main(["eval", *words, "--episodes", "2"]) == 0
-        assert f"return mean {RETURNS[case]:.1f}, std 0.0" in capsys.readouterr().out
+        assert f"mean {RETURNS[case]:.1f}, std 0.0" in capsys.readouterr().out
 
 
 @pytest.mark.ray

@@ -16,7 +16,7 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PGLoss
-from flowrl.rl.optimizers import RMSProp
+from flowrl.rl.optimizers import Rate, RMSProp
 from flowrl.rl.policies import Policy
 
 
@@ -28,7 +28,7 @@ class A2CSettings:
     envs: int = 8
     fragment: int = 5
     batch: int = 40
-    lr: float = 7e-4
+    lr: Rate = 7e-4
     gamma: float = 0.99
     lam: float = 1.0
     entropy: float = 0.0

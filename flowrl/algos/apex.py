@@ -17,7 +17,8 @@ class ApexSettings(DQNSettings):
     """The settings of `apex`: those of `dqn`, and what goes on side by side.
 
     `updates_per_step` None lets learning go as fast as it can; `queue` is in draws, `sync_every` in updates. Environment i of N explores with
-    ``epsilon ** (1 + spread x i / (N - 1))``, at first with 1, over `epsilon_steps`.
+    ``epsilon ** (1 + spread x i / (N - 1))``, at first with 1, over `epsilon_steps`. The power of the importance weights stays 0.4, as it
+    does in the paper, unless `beta_steps` says otherwise.
     """
 
     runners: int = 2
@@ -25,6 +26,7 @@ class ApexSettings(DQNSettings):
     n_step: int = 3
     dueling: bool = True
     prioritized: bool = True
+    beta_steps: int = 0
     epsilon: float = 0.4
     spread: float = 7.0
     shards: int = 2

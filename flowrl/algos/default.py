@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from flowrl.errors import FlowrlError
+from flowrl.errors import FlowrlError, SettingError
 from flowrl.resources.environments import Make, probe
-from flowrl.rl.networks import CNN, MLP
-from flowrl.rl.policies import Policy, network
+from flowrl.rl.networks import CNN, MLP, NOT_NORMALIZED, shows_images
+from flowrl.rl.policies import Policy
 
 
-def default_policy(env: Make, **settings: Any) -> Policy:
-    """A CNN where the environment shows images of bytes large enough for it; else, or where a setting asks for what only it can, an MLP.
+def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
+    """A CNN where the environment shows images of bytes large enough for it, else an MLP.
 
     Args:
         env: what the policy is for; one is made to see its spaces.
-        settings: of the MLP.
+        normalize: shift and scale observations by running moments, in the MLP; None where the graph has no such setting.
+
+    Raises:
+        SettingError: `normalize`, and the environment shows images.
     """
-    cnn, mlp = Policy(CNN), Policy(MLP, **settings)
-    if any(settings.values()):
-        return mlp
     try:
-        spaces, _ = probe(env, (), {})
-        images = spaces.obs_dtype == np.uint8 and len(spaces.obs.shape or ()) == 3
-        return cnn if images and network(cnn, spaces) else mlp
-    except FlowrlError:  # of the environment, which the graph's check will tell; or the images are too small
-        return mlp
+        images = shows_images(probe(env, (), {})[0].obs)
+    except FlowrlError:  # of the environment, which the graph's check will report
+        images = False
+    if images and normalize:
+        raise SettingError(f"normalize: the policy {NOT_NORMALIZED}, or give policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers")
+    if images:
+        return Policy(CNN)
+    return Policy(MLP) if normalize is None else Policy(MLP, normalize=normalize)

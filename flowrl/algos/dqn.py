@@ -28,7 +28,8 @@ class DQNSettings:
     """The settings of `dqn`. `envs` and `fragment` are per runner; `epsilon_steps` and `start` in steps of all environments together.
 
     `batch` transitions are drawn `updates_per_step` times a step, and trained on in gradient steps of `minibatch` each (None: of all at once).
-    `policy` is in place of the one that `hidden` and `dueling` make.
+    `policy` is in place of the one that `hidden` and `dueling` make. Where draws are `prioritized`, the power of their importance weights rises
+    from 0.4 to 1 over `beta_steps` steps of all environments together (0: never).
     """
 
     runners: int = 1
@@ -48,6 +49,7 @@ class DQNSettings:
     dueling: bool = False
     hidden: tuple[int, ...] = (64, 64)
     prioritized: bool = False
+    beta_steps: int = 100_000
     epsilon: float = 0.05
     epsilon_steps: int = 10_000
     grad_clip: float | None = 10.0
@@ -64,7 +66,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph
     return Graph(
         "dqn",
         runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, explore=explore),
-        replay=Replay(s.capacity, prioritized=s.prioritized, n_step=s.n_step, gamma=s.gamma),
+        replay=Replay(s.capacity, prioritized=s.prioritized, beta_steps=s.beta_steps, n_step=s.n_step, gamma=s.gamma),
         learner=Learner(policy, DQNLoss(double=s.double), Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

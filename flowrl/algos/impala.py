@@ -17,7 +17,7 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import VTraceLoss
-from flowrl.rl.optimizers import Adam
+from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 
 
@@ -34,7 +34,7 @@ class IMPALASettings:
     max_lag: int | None = None
     epochs: int = 1
     minibatch: int | None = None
-    lr: float = 5e-4
+    lr: Rate = 5e-4
     gamma: float = 0.99
     lam: float = 1.0
     value: float = 0.5

@@ -16,7 +16,7 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PGLoss
-from flowrl.rl.optimizers import Adam
+from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 
 
@@ -28,7 +28,7 @@ class PGSettings:
     envs: int = 8
     fragment: int = 128
     batch: int = 1024
-    lr: float = 3e-3
+    lr: Rate = 3e-3
     gamma: float = 0.99
     lam: float = 0.97
     entropy: float = 0.0

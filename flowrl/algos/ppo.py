@@ -16,7 +16,7 @@ from flowrl.resources.environments import Make
 from flowrl.resources.learner import Learner
 from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PPOLoss
-from flowrl.rl.optimizers import Adam
+from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 
 
@@ -30,7 +30,7 @@ class PPOSettings:
     batch: int = 1024
     epochs: int = 10
     minibatch: int | None = 128
-    lr: float = 3e-4
+    lr: Rate = 3e-4
     gamma: float = 0.99
     lam: float = 0.95
     clip: float = 0.2

@@ -214,7 +214,7 @@ class Prompt(cmd.Cmd):
         match = re.fullmatch(r"(\S+?)(?:\s*=\s*|\s+)(.+)", rest)
         if match is None:
             raise SettingError(f"set takes an address and a value, such as set train.epochs 4; got {rest!r}")
-        self.say(self.control.set(match[1], parse_value(match[2])))
+        self.say(self.control.set(match[1], parse_value(match[2], source=match[1])))
 
     def do_pdb(self, rest: str) -> bool:
         """`pdb` (p): into pdb at this node's step, or at the error; c there comes back here. breakpoint() works in any operator or environment."""

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import inspect
 import math
 import sys
 import types
@@ -148,13 +149,29 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return float(value)
         if origin in plain and isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
             return value
-        if origin not in plain and origin not in (tuple, typing.Literal) and type(value) not in plain:
-            return value
         if origin is Any:
             return value
-    options = tuple(x for o in options for x in (map(repr, typing.get_args(o)) if typing.get_origin(o) is typing.Literal else (o,)))
-    wanted = " or ".join(o if isinstance(o, str) else str(o) if typing.get_origin(o) else getattr(o, "__name__", str(o)) for o in options)
+        if origin not in plain and origin not in (tuple, typing.Literal) and type(value) not in plain and _is_a(value, origin):
+            return value
+    wanted = " or ".join(text for option in options for text in _said(option))
     raise SettingError(f"takes {wanted}, got {value!r}", where)
+
+
+def _is_a(value: Any, origin: Any) -> bool:
+    """Whether a value is of an abstract class. Concrete ones are left to the owner of the setting, who knows better what to say."""
+    return not inspect.isabstract(origin) or isinstance(value, origin)
+
+
+def _said(option: Any) -> list[str]:
+    """What an annotation takes, in words: of an abstract class what there is of it."""
+    if typing.get_origin(option) is typing.Literal:
+        return [repr(x) for x in typing.get_args(option)]
+    if typing.get_origin(option):
+        return [str(option)]
+    if inspect.isabstract(option):
+        kinds = [kind.__name__ for kind in option.__subclasses__() if kind.__name__ in _public("__all__")]
+        return [f"{name}(...)" for name in kinds] or [option.__name__]
+    return [getattr(option, "__name__", str(option))]
 
 
 # -- to text -------------------------------------------------------------------------------------------------------
@@ -232,8 +249,14 @@ def _leads_back(value: Any) -> bool:
 # -- from text -----------------------------------------------------------------------------------------------------
 
 
-def from_text(text: str, *, allow: Collection[str] = (), source: str = "text") -> Any:
-    """Build the value that `to_text` wrote. Nothing is executed; `allow` names the packages that may be imported.
+def from_text(text: str, *, allow: Collection[str] = (), source: str = "text", what: str = "graph") -> Any:
+    """Build the value that `to_text` wrote. Nothing is executed but the constructors of frozen settings.
+
+    Args:
+        text: the Python that would build it.
+        allow: the packages that may be imported.
+        source: where the text is from, for errors.
+        what: what it should be, for errors.
 
     Raises:
         GraphError: the text is not of this form.
@@ -245,7 +268,7 @@ def from_text(text: str, *, allow: Collection[str] = (), source: str = "text") -
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f"line {error.lineno}" if isinstance(error, SyntaxError) else "it"
-        raise GraphError(f"{line} is no graph: {getattr(error, 'msg', error)}", source) from None
+        raise GraphError(f"{line} is no {what}: {getattr(error, 'msg', error)}", source) from None
     return _Reader(allow, source).value(tree.body)
 
 
@@ -283,7 +306,7 @@ class _Reader:
                 return -self.value(operand)
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
-            case ast.Name(id=name):
+            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="fl"), attr=name):
                 return _own(name)
             case ast.Call(func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]):
                 return named(path, self.allow)
@@ -294,7 +317,9 @@ class _Reader:
                 return _public("chain")(**self.keywords(node))
             case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(graph := self.value(target), _public("Graph")):
                 return graph.then(**self.keywords(node))
-            case ast.Call(func=ast.Name() | ast.Call(func=ast.Name(id="load")) as function) if _makes(kind := self.value(function)):
+            case ast.Call(func=ast.Name() | ast.Attribute(value=ast.Name(id="fl")) | ast.Call(func=ast.Name(id="load")) as function) if _makes(
+                kind := self.value(function)
+            ):
                 return kind(*map(self.value, node.args), **self.keywords(node))
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
 

@@ -24,6 +24,7 @@ from flowrl.graph.plan import Plan
 from flowrl.items import COLUMNS, Row, Trained
 from flowrl.metrics import names_of
 from flowrl.observe.settings import settings_of
+from flowrl.resources.asking import EVALUATED
 
 SECONDS = 1.0
 """Between two lines of a log that tell what queues dropped."""
@@ -40,7 +41,7 @@ def columns(plan: Plan) -> list[str]:
     if any(node.op.queue for node in plan.graph.nodes):
         names.append("dropped_steps")
     if plan.total("evaluations"):
-        names += [f"eval/return_{k}" for k in ("mean", "std", "min", "max")]
+        names += EVALUATED
     return names + [column for name in sorted(plan.found.metrics) for column in names_of(name)]
 
 

@@ -14,6 +14,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.items import Batch, Tally, Trained
 from flowrl.resources.asking import RunnersHandle
+from flowrl.resources.evaluation import MAX_STEPS
 from flowrl.texts import amount
 
 
@@ -77,27 +78,30 @@ class Report(Operator):
 
 @dataclass(frozen=True)
 class Evaluate(Operator):
-    """Play whole episodes with the likeliest actions, in environments of their own. Passes its item on.
+    """Play whole episodes with the greedy actions, in environments of their own. Passes its item on.
 
-    The result comes with the next Row as ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``.
+    The result comes with the next Row as ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``, and
+    ``eval/cut_episodes``: how many of them had not ended after `max_steps`, of which the returns until then count.
 
     Args:
         every: items between two evaluations.
         episodes: episodes of each.
         seed: of the environments, the same each time.
+        max_steps: of an episode.
         runners: who plays, with the weights that they have.
     """
 
     every: int = 100
     episodes: int = 10
     seed: int = 0
+    max_steps: int = MAX_STEPS
     runners: Ref[RunnersHandle] = "runners"
 
     writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.episodes < 1:
-            raise SettingError(f"every and episodes must be at least 1; got {self}")
+        if self.every < 1 or self.episodes < 1 or self.max_steps < 1:
+            raise SettingError(f"every, episodes and max_steps must be at least 1; got {self}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """What is played, and how often."""
@@ -115,5 +119,5 @@ class Evaluate(Operator):
         """Evaluate when it is due, then pass the item on."""
         held["items"] = (held["items"] + 1) % self.every
         if held["items"] == 0:
-            ctx[self.runners].evaluate(self.episodes, self.seed)
+            ctx[self.runners].evaluate(self.episodes, self.seed, self.max_steps)
         yield item

@@ -12,9 +12,12 @@ from flowrl.events import WeightsSent
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Handle, Site
 from flowrl.items import Batch, nbytes
+from flowrl.resources.evaluation import MAX_STEPS
 from flowrl.rl.policies import Weights
 from flowrl.rl.spaces import Spaces
 
+EVALUATED = tuple(f"eval/{name}" for name in ("return_mean", "return_std", "return_min", "return_max", "cut_episodes"))
+"""The columns of a Row after an evaluation."""
 RECENT = 100
 """`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
 
@@ -118,13 +121,14 @@ class RunnersHandle(Handle):
         """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
 
     @abstractmethod
-    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
-        """Play whole episodes greedily with the newest weights; what came of it is also told with the next `episodes`.
+    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
+        """Play whole episodes greedily with the newest weights; the result also comes with the next `episodes`.
 
         Args:
             episodes: how many.
             seed: of the environments, which are made for this.
+            max_steps: of an episode, which is cut after so many; its return so far then counts.
 
         Returns:
-            ``eval/return_mean``, ``eval/return_std``, ``eval/return_min`` and ``eval/return_max``.
+            By the names in `EVALUATED`: the mean, standard deviation, minimum and maximum of the returns, and how many episodes were cut.
         """

@@ -199,14 +199,24 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
             vector = guarded(env, made)
         if vector.num_envs != count:
             raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
-        mode = vector.metadata.get("autoreset_mode")
-        if not isinstance(mode, AutoresetMode):
-            raise EnvironmentFailed(
-                f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
-            )
+        autoreset_mode(vector, env)
         on_error.pop_all()
     found: VectorEnv[Any, Any, Any] = vector
     return found
+
+
+def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode:
+    """How a vector begins the next episode of a column.
+
+    Raises:
+        EnvironmentFailed: it does not say so.
+    """
+    mode = vector.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise EnvironmentFailed(
+            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+        )
+    return mode
 
 
 def probe(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> tuple[Spaces, JaxEnv | None]:

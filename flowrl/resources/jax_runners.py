@@ -16,8 +16,9 @@ from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.items import Batch
-from flowrl.resources.asking import RECENT, RunnersHandle, part_of, room
+from flowrl.resources.asking import EVALUATED, RECENT, RunnersHandle, part_of, room
 from flowrl.resources.at_sampler import Local
+from flowrl.resources.evaluation import MAX_STEPS
 from flowrl.resources.jax_envs import JaxEnv, advance, begin
 from flowrl.rl.policies import Memory, Network, Weights, merge_moments, network
 
@@ -225,8 +226,8 @@ class Core:
         since = {name: told[name] for name in ("env_steps", "episodes", "broken")}
         return {**since, **means}, {**told, **{name: self.nothing()[name] for name in since}}
 
-    def evaluate(self, weights: Weights, key: Array, *, episodes: int) -> dict[str, Array]:
-        """Whole episodes with the likeliest actions, all at once."""
+    def evaluate(self, weights: Weights, key: Array, *, episodes: int, max_steps: int) -> dict[str, Array]:
+        """Play whole episodes with the greedy actions, all at once, each of at most `max_steps`."""
         net, env, dtype = self.network, self.env, self.spec.spaces().obs_dtype
         states, obs = begin(env, jax.random.bits(key, (episodes, 2)))
         memory = net.memory(weights, episodes)
@@ -240,15 +241,16 @@ class Core:
                 "state": state,
                 "obs": obs,
                 "memory": Memory(carry, now["over"]) if net.recurrent else memory,
-                "return": now["return"] + jnp.where(now["over"], 0.0, reward),
+                "return": now["return"] + reward,  # 0 where the episode is over
                 "over": now["over"] | terminated | truncated,
                 "step": now["step"] + 1,
             }
 
         zeros = jnp.zeros(episodes, jnp.float32)
         first = {"state": states, "obs": obs, "memory": memory, "return": zeros, "over": zeros > 0, "step": jnp.uint32(0)}
-        returns = jax.lax.while_loop(lambda now: ~jnp.all(now["over"]), step, first)["return"]
-        return {f"eval/return_{k}": getattr(jnp, k)(returns) for k in ("mean", "std", "min", "max")}
+        last = jax.lax.while_loop(lambda now: ~jnp.all(now["over"]) & (now["step"] < max_steps), step, first)
+        found = [getattr(jnp, name)(last["return"]) for name in ("mean", "std", "min", "max")]
+        return dict(zip(EVALUATED, [*found, jnp.sum(~last["over"])], strict=True))
 
 
 class JaxRunners(RunnersHandle):
@@ -383,11 +385,11 @@ class JaxRunners(RunnersHandle):
         self.state = {**self.state, "told": left, "evaluated": {}}
         return told
 
-    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
+    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play all episodes at once with the newest weights."""
         self._start()
-        key = jax.random.fold_in(jax.random.key(seed), 0)
-        found: dict[str, Any] = self.site.run(self.core.evaluate, self.state["published"][-1]["weights"], key, episodes=episodes)
+        newest, key = self.state["published"][-1]["weights"], jax.random.fold_in(jax.random.key(seed), 0)
+        found: dict[str, Any] = self.site.run(self.core.evaluate, newest, key, episodes=episodes, max_steps=max_steps)
         self.state = {**self.state, "evaluated": found}
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return found

@@ -19,8 +19,8 @@ from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
 from flowrl.resources.core import core_of
 from flowrl.resources.runners import Runners
-from flowrl.rl.explore import Sampled
-from flowrl.rl.losses import as_loss
+from flowrl.rl.explore import Explore
+from flowrl.rl.losses import Loss, as_loss
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 
@@ -164,6 +164,20 @@ class LearnerHandle(Handle):
         return self.site.run(self.core.weights, self.state["core"]), self.state["version"]
 
 
+def _misfit(loss: Loss, explore: Explore) -> str:
+    """Say why a loss can't learn from actions that are picked so; empty if it can."""
+    kind, how = type(loss).__name__, type(explore).__name__
+    if loss.values and explore.samples:
+        text = f"act by chance, the likelier the higher the action value, which {kind} does not train them for"
+        return f"{text}; give runners explore=fl.EpsilonGreedy(...)"
+    if loss.sampled and not explore.samples:
+        text = f"act by {how}, for which {kind} does not correct: it learns from actions drawn from the policy's own distribution"
+        way = "leave explore out, which draws them so (fl.Sampled()), and encourage exploration by the loss's entropy bonus"
+        own = "" if how in ("EpsilonGreedy", "GaussianNoise") else f"; if {how} does draw them so, let it say samples = True"
+        return f"{text}; {way}{own}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Learner(Resource):
     """A policy in training.
@@ -204,9 +218,8 @@ class Learner(Resource):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
-        if loss.values and isinstance(runners, Runners) and isinstance(runners.explore, Sampled):
-            text = f"act by chance, the likelier the higher the action value, which {kind} does not train them for"
-            yield str(self.runners), f"{text}; give runners explore=fl.EpsilonGreedy(...)"
+        if isinstance(runners, Runners) and (wrong := _misfit(loss, runners.explore)):
+            yield str(self.runners), wrong
         if loss.target_network and use.exact and not use.total("target_updates"):
             yield use.name, f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep"
         if not loss.on_policy:

@@ -242,7 +242,8 @@ class Replay(Resource):
             environments in JAX lies on the device, and is one part whatever this says.
         alpha: the power of a priority; 0 draws all alike.
         beta: the power of the importance weights, at first.
-        beta_steps: steps over which it rises to 1; 0 for never.
+        beta_steps: steps that come over which it rises to 1, where the correction is whole; 0 for never. Schaul et al. (2016) let it rise over
+            the run, whose length a replay does not know: give it the steps of the run, or those over which the policy still changes much.
         eps: added to every priority, so that none is 0.
         extra: fields that are stored, too, and drawn as they were at the first of the steps.
         restarts: how often in a row a shard whose process ended is started anew, empty; 0 for never.
@@ -256,7 +257,7 @@ class Replay(Resource):
     shards: int = 1
     alpha: float = 0.6
     beta: float = 0.4
-    beta_steps: int = 0
+    beta_steps: int = 100_000
     eps: float = 1e-6
     extra: tuple[str, ...] = ()
     restarts: int = 3

@@ -13,6 +13,7 @@ from flowrl.graph.protocols import Site
 from flowrl.items import Batch
 from flowrl.metrics import Summed
 from flowrl.resources.at_sampler import Local
+from flowrl.resources.evaluation import MAX_STEPS, Evaluation
 from flowrl.resources.fragments import Array, Episodes, Sample, numbers
 from flowrl.resources.infos import column
 from flowrl.rl.policies import Weights, network
@@ -39,10 +40,10 @@ class RunnerTwin:
     def close(self) -> None:
         """Nothing to close."""
 
-    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
-        """Returns of 0."""
+    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> Evaluation:
+        """Episodes without a step."""
         self._take(published)
-        return np.zeros(episodes)
+        return Evaluation.empty(episodes, max_steps)
 
     def _take(self, published: tuple[Weights, Any] | None) -> None:
         if published is not None:

@@ -27,6 +27,7 @@ from flowrl.items import Batch
 from flowrl.metrics import misnamed
 from flowrl.resources.asking import RunnersHandle, part_of, room
 from flowrl.resources.environments import Make, env_name, probe, steps_singly
+from flowrl.resources.evaluation import MAX_STEPS, Evaluation
 from flowrl.resources.fragments import Sample
 from flowrl.resources.jax_envs import JaxEnv
 from flowrl.resources.jax_runners import JaxRunners
@@ -257,21 +258,23 @@ class GymRunners(RunnersHandle):
         """Drain what gathered with the samples."""
         return self._told.tell()
 
-    def evaluate(self, episodes: int, seed: int) -> dict[str, float]:
+    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Share the episodes among the runners. Those of one that is lost meanwhile are missing; it is started anew by the next sample."""
         newest = self._start()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         with self._asking:
-            calls = [self.pool.submit(i, "evaluate", self._lacking(i, newest), len(part), seed + int(part[0])) for i, part in enumerate(shares)]
-        returns: list[float] = []
+            calls = [
+                self.pool.submit(i, "evaluate", self._lacking(i, newest), len(part), seed + int(part[0]), max_steps) for i, part in enumerate(shares)
+            ]
+        parts: list[Evaluation] = []
         for call in calls:
             try:
-                returns += call.result().tolist()
+                parts.append(call.result())
             except (RuntimeFailed, EnvironmentFailed) as error:
                 if isinstance(error, EnvironmentFailed) and self.spec.on_error == "stop":
                     raise
         self.site.count(evaluations=1, evaluated_episodes=episodes)
-        return self._told.evaluate(returns)
+        return self._told.evaluate(parts)
 
     def _start(self) -> Published:
         """The newest weights, which are runners' own where no learner gave them any."""

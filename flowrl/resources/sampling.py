@@ -22,7 +22,7 @@ from flowrl.mesh import on_one
 from flowrl.metrics import summed
 from flowrl.resources.at_sampler import Local
 from flowrl.resources.environments import env_name, make_vector
-from flowrl.resources.evaluation import play
+from flowrl.resources.evaluation import MAX_STEPS, Evaluation, play
 from flowrl.resources.fragments import Episodes, Sample, numbers, seed_of
 from flowrl.resources.infos import Infos
 from flowrl.resources.reward_scale import RewardScale
@@ -160,11 +160,12 @@ class Runner:
             return replace(episodes, metrics=told) if told else episodes
         return replace(episodes, metrics={**told, **self.infos.tell()}, infos=tuple(self.infos.known))
 
-    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int) -> Array:
-        """The returns ``[episodes]`` of whole episodes played greedily, in environments made for them."""
+    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> Evaluation:
+        """Play whole episodes greedily, in environments made for them."""
         self.take(published)
+        spec = self.spec
         with EVALUATION:
-            return play(self.spec.env, self.network, self.weights, episodes, seed, self.spec.wrappers, self.spec.env_settings)
+            return play(spec.env, self.network, self.weights, episodes, seed, spec.wrappers, spec.env_settings, max_steps=max_steps)
 
     # -- filling a fragment
 

@@ -12,7 +12,8 @@ import numpy as np
 from flowrl.errors import unknown
 from flowrl.events import Warned
 from flowrl.graph.protocols import Site
-from flowrl.resources.asking import RECENT
+from flowrl.resources.asking import EVALUATED, RECENT
+from flowrl.resources.evaluation import Evaluation
 from flowrl.resources.fragments import Episodes
 from flowrl.resources.infos import column
 
@@ -51,9 +52,11 @@ class Told:
             old = self.restarted
             self.restarted = {"restarts": old.get("restarts", 0) + 1, "lost_steps": old.get("lost_steps", 0) + steps}
 
-    def evaluate(self, returns: list[float]) -> dict[str, float]:
-        """Take the returns of an evaluation; the next Row tells of them."""
-        self.evaluated = {f"eval/return_{k}": float(getattr(np, k)(returns or [math.nan])) for k in ("mean", "std", "min", "max")}
+    def evaluate(self, parts: list[Evaluation]) -> dict[str, float]:
+        """Take what runners evaluated; the next Row reports it."""
+        found = Evaluation.join(parts) if parts else None
+        numbers = (found.mean(), found.std(), found.min(), found.max(), float(found.cut.sum())) if found else (math.nan,) * len(EVALUATED)
+        self.evaluated = dict(zip(EVALUATED, numbers, strict=True))
         return self.evaluated
 
     def tell(self) -> dict[str, Any]:

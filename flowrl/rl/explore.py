@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,13 @@ Array = Any
 
 class Explore(ABC):
     """A way to pick actions."""
+
+    samples: ClassVar[bool] = False
+    """Whether actions are drawn from the policy's own distribution, so that the recorded ``logp`` is the probability of drawing them.
+
+    The recorded ``logp`` is always the policy's. An exploration that picks otherwise acts by another policy, the behaviour policy, whose
+    probabilities nobody records, so losses that need them refuse it.
+    """
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
         """What `pick` takes for one step of n environments.
@@ -47,6 +54,8 @@ class Explore(ABC):
 @dataclass(frozen=True)
 class Sampled(Explore):
     """Actions drawn from the policy's distribution."""
+
+    samples: ClassVar[bool] = True
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """A sample."""
@@ -113,8 +122,11 @@ class GaussianNoise(Explore):
             raise SettingError(f"deviation must not be negative, got {self.deviation}")
 
     def check(self, head: Head) -> str:
-        """Only for actions that are numbers."""
-        return "" if head.continuous else "GaussianNoise is for actions in a Box; take EpsilonGreedy or Sampled for others"
+        """Only for actions that are numbers, between finite bounds."""
+        if not head.continuous:
+            return "GaussianNoise is for actions in a Box; take EpsilonGreedy or Sampled for others"
+        wide = "GaussianNoise keeps actions in [-1, 1], stretched over the bounds of the action space, but some of these are not finite"
+        return "" if head.bounded else f"{wide}; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction), or take Sampled"
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """The likeliest, moved."""

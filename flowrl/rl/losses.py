@@ -76,6 +76,9 @@ class Loss(ABC):
     """Takes ``target_params``: a copy of the parameters that `UpdateTarget` renews."""
     priorities: ClassVar[bool] = False
     """Tells how far off each row was as the metric ``priority [N]``, for a replay to draw by."""
+    sampled: ClassVar[bool] = False
+    """Learns only from actions that were drawn from the policy's own distribution (`Explore.samples`): it takes ``logp``, or the
+    policy's own probabilities, for those of the behaviour policy."""
     values: ClassVar[bool] = False
     """Takes the policy's action outputs for action values, from which no actions are drawn by chance."""
     random: ClassVar[bool] = False
@@ -129,6 +132,7 @@ class PPOLoss(Loss):
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "value", "advantage", "target")
     on_policy: ClassVar[bool] = True
+    sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.clip <= 0:
@@ -198,6 +202,7 @@ class PGLoss(Loss):
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "advantage", "target")
     on_policy: ClassVar[bool] = True
+    sampled: ClassVar[bool] = True
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
@@ -233,6 +238,7 @@ class VTraceLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
     on_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = True
+    sampled: ClassVar[bool] = True
 
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
@@ -287,6 +293,7 @@ class APPOLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
     on_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = True
+    sampled: ClassVar[bool] = True
     target_network: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -44,8 +44,10 @@ class Encoder(nnx.Module):
                 f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}; "
                 "wrap the environment with gymnasium.wrappers.FlattenObservation"
             )
+        if normalize and self.sizes:
+            raise PolicyError(f"observations of {space} are read one-hot, which running moments do not improve; leave normalize out")
         self.size = sum(self.sizes) or int(np.prod(space.shape or ()))
-        self.norm = RunningNorm(space.shape or ()) if normalize and not self.sizes else None
+        self.norm = RunningNorm(space.shape or ()) if normalize else None
 
     def __call__(self, obs: Array) -> Array:
         """``[N, ...]`` to ``[N, size]``."""
@@ -226,6 +228,39 @@ class Convolution(nnx.Module):
         return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, filters)
 
 
+CHANNELS, KERNELS, STRIDES = (32, 64, 64), (8, 4, 3), (4, 2, 1)
+"""The convolutions of Mnih et al. (2015)."""
+
+
+NOT_NORMALIZED = "has convolutions for images, which divide bytes by 255 in place of running moments; leave normalize out"
+"""What is wrong with ``normalize=True`` on images."""
+
+
+def _axes(shape: Sequence[int]) -> tuple[bool, int, int, int]:
+    """Whether the channels of an image are its first axis, and its height, width and channels."""
+    first = shape[0] == min(shape)
+    return (True, shape[1], shape[2], shape[0]) if first else (False, shape[0], shape[1], shape[2])
+
+
+def _after(size: int, kernels: Sequence[int], strides: Sequence[int]) -> int:
+    """The length of an axis of an image after the convolutions; below 1 if one of them is larger than what it is given."""
+    for kernel, stride in zip(kernels, strides, strict=True):
+        size = (size - kernel) // stride + 1
+    return size
+
+
+def shows_images(space: gym.Space[Any]) -> bool:
+    """Whether observations are images of bytes that are large enough for the convolutions of Mnih et al. (2015).
+
+    What stock networks do where nobody says otherwise depends on it: others, small images among them, go through fully connected layers.
+    """
+    shape = space.shape or ()
+    if np.dtype(space.dtype) != np.uint8 or len(shape) != 3:
+        return False
+    _, height, width, _ = _axes(shape)
+    return _after(min(height, width), KERNELS, STRIDES) >= 1
+
+
 class Images(nnx.Module):
     """The convolutional trunk of Mnih et al. (2015).
 
@@ -236,27 +271,30 @@ class Images(nnx.Module):
         self,
         space: gym.Space[Any],
         *,
-        channels: Sequence[int] = (32, 64, 64),
-        kernels: Sequence[int] = (8, 4, 3),
-        strides: Sequence[int] = (4, 2, 1),
+        channels: Sequence[int] = CHANNELS,
+        kernels: Sequence[int] = KERNELS,
+        strides: Sequence[int] = STRIDES,
         hidden: int = 512,
         rngs: nnx.Rngs,
     ) -> None:
         shape = space.shape or ()
         if len(shape) != 3:
-            raise PolicyError(f"CNN reads images with 3 axes, not {space}; use MLP")
-        self.first = shape[0] == min(shape)
-        height, width, depth = (shape[1], shape[2], shape[0]) if self.first else shape
+            raise PolicyError(f"convolutions read images with 3 axes, not {space}; take MLP, or QNetwork without kernels")
+        if not len(channels) == len(kernels) == len(strides):
+            given = f"channels={tuple(channels)}, kernels={tuple(kernels)}, strides={tuple(strides)}"
+            raise PolicyError(f"each convolution has a number of channels, a kernel and a stride, so give as many of each; got {given}")
+        self.first, height, width, depth = _axes(shape)
         layers = []
         init = nnx.initializers.orthogonal(np.sqrt(2))
+        height, width = (_after(size, kernels, strides) for size in (height, width))
+        if min(height, width) < 1:
+            raise PolicyError(
+                f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
+                f"with strides {tuple(strides)}; give smaller ones"
+            )
         for out, kernel, stride in zip(channels, kernels, strides, strict=True):
             layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
-            height, width, depth = (height - kernel) // stride + 1, (width - kernel) // stride + 1, out
-            if min(height, width) < 1:
-                raise PolicyError(
-                    f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
-                    f"with strides {tuple(strides)}; give smaller ones"
-                )
+            depth = out
         self.layers = nnx.List(layers)
         self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
         self.scale = 255.0 if np.dtype(space.dtype) == np.uint8 else 1.0
@@ -288,9 +326,9 @@ class CNN(nnx.Module):
         obs_space: gym.Space[Any],
         action_space: gym.Space[Any],
         *,
-        channels: Sequence[int] = (32, 64, 64),
-        kernels: Sequence[int] = (8, 4, 3),
-        strides: Sequence[int] = (4, 2, 1),
+        channels: Sequence[int] = CHANNELS,
+        kernels: Sequence[int] = KERNELS,
+        strides: Sequence[int] = STRIDES,
         hidden: int = 512,
         log_std: float = 0.0,
         rngs: nnx.Rngs,

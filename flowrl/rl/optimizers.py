@@ -30,6 +30,9 @@ class Linear(Schedule):
     end: float
     steps: int
 
+    def __post_init__(self) -> None:
+        _check_ends(self)
+
     def build(self) -> optax.Schedule:
         """`optax.linear_schedule`."""
         return optax.linear_schedule(self.start, self.end, self.steps)
@@ -43,10 +46,24 @@ class Cosine(Schedule):
     end: float
     steps: int
 
+    def __post_init__(self) -> None:
+        _check_ends(self)
+
     def build(self) -> optax.Schedule:
         """`optax.cosine_decay_schedule` from 1 to 0, stretched over start and end."""
         decay = optax.cosine_decay_schedule(1.0, self.steps)
         return lambda count: self.end + (self.start - self.end) * decay(count)
+
+
+def _check_ends(schedule: Linear | Cosine) -> None:
+    """Refuse what optax takes for a constant, without a word, or fails at in the middle of a compiled update."""
+    numbers = (schedule.start, schedule.end, schedule.steps)
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+        raise SettingError(f"{type(schedule).__name__} takes the numbers start, end and steps, got {numbers}")
+    if schedule.start < 0 or schedule.end < 0:
+        raise SettingError(f"start and end of a schedule must not be negative, got start={schedule.start}, end={schedule.end}")
+    if schedule.steps < 1:
+        raise SettingError(f"steps of a schedule must be at least 1, got {schedule.steps}")
 
 
 Rate = float | Schedule

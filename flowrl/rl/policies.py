@@ -88,6 +88,12 @@ class Network:
             ) from error
         self.recurrent = isinstance(abstract, Recurrent)
         if getattr(abstract, "squashed", False) and self.head.kind == "gaussian":
+            if not self.head.bounded:
+                raise PolicyError(
+                    f"{self.name} has actions in [-1, 1], stretched over the bounds of the action space, but {spaces.action} has bounds that "
+                    "are not finite; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction(env, func, action_space=Box(...))), or "
+                    "take a policy whose actions have no bounds, such as fl.MLP with ppo"
+                )
             self.head = replace(self.head, kind="tanh_gaussian")
         self.graphdef: Any
         self.graphdef, params, rest = _split(abstract)

@@ -114,10 +114,17 @@ class Head:
 
     @cached_property
     def _bounds(self) -> tuple[Any, ...]:
-        """Low, high, whether both are finite, and both again with -1 and 1 where they are not; ``[width]`` each."""
+        """Low, high, whether both are finite, both again with -1 and 1 where they are not, and the shift of the others; ``[width]`` each."""
         low, high = np.asarray(self.low, self.dtype), np.asarray(self.high, self.dtype)
-        finite = np.isfinite(low) & np.isfinite(high)
-        return low, high, finite, np.where(finite, low, -1), np.where(finite, high, 1)
+        above, below = np.isfinite(low), np.isfinite(high)
+        finite = above & below
+        shift = np.where(above, low + 1, np.where(below, high - 1, 0)).astype(self.dtype)
+        return low, high, finite, np.where(finite, low, -1), np.where(finite, high, 1), shift
+
+    @property
+    def bounded(self) -> bool:
+        """Whether actions lie between finite bounds."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     def distribution(self, outputs: Any) -> Distribution:
         """The distribution over actions that the numbers ``[..., outputs]`` make."""
@@ -140,13 +147,14 @@ class Head:
     def to_env(self, action: Any) -> Any:
         """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.
 
-        Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds.
+        Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and stretched over the bounds. Where one bound is
+        finite, it is met by -1 or 1, too, and a unit is a unit: a policy that begins around 0 then begins beside the bound, be it far from 0.
         """
         if self.continuous:
             xp = action.__array_namespace__()
-            low, high, finite, floor, roof = self._bounds
+            low, high, finite, floor, roof, shift = self._bounds
             share = (xp.clip(action, -1, 1) + 1) / 2
-            action = xp.where(finite, (1 - share) * floor + share * roof, action)
+            action = xp.where(finite, (1 - share) * floor + share * roof, action + shift)
             action = xp.clip(action, low, high)
         elif any(self.start):
             action = action + np.asarray(self.start if self.width else self.start[0], self.dtype)

@@ -8,11 +8,10 @@ from typing import Any
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from flowrl.errors import PolicyError
-from flowrl.rl.networks import Encoder, Images, Trunk
+from flowrl.rl.networks import NOT_NORMALIZED, Encoder, Images, Trunk, shows_images
 from flowrl.rl.spaces import head
 
 Array = Any
@@ -34,13 +33,17 @@ def uniform(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
 class QNetwork(nnx.Module):
     """A value for each of n actions, which are its action outputs; the value of an observation is the highest of them.
 
-    Images of bytes go through the convolutions of Mnih et al. (2015), all else through fully connected layers.
+    Images of bytes that are large enough go through the convolutions of Mnih et al. (2015), all else through fully connected layers. Any
+    images with 3 axes go through convolutions where `channels`, `kernels` or `strides` are given.
 
     Args:
-        hidden: the widths of the fully connected layers; behind convolutions of the one layer there is.
+        hidden: the widths of the fully connected layers; after convolutions there is one such layer, of the last of these widths.
         activation: tanh, relu, silu or gelu.
         dueling: the value of the observation and the advantages of actions apart (Wang et al. 2016, equation 9).
-        normalize: shift and scale observations by running moments (`RunningNorm`).
+        normalize: shift and scale observations by running moments (`RunningNorm`); not for images that go through convolutions.
+        channels: the filters of each convolution; None for (32, 64, 64).
+        kernels: their sizes; None for (8, 4, 3).
+        strides: their strides; None for (4, 2, 1).
     """
 
     def __init__(
@@ -52,15 +55,20 @@ class QNetwork(nnx.Module):
         activation: str = "relu",
         dueling: bool = False,
         normalize: bool = False,
+        channels: Sequence[int] | None = None,
+        kernels: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         actions = head(action_space)
         if actions.kind != "categorical":
             raise PolicyError(f"QNetwork has a value for each of n actions, not for {action_space}; take SACNetwork for actions in a Box")
-        images = np.dtype(obs_space.dtype) == np.uint8 and len(obs_space.shape or ()) == 3
+        given = {k: v for k, v in (("channels", channels), ("kernels", kernels), ("strides", strides)) if v is not None}
         width = hidden[-1]
-        if images:
-            self.encoder: nnx.Module = Images(obs_space, hidden=width, rngs=rngs)
+        if given or shows_images(obs_space):
+            if normalize:
+                raise PolicyError(f"QNetwork {NOT_NORMALIZED}")
+            self.encoder: nnx.Module = Images(obs_space, hidden=width, **given, rngs=rngs)
             self.trunk = None
         else:
             flat = Encoder(obs_space, normalize=normalize)

@@ -440,3 +440,37 @@ def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
         stock = replay.stock()
         assert stock.closed and stock.lost > 0 and replay.incarnations == [1, 1]
     assert run.audit().closed
+
+
+def exponents(env, beta_steps):
+    """By the steps that came before each draw, the logarithms of its importance weights, of a run that learns nothing."""
+    came, seen = [0], []
+
+    def count(batch):
+        came[0] += 0 if isinstance(batch["reward"], jax.core.Tracer | jax.ShapeDtypeStruct) else batch.steps
+        return batch
+
+    def look(batch):
+        if not isinstance(weight := batch["weight"], jax.core.Tracer | jax.ShapeDtypeStruct):
+            seen.append((came[0], np.log(np.asarray(weight, np.float64))))
+        return batch
+
+    graph = fl.dqn(env, fl.DQNSettings(**DQN, lr=0.0, prioritized=True, **beta_steps))
+    rows_of(graph.insert(after="add", count=fl.Map(count)).insert(after="draw", look=fl.Map(look)), 3)
+    return seen
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
+def test_importance_weights_correct_for_more_and_more_of_the_priorities(env):
+    """Without learning all runs draw the same, so that the logarithms of weights are as beta to beta."""
+    never, by_90, default = exponents(env, {"beta_steps": 0}), exponents(env, {"beta_steps": 90}), exponents(env, {})
+    assert [any(log.min() < -0.05 for came, log in never if (came < 90) == early) for early in (True, False)] == [True, True]
+    for (came, log), (_, risen), (_, little) in zip(never, by_90, default, strict=True):
+        np.testing.assert_allclose(risen, log * (0.4 + 0.6 * min(came / 90, 1)) / 0.4, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(little, log * (0.4 + 0.6 * came / 100_000) / 0.4, rtol=1e-4, atol=1e-5)
+
+
+def test_who_draws_by_priority_corrects_for_it_in_the_end_but_apex_as_its_paper_says():
+    tuned_dqn = fl.DQNSettings(**fl.tuned("dqn", "CartPole-v1"))
+    steps = [g.resources["replay"].beta_steps for g in (fl.dqn("CartPole-v1", tuned_dqn), fl.dqn(), fl.apex())]
+    assert steps == [100_000, 100_000, 0] and fl.Replay(10).beta_steps == 100_000

@@ -250,7 +250,7 @@ FAULTY = [
     ("an environment that is none", lambda: recipe(runners=runners(dict)), "runners", r"dict made a dict; it must be a gymnasium\.Env"),
     ("observations in a dict", lambda: with_policy(DictObservations, POLICY), "learner", r"Dict\(.*FlattenObservation"),
     ("actions in a text", lambda: with_policy(TextActions, POLICY), "learner", "no policy for actions in Text.*it can be Discrete"),
-    ("a network for images", lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)), "learner", "CNN reads images with 3 axes.*use MLP"),
+    ("a network for images", lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)), "learner", "convolutions read images with 3 axes.*take MLP"),
     (
         "a setting that the network lacks",
         lambda: with_policy("CartPole-v1", fl.Policy(fl.MLP, hiden=(4,))),

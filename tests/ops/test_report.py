@@ -5,6 +5,7 @@ from drive import Calls, batch, drive, trained
 
 import flowrl as fl
 from flowrl.items import Tally
+from flowrl.resources.evaluation import MAX_STEPS
 
 
 def closed(out):
@@ -61,15 +62,15 @@ def test_report_is_the_clock_and_asks_the_runners_that_it_names():
 
 def test_evaluate_plays_every_so_many_items_and_passes_all_on():
     runners = Calls(evaluate={"eval/return_mean": 3.0})
-    assert drive(fl.Evaluate(every=3, episodes=5, seed=7), *range(1, 8), runners=runners) == [[i] for i in range(1, 8)]
-    assert runners.calls == [("evaluate", 5, 7)] * 2
+    assert drive(fl.Evaluate(every=3, episodes=5, seed=7, max_steps=90), *range(1, 8), runners=runners) == [[i] for i in range(1, 8)]
+    assert runners.calls == [("evaluate", 5, 7, 90)] * 2
 
 
 def test_evaluate_plays_before_it_passes_its_item_on():
     runners = Calls()
     op = fl.Evaluate(every=1)
     step = op.step(op.init(), "item", {"runners": runners})
-    assert next(step) == "item" and runners.calls == [("evaluate", 10, 0)]
+    assert next(step) == "item" and runners.calls == [("evaluate", 10, 0, MAX_STEPS)]
 
 
 def test_what_was_evaluated_comes_with_the_next_row():
@@ -88,7 +89,7 @@ SETTINGS = [
     (lambda: fl.Report(every=0), "every must be at least 1, every_steps and every_seconds not negative"),
     (lambda: fl.Report(every_steps=-1), "every_steps=-1"),
     (lambda: fl.Report(every_seconds=-0.5), "every_seconds=-0.5"),
-    (lambda: fl.Evaluate(every=0), "every and episodes must be at least 1"),
+    (lambda: fl.Evaluate(every=0), "every, episodes and max_steps must be at least 1"),
     (lambda: fl.Evaluate(episodes=0), "episodes=0"),
 ]
 

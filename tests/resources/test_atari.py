@@ -149,7 +149,8 @@ def test_a_stock_graph_reads_images_with_a_cnn():
     assert "2 runners x 8 envs x 50 steps of ALE/Pong-v5" in plan
     assert "learner  CNN, VTraceLoss, Adam" in plan
     assert default_policy("ALE/Pong-v5", normalize=False) == fl.Policy(fl.CNN)
-    assert default_policy("ALE/Pong-v5", normalize=True) == fl.Policy(fl.MLP, normalize=True)
+    with pytest.raises(fl.SettingError, match=r"normalize: the policy has convolutions .*; leave normalize out, or give policy=fl\.Policy\(fl\.MLP"):
+        fl.ppo("ALE/Pong-v5", fl.PPOSettings(normalize=True))
     for make in (Clockwork, SmallImages, DictObservations):
         assert default_policy(make) == fl.Policy(fl.MLP)
 

@@ -20,7 +20,7 @@ FIELDS = (("obs", (), "float32"), ("action", (), "int32"), ("reward", (), "float
 @cache
 def compiled(prioritized, n, envs, rows):
     """The functions of a replay, compiled once for all examples."""
-    core = Core(fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA), rows, envs)
+    core = Core(fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA, beta_steps=0), rows, envs)
     everything = jax.jit(lambda state: core._transitions(state, jnp.arange(rows * envs)))
     return core, jax.jit(core.add, static_argnames="low"), jax.jit(core.sample, static_argnames="size"), everything, jax.jit(core.prioritize)
 

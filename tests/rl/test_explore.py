@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import flowrl as fl
+from environments import Clockwork
 from flowrl.rl.distributions import Categorical, Gaussian
 from flowrl.rl.spaces import head
 
@@ -86,11 +87,16 @@ def test_a_runner_that_is_started_anew_explores_as_much_as_the_one_before():
     runners.close()
 
 
+class Unbounded(Clockwork):
+    action_space = gym.spaces.Box(-np.inf, 1, (1,))
+
+
 @pytest.mark.parametrize(
     ("explore", "env", "says"),
     [
         (fl.EpsilonGreedy(), "Pendulum-v1", r"ppo\.runners: EpsilonGreedy picks one of n actions; take GaussianNoise"),
         (fl.GaussianNoise(), "CartPole-v1", r"ppo\.runners: GaussianNoise is for actions in a Box; take EpsilonGreedy"),
+        (fl.GaussianNoise(), Unbounded, r"ppo\.runners: GaussianNoise keeps actions in \[-1, 1\].*but some of these are not finite; give it"),
     ],
 )
 def test_what_does_not_fit_the_actions_is_told(explore, env, says):
@@ -104,3 +110,50 @@ def test_settings_that_make_no_sense_are_refused(wrong):
         fl.EpsilonGreedy(**wrong)
     with pytest.raises(fl.SettingError, match="must not be negative"):
         fl.GaussianNoise(-1.0)
+
+
+class Softened(fl.Explore):
+    """A user's own, of which nothing is known."""
+
+    def pick(self, dist, noise):
+        return dist.sample(noise)
+
+
+class Declared(Softened):
+    samples = True
+
+
+@pytest.mark.parametrize("explore", [fl.EpsilonGreedy(), fl.GaussianNoise(), Softened()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo"])
+def test_a_policy_gradient_refuses_an_exploration_that_it_does_not_correct_for(graph, explore):
+    made = getattr(fl, graph)("Pendulum-v1" if isinstance(explore, fl.GaussianNoise) else "CartPole-v1")
+    own = "; if Softened does draw them so, let it say samples = True" if isinstance(explore, Softened) else ""
+    says = rf"{graph}\.runners: act by {type(explore).__name__}, for which \w+Loss does not correct: .*; leave explore out, .*entropy bonus{own}$"
+    with pytest.raises(fl.CheckError, match=says):
+        made.set("runners.explore", explore).check()
+
+
+def only_values(policy, params, batch):
+    _, value = policy(params, batch["obs"])
+    return jnp.mean(value**2), {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "explore"),
+    [(fl.PPOLoss(), Declared()), (fl.PPOLoss(), fl.Sampled()), (only_values, fl.EpsilonGreedy()), (only_values, fl.Sampled())],
+    ids=["declared", "sampled", "own loss, epsilon", "own loss, sampled"],
+)
+def test_what_fits_trains(loss, explore):
+    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=16, epochs=1))
+    with fl.run(graph.set("learner.loss", loss).set("runners.explore", explore), steps=16) as run:
+        assert next(run)["updates"] == 1
+
+
+def test_the_recorded_logp_is_the_policy_s_own_and_so_not_that_of_epsilon_greedy():
+    explore = fl.EpsilonGreedy(start=1.0, end=1.0)
+    runners = fl.Runners("CartPole-v1", fl.Policy(Always), envs=8, fragment=50, explore=explore).open()
+    batch = runners.collect()
+    runners.close()
+    assert float(np.mean(batch["action"] == 0)) == pytest.approx(0.5, abs=0.1)  # each with probability 1/2 ...
+    wanted = np.where(batch["action"] == 0, -5.0067, -0.0067)  # ... but the policy has these logarithms of softmax([0, 5])
+    np.testing.assert_allclose(batch["logp"], wanted, atol=1e-3)

@@ -133,8 +133,9 @@ def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
 BOXES = {
     "finite": (Box(f32(-2, 0), f32(2, 10)), [[-9, -1], [0, 0.5], [1, 9]], [[-2, 0], [0, 7.5], [2, 10]]),
     "infinite": (Box(-INF, INF, (2,)), [[-1e6, 0.25]], [[-1e6, 0.25]]),
-    "half-infinite": (Box(f32(0, -INF), f32(INF, 5)), [[-3, 9], [3, -9]], [[0, 5], [3, -9]]),
+    "half-infinite": (Box(f32(0, -INF), f32(INF, 5)), [[-3, 9], [-1, 1], [0, 0], [3, -9]], [[0, 5], [0, 5], [1, 4], [4, -5]]),
     "of all kinds": (Box(f32(-4, -INF, 0, -INF), f32(4, INF, INF, 1)), [[0.5, 7, -7, 7]], [[2, 7, 0, 1]]),
+    "half-infinite, far from 0": (Box(f32(100, -INF), f32(INF, -100)), [[0.5, 0.5]], [[101.5, -100.5]]),
     "of two axes": (Box(-2, 2, (2, 2)), [[-1, 0, 0.5, 1]], [[[-2, 0], [1, 2]]]),
     "without axes": (Box(0, 4, ()), [[0.5], [3.0]], [3, 4]),
     "float64": (Box(-2, 2, (1,), np.float64), [[0.25]], [[0.5]]),
