@@ -6,18 +6,35 @@ import sys
 
 import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import flowrl as fl
+from flowrl.clock import EPOCHS
 from flowrl.resources.core import core_of
 from flowrl.rl.losses import as_loss
 from flowrl.rl.spaces import Spaces
+
+
+class Tracking(fl.MLP):
+    """Keeps the mean of the last observations that it was shown, as batch normalisation would."""
+
+    def __init__(self, *spaces, rngs, **settings):
+        super().__init__(*spaces, rngs=rngs, **settings)
+        self.seen = nnx.BatchStat(jnp.zeros(16))
+
+    def __call__(self, obs):
+        self.seen[...] = obs.mean(0)
+        return super().__call__(obs)
+
 
 OBS = gym.spaces.Box(-1, 1, (16,))
 DISCRETE, BOX = Spaces(OBS, gym.spaces.Discrete(3)), Spaces(OBS, gym.spaces.Box(-1, 1, (2,)))
 MLP = fl.Policy(fl.MLP, hidden=(32, 32), normalize=True)
 RNN = fl.Policy(fl.RNN, hidden=(16,), size=16)
 Q, SAC = fl.Policy(fl.QNetwork, hidden=(32, 32)), fl.Policy(fl.SACNetwork, hidden=(32, 32))
+ADAM, STILL = fl.Adam(1e-3, clip=0.5), fl.SGD(0.0)
 T, B, DRAWN = 32, 16, 512
 CASES = {
     "ppo": (MLP, DISCRETE, fl.PPOLoss(target_kl=0.5), 256, (2, 4)),
@@ -27,6 +44,7 @@ CASES = {
     "ppo, less than a line": (fl.Policy(fl.MLP, hidden=(8,), normalize=True), DISCRETE, fl.PPOLoss(), 8, (4,)),
     "appo": (MLP, DISCRETE, fl.APPOLoss(standardize=True), T * B, (4,)),
     "recurrent": (RNN, DISCRETE, fl.VTraceLoss(), T * 8, (4,)),
+    "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.PGLoss(), T * B, ()),
 }
 """By name: policy, spaces, loss, the steps of a minibatch, and the numbers of devices that share it."""
 
@@ -45,15 +63,15 @@ def example(core, carry):
     return data, columns if core.sequences else {}
 
 
-def updated(name, shards, shuffle=False):
+def updated(name, shards, shuffle=False, optimizer=ADAM, **more):
     """The program of an update on so many devices; and weights, metrics and priorities after it."""
     policy, spaces, loss, minibatch, _ = CASES[name]
-    core = core_of(policy, spaces, as_loss(loss), fl.Adam(1e-3, clip=0.5))
+    core = core_of(policy, spaces, as_loss(loss), optimizer)
     state = core.init(jax.random.key(0))
     net = core.network
     carry = net.begin(state["weights"], net.memory(state["weights"], B)) if net.recurrent else {}
     data, columns = example(core, {k: np.asarray(x) for k, x in carry.items()})
-    how = {"epochs": 2, "minibatch": minibatch, "shuffle": shuffle, "shards": shards}
+    how = {"epochs": 2, "minibatch": minibatch, "shuffle": shuffle, "shards": shards, **more}
     compiled = jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
     new, metrics, priority = compiled(state, data, columns)
     return compiled, (new["weights"], metrics.values, priority)
@@ -84,9 +102,21 @@ def main():
                 "gathered": gathered(compiled),
                 "difference": furthest(after, alone),
             }
-    for name in ("ppo", "dqn"):
-        compiled, _ = updated(name, 4, shuffle=True)
-        found[f"{name} on 4, shuffled"] = {"gathered": gathered(compiled)}
+    found["ppo on 4, shuffled"] = {"gathered": gathered(updated("ppo", 4, shuffle=True)[0])}
+    compiled, (*_, priority) = updated("dqn", 4, shuffle=True, optimizer=STILL)
+    difference = furthest(priority, updated("dqn", 1, optimizer=STILL)[1][-1])
+    found["dqn on 4, shuffled"] = {"gathered": gathered(compiled), "difference": difference}
+    statistics = updated("tracking", 4)[1][0].rest["seen"]
+    obs = example(core_of(*CASES["tracking"][:2], as_loss(fl.PGLoss()), STILL), {})[0]["obs"]
+    found["statistics"] = {
+        "gathered": [],
+        "spread": furthest([shard.data for shard in statistics.addressable_shards], [np.asarray(statistics)] * 4),
+        "off": furthest(statistics, obs.mean((0, 1))),
+    }
+    before = len(EPOCHS)
+    jax.block_until_ready(updated("ppo", 4, traced=True)[1])
+    jax.effects_barrier()
+    found["epochs"] = {"gathered": [], "reported": len(EPOCHS) - before}
     sys.stdout.write(json.dumps(found) + "\n")
 
 
