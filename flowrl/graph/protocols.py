@@ -336,6 +336,18 @@ class Stateless(Operator):
         """None: there is no state."""
 
 
+def hidden(owner: Any, base: type) -> str:
+    """Say which field of a user's value hides an attribute of its base class; empty if none does.
+
+    A field of the same type is no mistake: it sets per value what other classes set for all.
+    """
+    for name, value in vars(owner).items():
+        if name in vars(base) and type(value) is not type(vars(base)[name]):
+            means = f"its field {name}={value!r} hides {base.__name__}.{name}"
+            return f"{means}, which has another meaning; give the field another name"
+    return ""
+
+
 def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
     """The `Ref` fields of an operator or a resource: field name to (name of the resource, kind of handle)."""
     found = {}

@@ -13,7 +13,7 @@ from flowrl.clock import here, update_begins
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.events import Updated, Updating
 from flowrl.far import Far
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
+from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
 from flowrl.items import Batch, Trained, lag_of, plain_copy
 from flowrl.mesh import split
 from flowrl.resources.asking import RunnersHandle
@@ -21,7 +21,7 @@ from flowrl.resources.at_sampler import action_values_of, sequence_columns, valu
 from flowrl.resources.core import core_of
 from flowrl.resources.runners import Runners
 from flowrl.rl.explore import Sampled
-from flowrl.rl.losses import as_loss
+from flowrl.rl.losses import Loss, as_loss
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 
@@ -173,6 +173,8 @@ class Learner(Resource):
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:
             raise SettingError(f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}") from None
+        if wrong := hidden(as_loss(self.loss), Loss):
+            raise SettingError(f"loss: {wrong}")
 
     def open(self, site: Site) -> LearnerHandle:
         """Make the first weights and hand them to the runners."""
