@@ -183,7 +183,7 @@ class ProgramPlace(Place):
     def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
         """Open them, by a seed and values of what is swept that may be tracers."""
         self.handles.clear()
-        self.seed = seed
+        self.seed = jnp.asarray(seed)  # part of the carry: one program then serves every seed
         self.site.swept.update(swept)
         super().open()
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.clock import OTHER, START, UPDATE, By, Clock
+from flowrl.compiled import programs
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, line_of, raised
 from flowrl.events import OperatorRan, Stream, Tap, Updating
 from flowrl.graph.graph import Graph
@@ -155,10 +156,19 @@ class Fused:
         period = cast("Segment", self.period)
         if self.compiled is None:
             with START, self.tracing.apart():
-                self.arrays = [x.copy() for x in self.arrays]  # two may be the same one, and the program takes them for its own
-                program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0)
-                self.compiled = program.lower(self.arrays, np.int32(1)).compile()
+                self.arrays = [jnp.array(x) for x in self.arrays]  # copies, for two may be the same one, and the program takes them for its own
+                self.compiled = programs.get(self._key(), partial(self._compile, period))
         return period, self.compiled
+
+    def _key(self) -> Any:
+        """Everything that the compiled program depends on: one of another seed with an equal key is the same program."""
+        arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
+        swept = tuple(sorted(self.members.values[0].items()))
+        return self.graph, self.rhythm, self.form, arrays, self.members.many, swept, self.size or MOST
+
+    def _compile(self, period: Segment) -> Any:
+        program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0)
+        return program.lower(self.arrays, np.int32(1)).compile()
 
     def _chunk(self, most: float) -> list[Tally]:
         period, compiled = self._program()
