@@ -322,7 +322,11 @@ class Operator(ABC):
 
     @abstractmethod
     def init(self) -> Any:
-        """The state, a pytree that `step` changes in place; None for an operator without."""
+        """Return the state: a pytree that `step` changes in place, so a dict or a list; None for an operator without.
+
+        Python numbers in it are static facts, by which the plan finds when the graph repeats itself: count up to a bound, and go on from 0. A number
+        that grows for ever or is a fraction stands there as a NumPy number, ``np.int32(0)`` or ``np.float32(0)``: within a program it is an array.
+        """
 
     @abstractmethod
     def step(self, state: Any, item: Any, ctx: Context) -> Iterator[Any]:

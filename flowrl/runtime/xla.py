@@ -27,7 +27,7 @@ from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, rhythm, strong
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, differing, rhythm, strong
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
 
 Array = Any
@@ -91,7 +91,8 @@ class Fused:
                     raise GraphError(too_long(beat.period), self.graph.name) from None
                 self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
         if self.period.after != form:
-            raise GraphError("its program does not come back to the state from which it started", self.graph.name)
+            where = differing(form, self.period.after)
+            raise GraphError(f"its program does not come back to the state from which it started: {where}", self.graph.name)
         if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
             raise SettingError(f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one", self.graph.name)
 
@@ -266,6 +267,10 @@ def fusable(plan: Plan) -> Rhythm:
     """
     name = plan.graph.name
     found = rhythm(plan.graph, plan.found)
+    if found is None and plan.found.restless:
+        way = "a program has one that counts as a NumPy number: begin with np.float32(0) or np.int32(0)"
+        restless = plan.found.restless.items()
+        raise CheckError(name, [f"{name}.{node}: its state{text} is a Python number that never repeats itself; {way}" for node, text in restless])
     if found is None:
         raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
     if found.beat > UNROLLED:
