@@ -40,7 +40,7 @@ def test_there_are_those_that_the_readme_names():
 def clip(monkeypatch):
     """The operator of its own example, as wide as it becomes after two batches of 8 steps."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    yield importlib.import_module("custom_operator").ClipRewards(start=0.0, end=1.0, steps=16)
+    yield importlib.import_module("custom_operator").ClipRewards(end=1.0, steps=16)
     del sys.modules["custom_operator"]
 
 
@@ -65,6 +65,6 @@ def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime)
         for _ in range(4):
             next(run)
         (loop,) = run._session.turns.loops
-        assert [float(x) for x in loop.states["largest"]["found"]] == [0.0, 0.5, 1.0, 1.0]  # CartPole gives 1 a step
+        assert [float(x) for x in loop.states["largest"]["found"]] == [0.5, 1.0, 1.0, 1.0]  # CartPole gives 1 a step
         assert float(loop.states["clip"]["steps"]) == 32
     assert run.audit().closed

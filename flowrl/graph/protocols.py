@@ -296,6 +296,9 @@ class Operator(ABC):
     joins: ClassVar[bool] = False
     """Takes items from several nodes; `ctx.source` tells which."""
 
+    adds: ClassVar[tuple[str, ...]] = ()
+    """The fields that it adds to a batch. Errors about a batch that lacks one name the operators that add it."""
+
     def line(self, plan: Any, node: str) -> tuple[str, str] | None:
         """What a `Plan` says of it under the name `node`: what it does, and how much; None for what can be said of any."""
         return None
