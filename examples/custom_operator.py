@@ -1,7 +1,4 @@
-"""An operator of one's own: settings, a state that the runtime keeps, and a step. Here: rewards are clipped, at first closely.
-
-Run it: python examples/custom_operator.py
-"""
+"""An operator of one's own: settings, a state that the runtime keeps, and a step. Run it: python examples/custom_operator.py"""
 
 from dataclasses import dataclass
 
@@ -23,12 +20,11 @@ class ClipRewards(fl.Operator):
 
     def step(self, state, batch, ctx):
         state["steps"] = state["steps"] + np.float32(batch.steps)
-        yield batch.with_(reward=ctx.run(clipped, batch["reward"], state["steps"] / self.steps, end=self.end))
+        yield batch.with_(reward=ctx.run(clipped, batch["reward"], jnp.minimum(1, state["steps"] / self.steps), end=self.end))
 
 
 def clipped(reward, share, *, end):  # maths on arrays goes through `ctx.run`: compiled once, traced for the plan
-    limit = end * jnp.minimum(share, 1.0)
-    return jnp.clip(reward, -limit, limit)
+    return jnp.clip(reward, -end * share, end * share)
 
 
 def main(steps: int = 20_000) -> fl.Run:

@@ -415,6 +415,10 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
         assert stock.closed and stock.lost > 0 and replay.told[1]["held"] > 0
         findings = run.profile().findings
     assert math.isfinite(row["loss"]) and run.audit().closed
+    shards = run.profile().workers("replay")
+    assert list(shards) == [f"replay, {i}" for i in range(2)]
+    assert all(spent["replay"] > 0 for spent in shards.values())
+    assert all(line in str(run.explain()) for line in shards)
     assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
     jax.block_until_ready(run.policy.weights)
 

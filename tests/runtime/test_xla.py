@@ -118,7 +118,7 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
     """
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=240
     )
     assert "KeyboardInterrupt" in done.stderr
     assert (tmp_path / "run/rows.jsonl").read_text().count("\n") >= 30
@@ -404,7 +404,7 @@ def test_eight_devices_share_environments_and_batch_and_give_what_one_gives():
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     one, many, gym = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
