@@ -1,4 +1,4 @@
-"""An operator of one's own: settings, a state that the runtime keeps, and a step. Run it: python examples/custom_operator.py"""
+"""An operator of one's own: settings, a state that the runtime keeps, and a step. Run it: python examples/custom_operator.py."""
 
 from dataclasses import dataclass
 

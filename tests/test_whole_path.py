@@ -1,5 +1,6 @@
 """Numbers that only a whole run shows: what it draws, moves, loses and measures, against what its settings say."""
 
+import itertools
 import math
 
 import jax
@@ -86,7 +87,7 @@ def test_a_rows_speed_is_that_of_its_own_steps_and_seconds(runtime):
     graph = fl.ppo(env, fl.PPOSettings(envs=2, fragment=8, batch=16, epochs=1, minibatch=None, policy=MLP))
     with fl.run(graph, runtime=runtime) as run:
         rows: list[Row] = [next(run) for _ in range(4)]
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         seconds = row["seconds"] - before["seconds"]
         assert row["steps_per_second"] * seconds == pytest.approx(row["env_steps"] - before["env_steps"], rel=1e-6)
 
