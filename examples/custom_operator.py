@@ -1,34 +1,34 @@
-"""An operator of one's own: settings, a state that the runtime owns, and a step. Here: clip the rewards, and count how many.
+"""An operator of one's own: settings, a state that the runtime keeps, and a step. Run it: python examples/custom_operator.py."""
 
-Run it: python examples/custom_operator.py
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 
 import flowrl as fl
 
 
 @dataclass(frozen=True)
-class ClipRewards(fl.Stateless):
-    """Clip rewards to [-limit, limit]. Maths on arrays goes through `ctx.run`: compiled once, traced for the plan."""
+class ClipRewards(fl.Operator):
+    """Clip rewards to [-limit, limit]; the limit rises from 0 to `end` over the first `steps` steps, so the operator counts them."""
 
-    limit: float = 1.0
+    end: float = 4.0
+    steps: int = 10_000
 
-    def step(self, state: None, batch: fl.Batch, ctx: fl.Context) -> Iterator[fl.Batch]:
-        yield batch.with_(reward=ctx.run(clipped, batch["reward"], limit=self.limit))
+    def init(self):  # the whole state: what `step` changes in place. A NumPy number goes on within an XLA program, too
+        return {"steps": np.float32(0)}
+
+    def step(self, state, batch, ctx):
+        state["steps"] = state["steps"] + np.float32(batch.steps)
+        yield batch.with_(reward=ctx.run(clipped, batch["reward"], jnp.minimum(1, state["steps"] / self.steps), end=self.end))
 
 
-def clipped(reward, *, limit):
-    return jnp.clip(reward, -limit, limit)
+def clipped(reward, share, *, end):  # maths on arrays goes through `ctx.run`: compiled once, traced for the plan
+    return jnp.clip(reward, -end * share, end * share)
 
 
 def main(steps: int = 20_000) -> fl.Run:
-    graph = fl.ppo("Pendulum-v1").insert(after="sample", clip=ClipRewards(limit=4.0))
-    print(graph.draw())
-    with fl.run(graph, steps=steps) as run:
+    with fl.run(fl.ppo("Pendulum-v1").insert(after="sample", clip=ClipRewards()), steps=steps) as run:
         for row in run:
             print(f"{row['env_steps']:>8,} steps   return {row['return_mean']:8.1f}")
     return run

@@ -6,11 +6,27 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextlib import ContextDecorator
 from time import perf_counter, time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-KINDS = ("start", "reset", "step", "inference", "transfer", "waiting", "blocked", "concat", "update", "weight sync", "evaluation", "other", "outside")
+KINDS = (
+    "start",
+    "reset",
+    "step",
+    "inference",
+    "transfer",
+    "waiting",
+    "blocked",
+    "concat",
+    "replay",
+    "update",
+    "weight sync",
+    "evaluation",
+    "other",
+    "outside",
+)
 """``start``: making environments, processes and programs; ``waiting``: for something to do; ``blocked``: for room behind; ``outside``: between
 rows, in the code of who runs the graph."""
 IDLE = ("waiting", "blocked", "outside")
@@ -170,8 +186,8 @@ def here() -> Clock:
     return _here.clock
 
 
-class Work:
-    """A kind of work: ``with STEP: ...`` counts towards the clock of the thread."""
+class Work(ContextDecorator):
+    """A kind of work: ``with STEP: ...`` counts towards the clock of the thread, and so does what a function marked ``@STEP`` does."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -196,4 +212,4 @@ class By:
         _here.clock = self.before
 
 
-START, RESET, STEP, INFERENCE, TRANSFER, WAITING, BLOCKED, CONCAT, UPDATE, WEIGHTS, EVALUATION, OTHER = map(Work, KINDS[:-1])
+START, RESET, STEP, INFERENCE, TRANSFER, WAITING, BLOCKED, CONCAT, REPLAY, UPDATE, WEIGHTS, EVALUATION, OTHER = map(Work, KINDS[:-1])

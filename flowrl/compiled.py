@@ -1,9 +1,11 @@
-"""Functions compiled once in the life of a process."""
+"""The owner of all that is compiled in a process: functions and programs, of which the newest are kept for the runs to come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +16,53 @@ from flowrl.errors import ContractError, a, raised
 
 COMPILING = "/jax/core/compile/"
 """How JAX names what it measures of that."""
+FUNCTIONS = 32
+"""Compiled functions that are kept once no run holds them. A run has 3 to 12, and one takes about 10 MB."""
+PROGRAMS = 4
+"""Compiled programs of the xla runtime that are kept."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=FUNCTIONS)
 def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
-    """The compiled form of a function with its static settings: one and the same for equal ones."""
+    """Return the compiled form of a function with its static settings: one and the same for equal ones.
+
+    Only the newest are kept here, or every setting that was ever tried would stay in memory. Whoever
+    calls one often holds it as long as that lasts, as `Place.jitted` does.
+    """
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
+
+
+class Newest:
+    """A bounded cache: the values of the keys that were asked for last."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made if it is not there. For a key that can't be hashed it is made each time."""
+        try:
+            hash(key)
+        except TypeError:
+            return make()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        value = make()  # without the lock: it may take minutes
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > self.most:
+                self._kept.popitem(last=False)
+        return value
+
+
+programs = Newest(PROGRAMS)
 
 
 def check_pure(fn: Callable[..., Any]) -> None:

@@ -168,7 +168,7 @@ class Stream:
         self._later: dict[type, list[Observer]] = {}
         for observer in observers:
             for kind in observer.kinds:
-                (self._live if getattr(observer, "live", False) else self._later).setdefault(kind, []).append(observer)
+                (self._live if getattr(observer, "live", False) is True else self._later).setdefault(kind, []).append(observer)
         self._waiting: deque[Event | None] = deque()
         self._wake, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None

@@ -70,12 +70,12 @@ def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path)
     ignored = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # as a shell has it for what is started by &
     command = [sys.executable, "-m", "flowrl", "run", "ppo", *SMALL, "--out", str(tmp_path / "run")]
     run = subprocess.Popen([*ignored, *command], stderr=subprocess.DEVNULL)
-    rows, deadline = tmp_path / "run/rows.jsonl", time.monotonic() + 60
+    rows, deadline = tmp_path / "run/rows.jsonl", time.monotonic() + 240
     while not (rows.exists() and rows.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.1)
     run.send_signal(signal.SIGTERM)
     try:
-        assert run.wait(timeout=30) == 130 and (tmp_path / "run/policy").is_dir()
+        assert run.wait(timeout=240) == 130 and (tmp_path / "run/policy").is_dir()
     finally:
         run.kill()
 
@@ -392,7 +392,7 @@ def test_a_terminated_run_is_saved(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout.readline()
         process.terminate()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
     assert process.returncode == 130 and "interrupted after" in said
     fl.load(tmp_path / "run")
 

@@ -385,7 +385,7 @@ def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path)
         text=True,
         cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"} | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},  # Ray has its own
-        timeout=100,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "(row 1, at sample) c\n" in done.stdout

@@ -2,9 +2,13 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
+
+import flowrl as fl
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -30,3 +34,37 @@ def test_there_are_those_that_the_readme_names():
         "synchronous_impala",
         "recurrent_policy",
     }
+
+
+@pytest.fixture
+def clip(monkeypatch):
+    """The operator of its own example, as wide as it becomes after two batches of 8 steps."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("custom_operator").ClipRewards(end=1.0, steps=16)
+    del sys.modules["custom_operator"]
+
+
+@dataclass(frozen=True)
+class Largest(fl.Operator):
+    """Notes the largest reward of each batch."""
+
+    def init(self):
+        return {"found": []}
+
+    def step(self, state, batch, ctx):
+        state["found"] = [*state["found"], ctx.run(jnp.max, batch["reward"])][-4:]
+        yield batch
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray", "xla"], indirect=True)
+def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime):
+    settings = fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    env = "gymnax:CartPole-v1" if isinstance(runtime, fl.XlaRuntime) else "CartPole-v1"
+    graph = fl.ppo(env, settings).insert(after="sample", clip=clip, largest=Largest())
+    with fl.run(graph, runtime=runtime) as run:
+        for _ in range(4):
+            next(run)
+        (loop,) = run._session.turns.loops
+        assert [float(x) for x in loop.states["largest"]["found"]] == [0.5, 1.0, 1.0, 1.0]  # CartPole gives 1 a step
+        assert float(loop.states["clip"]["steps"]) == 32
+    assert run.audit().closed

@@ -137,7 +137,7 @@ def code_lines(path):
 
 def test_sizes_stay_small():
     lines = {module_of(p): len(p.read_text().splitlines()) for p in FILES}
-    assert {m: n for m, n in lines.items() if n > 400} == {}
+    assert {m: n for m, n in lines.items() if n > 500} == {}
     assert sum(code_lines(p) for p in FILES if room(module_of(p)) == "graph") <= 1_800
     for name in STOCK:
         text = (ROOT / f"flowrl/algos/{name}.py").read_text().splitlines()

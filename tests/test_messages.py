@@ -1,5 +1,8 @@
 """What a newcomer gets wrong first, and what is said of it."""
 
+import re
+from dataclasses import dataclass
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -164,3 +167,27 @@ def test_an_environment_without_spaces_and_one_made_already_are_told():
 def test_an_id_that_would_import_a_module_is_refused():
     with pytest.raises(fl.CheckError, match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write 'E-v0'"):
         fl.ppo("evil:E-v0").check()
+
+
+class Holds(fl.Operator):
+    def __init__(self, state):
+        self.state = state
+
+    def init(self):
+        return self.state
+
+    def step(self, state, item, ctx):
+        yield item
+
+
+@dataclass(frozen=True)
+class Frozen:
+    count: int = 0
+
+
+@pytest.mark.parametrize("state", [(0, 1), (), 0, np.float32(0), Frozen()], ids=repr)
+def test_a_state_that_no_step_can_change_is_told_the_way_out(state):
+    says = rf"ppo\.mine: its init returned an? {type(state).__name__}, {re.escape(repr(state))}, which a step can't change in place, .*return a dict"
+    with pytest.raises(fl.CheckError, match=says):
+        PPO.insert(after="sample", mine=Holds(state)).check()
+    PPO.insert(after="sample", mine=Holds({"pair": state})).check()

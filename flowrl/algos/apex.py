@@ -38,12 +38,13 @@ class ApexSettings(DQNSettings):
 def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Graph:
     """Three stages: sampling into the replay; drawing from it; and behind a queue learning."""
     s = given(settings, ApexSettings)
+    local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)) if s.prioritized else None
     return (
         dqn(env, s)
         .rename("apex")
         .set("sample.mode", "async")
         .set("sample.in_flight", s.in_flight)
-        .set("sample.local", chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)))
+        .set("sample.local", local)
         .set("runners.explore.spread", s.spread)
         .set("replay.shards", s.shards)
         .move("draw", after=())

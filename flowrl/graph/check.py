@@ -6,10 +6,20 @@ from collections.abc import Iterator
 
 from flowrl.errors import unknown
 from flowrl.graph.graph import Graph
-from flowrl.graph.protocols import refs
+from flowrl.graph.protocols import Operator, Resource, hidden, refs
 
 Problem = tuple[str, str]
 """(node or resource, what is wrong and the way out)."""
+
+
+def hiding(graph: Graph) -> Iterator[Problem]:
+    """Yield the fields that hide what a graph asks of every operator and resource; other rules would misread those."""
+    for node in graph.nodes:
+        if wrong := hidden(node.op, Operator):
+            yield node.name, wrong
+    for name, resource in graph.resources.items():
+        if wrong := hidden(resource, Resource):
+            yield name, wrong
 
 
 def broken(graph: Graph) -> Iterator[Problem]:

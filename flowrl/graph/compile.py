@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from flowrl.errors import CheckError
-from flowrl.graph.check import Problem, behind_queues, broken, ends
+from flowrl.graph.check import Problem, behind_queues, broken, ends, hiding
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Use, refs
@@ -20,6 +20,8 @@ def compile_graph(graph: Graph) -> Plan:
     Raises:
         CheckError: all the problems found, each with its node and the way out.
     """
+    if problems := list(hiding(graph)):
+        raise _rejected(graph, problems)
     problems = list(broken(graph))
     found = Trace()
     traced = not problems
@@ -32,9 +34,13 @@ def compile_graph(graph: Graph) -> Plan:
     told = list(review(graph, found, traced and bool(found.rows) and not found.problems))
     problems += told or _never(graph, found)
     if problems:
-        lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
-        raise CheckError(graph.name, dict.fromkeys(lines))
+        raise _rejected(graph, problems)
     return Plan(graph, found)
+
+
+def _rejected(graph: Graph, problems: list[Problem]) -> CheckError:
+    lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
+    return CheckError(graph.name, dict.fromkeys(lines))
 
 
 def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:

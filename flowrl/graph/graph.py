@@ -27,7 +27,7 @@ class Node:
     after: tuple[str, ...]
 
 
-class Chain(Mapping[str, Operator]):
+class Chain(values.Printed, Mapping[str, Operator]):
     """A run of named operators as a value: `fl.chain(adv=..., train=...)`."""
 
     def __init__(self, ops: Mapping[str, Operator]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
 
 from flowrl.clock import here
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
@@ -54,6 +57,13 @@ class NodeContext:
         return self._handles[ref]
 
 
+def unchangeable(state: Any) -> bool:
+    """Return whether no step could change a state in place."""
+    if is_dataclass(state):
+        return bool(state.__dataclass_params__.frozen)  # type: ignore[union-attr]
+    return isinstance(state, tuple | frozenset | str | bytes | int | float | complex | np.generic | jax.Array)
+
+
 class Unit:
     """A node at work: its state, its context, the units behind it, and the channels that it puts into."""
 
@@ -64,6 +74,11 @@ class Unit:
         self.op = node.op
         self.step = node.op.step
         self.state = node.op.init()
+        if unchangeable(self.state):
+            raise ContractError(
+                f"its init returned {a(self.state)}, {self.state!r}, which a step can't change in place, so that its state would be lost; "
+                "return a dict or a list, such as {'count': np.int32(0)}, or None for no state"
+            )
         self.ctx = ctx
         self.behind: list[tuple[tuple[str, str], Unit]] = []
         self.outlets: list[tuple[tuple[str, str], Channel]] = []
@@ -101,7 +116,11 @@ class Loop:
         self.settle = site.settle
         self.metrics = site.metrics
         self._enter = self.enter if failed is None else self._try_push(failed)
-        self.units = {n.name: Unit(n, NodeContext(n.name, not n.after, handles, site)) for n in nodes}
+        self.units: dict[str, Unit] = {}
+        with self._addressed():
+            for node in nodes:
+                ledger.at.node = node.name
+                self.units[node.name] = Unit(node, NodeContext(node.name, not node.after, handles, site))
         self.roots = [(self.units[n.name], channels.get(n.name)) for n in nodes if not n.after or n.name in channels]
         for node in nodes:
             for before in node.after if node.name not in channels else ():

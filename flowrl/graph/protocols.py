@@ -300,6 +300,9 @@ class Operator(ABC):
     joins: ClassVar[bool] = False
     """Takes items from several nodes; `ctx.source` tells which."""
 
+    adds: ClassVar[tuple[str, ...]] = ()
+    """The fields that it adds to a batch. Errors about a batch that lacks one name the operators that add it."""
+
     def line(self, plan: Any, node: str) -> tuple[str, str] | None:
         """What a `Plan` says of it under the name `node`: what it does, and how much; None for what can be said of any."""
         return None
@@ -326,7 +329,11 @@ class Operator(ABC):
 
     @abstractmethod
     def init(self) -> Any:
-        """The state, a pytree that `step` changes in place; None for an operator without."""
+        """Return the state: a pytree that `step` changes in place, so a dict or a list; None for an operator without.
+
+        Python numbers in it are static facts, by which the plan finds when the graph repeats itself: count up to a bound, and go on from 0. A number
+        that grows for ever or is a fraction stands there as a NumPy number, ``np.int32(0)`` or ``np.float32(0)``: within a program it is an array.
+        """
 
     @abstractmethod
     def step(self, state: Any, item: Any, ctx: Context) -> Iterator[Any]:
@@ -338,6 +345,18 @@ class Stateless(Operator):
 
     def init(self) -> None:
         """None: there is no state."""
+
+
+def hidden(owner: Any, base: type) -> str:
+    """Say which field of a user's value hides an attribute of its base class; empty if none does.
+
+    A field of the same type is no mistake: it sets per value what other classes set for all.
+    """
+    for name, value in vars(owner).items():
+        if name in vars(base) and type(value) is not type(vars(base)[name]):
+            means = f"its field {name}={value!r} hides {base.__name__}.{name}"
+            return f"{means}, which has another meaning; give the field another name"
+    return ""
 
 
 def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:

@@ -41,6 +41,8 @@ class Place:
         self.ledger = Ledger()
         self.metrics = Metered()
         self.handles: dict[str, Handle] = {}
+        self.compiled: dict[Any, Any] = {}
+        """The compiled functions of this run, which stay at hand while it lasts, however many they are."""
         self.opening = ""
         """The resource that is, or was last, being opened."""
         self.site = kind(self, "", seed, **settings)
@@ -64,6 +66,13 @@ class Place:
             self.handles[name] = self.resources[name].open(self.site_of([name]).named(name))
             self.opening = outer
         return self.handles[name]
+
+    def jitted(self, fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
+        """Return the compiled form of a function with its static settings."""
+        key = (fn, donate, *static)
+        if (found := self.compiled.get(key)) is None:
+            found = self.compiled[key] = jitted(*key)
+        return found
 
     def site_of(self, names: Sequence[str]) -> HereSite:
         """Where a resource is opened, or where the nodes of a stage run functions."""
@@ -124,7 +133,7 @@ class HereSite:
     def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
         """Run a pure function, compiled once per function and static settings in the life of this process."""
         with UPDATE:
-            return jitted(fn, donate, *static.items())(*args)
+            return self.place.jitted(fn, donate, *static.items())(*args)
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
         """An `if`."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
@@ -91,6 +91,8 @@ class Trace:
     """By name of a metric that `Context.metric` or an environment tells: who tells it."""
     timed: bool = False
     """Whether an operator looked at the clock."""
+    restless: dict[str, str] = field(default_factory=dict)
+    """Where no period was found, by node: a number in its state that never had the same value twice."""
     opaque: dict[str, str] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(node or resource, what is wrong)."""
@@ -113,8 +115,8 @@ def trace(graph: Graph) -> Trace:
 
 
 def is_counter(path: Any, x: Any) -> bool:
-    """Whether a part of a graph's state, of which the operators' comes first, is one of their NumPy scalars: those go on within a program."""
-    return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer)
+    """Whether a part of a graph's state, of which the operators' comes first, is one of their NumPy numbers: those go on within a program."""
+    return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer | np.floating)
 
 
 Did = Counter[tuple[str, str, str]]
@@ -191,6 +193,7 @@ class Tracer:
             closings += [now] * bool(tallies)
             since = seen.get((form, filled))
             if since is None and late:  # from the first row to the last, if there are two
+                found.restless = self.restless(schedule, [facts for (tree, facts, _), _ in seen if tree == form[0]])
                 found.exact, (since, *_, now) = False, closings if len(closings) > 1 else (start, *closings, now)[:2]
             if since is not None:
                 self.repeats(since, now)
@@ -252,6 +255,18 @@ class Tracer:
         told = {i for i, (path, x) in enumerate(paths) if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))}
         facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
         return (tree, facts, ages), tuple(x for _, x in paths if isinstance(x, Filling))
+
+    def restless(self, schedule: Schedule, seen: Sequence[Sequence[Any]]) -> dict[str, str]:
+        """Return the numbers in operators' states that were another one each time that the trace looked, by node."""
+        found: dict[str, str] = {}
+        if len(seen) < 3:
+            return found
+        # Operators' states come first in a signature, so that leaves have the same numbers here and there.
+        leaves = jax.tree_util.tree_flatten_with_path([loop.states for loop in schedule.loops])[0]
+        for number, (path, x) in enumerate(leaves):
+            if type(x) in (int, float) and len({facts[number] for facts in seen}) == len(seen):
+                found[path[1].key] = jax.tree_util.keystr(path[2:])
+        return found
 
     def watch(self, event: OperatorRan) -> None:
         """Note an item that a node yielded."""

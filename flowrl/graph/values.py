@@ -15,9 +15,10 @@ import math
 import sys
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,18 @@ from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, a, u
 from flowrl.importing import importing
 
 
-@runtime_checkable
-class Printed(Protocol):
-    """A value that says itself how it is written: the name to call, and the arguments (None for a positional one)."""
+class Printed(ABC):
+    """A value that says itself how it is written: the name to call, and the arguments (None for a positional one).
 
+    A base class and no protocol: a setting of the user's that is called `parts` makes no value one of these.
+    """
+
+    @abstractmethod
     def parts(self) -> tuple[Any, list[tuple[str | None, Any]]]:
         """``(class or name, [(keyword or None, value), ...])``."""
 
 
-class Spec:
+class Spec(Printed):
     """A function or class together with the settings that it will be called with: a value that compares and prints.
 
     >>> Spec(dict, a=1)

@@ -294,6 +294,7 @@ DOES = {
     "weight sync": "handing on weights",
     "transfer": "moving data between processes",
     "concat": "joining batches",
+    "replay": "storing and drawing transitions",
     "evaluation": "evaluation episodes",
     "other": "Python code of its own",
 }
@@ -325,8 +326,14 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> s
         "weight sync": "Send weights less often (every=), to those who need them (to='producer'), or without waiting (wait=False).",
         "transfer": "Send fewer and larger things: longer fragments, more environments a runner.",
         "concat": "Join larger fragments: longer ones, or more environments a runner.",
+        "replay": f"Share the replay among more processes: --runtime ray with {_more_shards(p)}.",
         "evaluation": "Evaluate less often, or with fewer episodes.",
     }.get(kind, "Profile its step; what it computes on arrays belongs into ctx.run, which compiles it.")
+
+
+def _more_shards(p: Profile) -> str:
+    """The setting by which the replay has more shards; of several replays, that of each."""
+    return " or ".join(f"--set {name}.shards={max(2, 2 * facts['shards'])}" for name, facts in p.facts.items() if "shards" in facts) or "more shards"
 
 
 def plain(explanation: Explanation) -> dict[str, Any]:

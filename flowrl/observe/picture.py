@@ -22,6 +22,7 @@ COLOURS = dict(
             "#e8eaed",
             "#f3c6c0",
             "#bab0ac",
+            "#9c755f",
             "#e15759",
             "#f28e2b",
             "#59a14f",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,8 @@ class Advantages(Stateless):
     gamma: float = 0.99
     lam: float = 0.95
     learner: Ref[LearnerHandle] = "learner"
+
+    adds: ClassVar[tuple[str, ...]] = ("advantage", "target")
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):

@@ -73,6 +73,7 @@ class ReplaySample(Stateless):
     replay: Ref[ReplayHandle] = "replay"
 
     source: ClassVar[bool] = True
+    adds: ClassVar[tuple[str, ...]] = ("next_obs", "discount")
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.start < 1:
@@ -141,8 +142,15 @@ class InitialPriorities(Stateless):
             raise SettingError(f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}")
 
     def review(self, graph: Graph) -> Iterator[str]:
-        """Whether it judges returns as they are drawn, where it is plain from which replay."""
-        found = {name: r for name, r in graph.resources.items() if isinstance(r, Replay) and r.prioritized}
+        """Check that a replay keeps the priorities, and draws the same returns, where it is plain which replay that is."""
+        replays = {name: r for name, r in graph.resources.items() if isinstance(r, Replay)}
+        found = {name: r for name, r in replays.items() if r.prioritized}
+        own = [r for r in graph.resources.values() if issubclass(r.handle, ReplayHandle) and not isinstance(r, Replay)]
+        if not found and not own:  # what a replay of the user's own keeps is not known here
+            names = " and ".join(replays)
+            kept = f"{names} keep{'s' * (len(replays) == 1)} none" if replays else "there is no replay to keep them"
+            way = f"write Replay(..., prioritized=True){f' for {names}' * bool(replays)}, or remove this operator"
+            yield f"gives what is new its first priorities, but {kept}; {way}"
         for name, replay in found.items() if len(found) == 1 else ():
             if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
                 mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))

@@ -9,13 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowrl.errors import SettingError
+from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.items import Batch, Trained
-from flowrl.ops.batch import need
+from flowrl.ops.batch import Advantages, need
+from flowrl.ops.replay import ReplaySample
 from flowrl.resources.learner import LearnerHandle
 from flowrl.texts import amount
+
+ADDED = {field: kind.__name__ for kind in (Advantages, ReplaySample) for field in kind.adds}
+"""By field that a loss may need: who adds it to a batch."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ class TrainOneStep(Stateless):
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """One batch in, what the update did out."""
-        yield ctx[self.learner].update(need(batch), epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle)
+        learner = ctx[self.learner]
+        if lacking := learner.lacking(need(batch), ADDED):
+            raise ContractError(lacking)
+        yield learner.update(batch, epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +14,13 @@ from flowrl.clock import here, update_begins
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.events import Updated, Updating
 from flowrl.far import Far
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
+from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
 from flowrl.items import Batch, Trained, lag_of, plain_copy
 from flowrl.resources.asking import RunnersHandle
 from flowrl.resources.at_sampler import action_values_of, sequence_columns, values_of
 from flowrl.resources.core import core_of
 from flowrl.resources.runners import Runners
+from flowrl.rl import losses, value_losses
 from flowrl.rl.explore import Explore
 from flowrl.rl.losses import Loss, as_loss
 from flowrl.rl.optimizers import as_transformation
@@ -32,6 +34,8 @@ FED_BACK = ("producer", "slot", "stamp", "shard")
 
 class LearnerHandle(Handle):
     """A learner at work. `state` holds the core's state and the version, which rises by one per update."""
+
+    shared: ClassVar[tuple[str, ...]] = ("lacking",)
 
     def __init__(self, spec: Learner, site: Site) -> None:
         runners: RunnersHandle = site.resource(spec.runners)
@@ -61,15 +65,8 @@ class LearnerHandle(Handle):
         Raises:
             ContractError: a field is missing, or `minibatch` does not divide the batch.
         """
-        missing = [name for name in self.core.loss.needs if name not in batch.data]
-        if missing:
-            makers = {**dict.fromkeys(("advantage", "target"), "Advantages()"), **dict.fromkeys(("next_obs", "discount"), "ReplaySample(batch=...)")}
-            hint = "; ".join(sorted({f"put {makers[m]} before it" for m in missing if m in makers})) or "add them before it"
-            if "next_obs" in batch.data and "next_obs" not in self.core.loss.needs:
-                hint = f"{type(self.core.loss).__name__} can't train on single steps drawn from a replay, so take DQNLoss or SACLoss"
-            raise ContractError(
-                f"the loss needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}; {hint}"
-            )
+        if lacking := self.lacking(batch):
+            raise ContractError(lacking)
         steps = batch.steps
         size = steps if minibatch is None else minibatch
         whole = batch.shape[0] if self.core.sequences else 1
@@ -114,6 +111,22 @@ class LearnerHandle(Handle):
                 f"{self.site.name}: its updates use one of {self.site.devices} devices, which can't share minibatches of {rows} evenly; "
                 f"take a multiple of {self.site.devices}"
             )
+
+    def lacking(self, batch: Batch, added: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Return which fields a batch lacks that the loss needs, and the way out; empty if it has all.
+
+        Args:
+            batch: what is to be trained on.
+            added: by field, the operator that adds it.
+        """
+        missing = [name for name in self.core.loss.needs if name not in batch.data]
+        if not missing:
+            return ""
+        ways = [f"put {operator}(...) before it" for operator in sorted({added[name] for name in missing if name in added})]
+        if others := _content_with(batch.data):
+            ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
+        fields = f"the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"
+        return f"{type(self.core.loss).__name__} needs {fields}; {', or '.join(ways) or 'add them before it'}"
 
     def values(self, batch: Batch) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.
@@ -178,6 +191,13 @@ def _misfit(loss: Loss, explore: Explore) -> str:
     return ""
 
 
+def _content_with(fields: Collection[str]) -> list[str]:
+    """The names of the losses of ours that need no more than these fields."""
+    kinds = [x for module in (losses, value_losses) for x in vars(module).values() if isinstance(x, type) and issubclass(x, Loss)]
+    named = [kind for kind in kinds if kind not in (Loss, losses.FunctionLoss)]
+    return sorted({kind.__name__ for kind in named if set(kind.needs) <= set(fields)})
+
+
 @dataclass(frozen=True)
 class Learner(Resource):
     """A policy in training.
@@ -204,6 +224,8 @@ class Learner(Resource):
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:
             raise SettingError(f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}") from None
+        if wrong := hidden(as_loss(self.loss), Loss):
+            raise SettingError(f"loss: {wrong}")
 
     def open(self, site: Site) -> LearnerHandle:
         """Make the first weights and hand them to the runners."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import jax
 import numpy as np
 
-from flowrl.clock import WAITING
+from flowrl.clock import WAITING, Reading
 from flowrl.errors import GraphError, RuntimeFailed, SettingError
 from flowrl.events import Restarted
 from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
@@ -75,6 +75,14 @@ class HostReplay(ReplayHandle):
     def drawable(self) -> bool:
         """By what the rings told."""
         return all(told["usable"] for told in self.told)
+
+    def clocks(self) -> dict[str, Reading]:
+        """Those of the shards that are elsewhere."""
+        return self.pool.clocks()
+
+    def facts(self) -> dict[str, Any]:
+        """How many shards there are."""
+        return {"shards": self.spec.shards}
 
     def close(self) -> None:
         """Let go of the rings."""

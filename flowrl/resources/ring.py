@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from flowrl.clock import REPLAY
 from flowrl.items import Batch
 from flowrl.resources.sum_tree import SumTree, scattered
 
@@ -66,6 +67,7 @@ class Ring:
 
     # -- adding
 
+    @REPLAY
     def add(self, batch: Batch) -> dict[str, int]:
         """Add fragments ``[T, B]``, those of one environment in the order in which they were made; what is held then is told."""
         steps, columns = batch.shape
@@ -177,6 +179,7 @@ class Ring:
 
     # -- drawing
 
+    @REPLAY
     def sample(self, n: int, beta: float = 1.0) -> Batch:
         """``[1, n]`` transitions, each with the `n_step` return and what it is worth behind that.
 
@@ -225,6 +228,7 @@ class Ring:
         }
         return Batch({name: x[None] for name, x in found.items()} | data, {"version": flat["version"].take(slots), **columns})
 
+    @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
         """Set the priorities of rows, of those that are still there; what is held is told."""
         usable, stamp = (x.reshape(-1).take(slots, mode="clip") for x in (self.usable, self.stamp))  # of another replay it may have no such slot

@@ -21,7 +21,7 @@ from flowrl.clock import TRANSFER, UPDATE, Reading, here
 from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed, SettingError
 from flowrl.events import Restarted
 from flowrl.graph.graph import Chain
-from flowrl.graph.protocols import Future, Handle, Resource, Site, Use
+from flowrl.graph.protocols import Future, Handle, Resource, Site, Use, hidden
 from flowrl.graph.site import alone
 from flowrl.items import Batch
 from flowrl.metrics import misnamed
@@ -342,6 +342,8 @@ class Runners(Resource):
             raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
         if not isinstance(self.explore, Explore):
             raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {self.explore!r}")
+        if wrong := hidden(self.explore, Explore):
+            raise SettingError(f"explore: {wrong}")
         if wrong := next(filter(None, (misnamed(key, "env/") for key in self.metrics)), ""):
             raise SettingError(f"metrics: {wrong}")
         if not isinstance(self.policy, Policy):

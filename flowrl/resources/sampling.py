@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from flowrl.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
+from flowrl.compiled import jitted
 from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
@@ -61,7 +62,7 @@ class Runner:
         self.draw = jitted_noise(self.network, spec.fragment, spec.count * spec.envs, spec.explore)
         self.env = numbers(index, spec.envs)
         self.noise: Array = np.empty(0)
-        self.begin = jax.jit(self.network.begin)
+        self.begin = jitted(self.network.begin, ())
         self.spaces = spec.spaces()
         self.seed = seed_of(seed, name, index, incarnation)
         self.facts = {"resource": name, "runner": index, "incarnation": incarnation}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from flowrl.compiled import jitted
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.mesh import total
@@ -317,16 +318,16 @@ def _settings(policy: Policy) -> str:
     return ", ".join(f"{k}={v!r}" for k, v in policy.settings.items())
 
 
-@lru_cache(maxsize=256)
 def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
     """`Network.act`, compiled: ``(weights, obs, noise, memory)``."""
-    return jax.jit(lambda weights, obs, noise=None, memory=NOTHING: net.act(weights, obs, noise, memory, explore))
+    act: Callable[..., tuple[Array, Any]] = jitted(net.act, (), ("explore", explore))
+    return act
 
 
-@lru_cache(maxsize=256)
 def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
     """`Network.noise`, compiled: ``(key, turn, env)``."""
-    return jax.jit(partial(net.noise, steps=steps, envs=envs, explore=explore))
+    noise: Callable[..., Array] = jitted(net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore))
+    return noise
 
 
 @lru_cache(maxsize=64)

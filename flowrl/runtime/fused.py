@@ -191,7 +191,7 @@ class ProgramPlace(Place):
     def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
         """Open them, by a seed and values of what is swept that may be tracers."""
         self.handles.clear()
-        self.seed = seed
+        self.seed = jnp.asarray(seed)  # part of the carry: one program then serves every seed
         self.site.swept.update(swept)
         super().open()
 
@@ -319,7 +319,7 @@ class Tracing:
             self.clock.state = clock_before
             after, again, now = self.state.get()
             if again != form:
-                raise GraphError(f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {_differing(form, again)}")
+                raise GraphError(f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {differing(form, again)}")
             seen[:] = [later(now, newest, -1), [source for source, _ in items], since(before, counted(ledger))]
             return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
 
@@ -391,8 +391,14 @@ def strong(arrays: Sequence[Array]) -> list[Array]:
     return [jax.lax.convert_element_type(x, x.dtype) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
 
 
-def _differing(a: Form, b: Form) -> str:
+def differing(a: Form, b: Form) -> str:
+    """Say where the state of a graph became another one, of two that are not equal."""
     if a.tree != b.tree:
         return "what its operators hold has another form"
     at = next(i for i, (x, y) in enumerate(zip(a.static, b.static, strict=True)) if x != y)
-    return f"leaf {at} of its state was {a.static[at][:2]} and became {b.static[at][:2]}"
+    path = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(a.tree, range(len(a.static))))[0][at][0]
+    # First come the operators' states, by stage and node, and then those of resources and queues, by name.
+    name, rest = (path[2], path[3:]) if path[0].idx == 0 else (path[1], path[2:])
+    was, became = (" ".join(map(str, form.static[at][:2])) for form in (a, b))
+    way = "an array in a state is one of JAX from the beginning, such as jnp.zeros(3)"
+    return f"{name.key}{jax.tree_util.keystr(rest)} was {was} and became {became}; {way}"

@@ -166,7 +166,8 @@ class Home:
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
         self.numbers = itertools.count()
-        self.programs: dict[Any, int] = {}
+        self.programs: dict[Any, tuple[int, Any]] = {}
+        """By function, settings and form of its arguments: its number there, and its compiled form, by which shapes are found."""
         self.dropped: deque[int] = deque()
         """Numbers under which nothing need be kept any more."""
         self.asked: deque[Any] = deque()
@@ -180,12 +181,13 @@ class Home:
         """Run a function there."""
         leaves, form = jax.tree.flatten(args)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Far) else x for x in leaves]
-        out, outs = jax.tree.flatten(jitted(fn, donate, *static.items()).eval_shape(*jax.tree.unflatten(form, shapes)))[::-1]
         key, code = (fn, donate, *static.items(), form), None
         if key not in self.programs:
-            self.programs[key] = len(self.programs)
+            self.programs[key] = len(self.programs), jitted(fn, donate, *static.items())
             code = for_worker((fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))), _name(fn))
-        kept = self._ask("run", leaves, self.programs[key], code)
+        number, function = self.programs[key]
+        out, outs = jax.tree.flatten(function.eval_shape(*jax.tree.unflatten(form, shapes)))[::-1]
+        kept = self._ask("run", leaves, number, code)
         return jax.tree.unflatten(out, [Far(x.shape, x.dtype, kept, i) for i, x in enumerate(outs)])
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.clock import OTHER, START, UPDATE, By, Clock
+from flowrl.compiled import programs
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, line_of, raised
 from flowrl.events import OperatorRan, Stream, Tap, Updating
 from flowrl.graph.graph import Graph
@@ -27,7 +28,7 @@ from flowrl.items import Tally
 from flowrl.mesh import split
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, rhythm, strong
+from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, differing, rhythm, strong
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
 
 Array = Any
@@ -92,7 +93,8 @@ class Fused:
                     raise GraphError(too_long(beat.period), self.graph.name) from None
                 self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
         if self.period.after != form:
-            raise GraphError("its program does not come back to the state from which it started", self.graph.name)
+            where = differing(form, self.period.after)
+            raise GraphError(f"its program does not come back to the state from which it started: {where}", self.graph.name)
         if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
             raise SettingError(f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one", self.graph.name)
 
@@ -157,12 +159,21 @@ class Fused:
         period = cast("Segment", self.period)
         if self.compiled is None:
             with START, self.tracing.apart():
-                self.arrays = [x.copy() for x in self.arrays]  # two may be the same one, and the program takes them for its own
-                # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.
-                laid_out = (None, [x.sharding for x in self.arrays], None) if jax.local_device_count() > 1 else None
-                program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0, out_shardings=laid_out)
-                self.compiled = program.lower(self.arrays, np.int32(1)).compile()
+                self.arrays = [jnp.array(x) for x in self.arrays]  # copies, for two may be the same one, and the program takes them for its own
+                self.compiled = programs.get(self._key(), partial(self._compile, period))
         return period, self.compiled
+
+    def _key(self) -> Any:
+        """Everything that the compiled program depends on: one of another seed with an equal key is the same program."""
+        arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
+        swept = tuple(sorted(self.members.values[0].items()))
+        return self.graph, self.rhythm, self.form, arrays, self.members.many, swept, self.size or MOST
+
+    def _compile(self, period: Segment) -> Any:
+        # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.
+        laid_out = (None, [x.sharding for x in self.arrays], None) if jax.local_device_count() > 1 else None
+        program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0, out_shardings=laid_out)
+        return program.lower(self.arrays, np.int32(1)).compile()
 
     def _chunk(self, most: float) -> list[Tally]:
         period, compiled = self._program()
@@ -260,6 +271,10 @@ def fusable(plan: Plan) -> Rhythm:
     """
     name = plan.graph.name
     found = rhythm(plan.graph, plan.found)
+    if found is None and plan.found.restless:
+        way = "a program has one that counts as a NumPy number: begin with np.float32(0) or np.int32(0)"
+        restless = plan.found.restless.items()
+        raise CheckError(name, [f"{name}.{node}: its state{text} is a Python number that never repeats itself; {way}" for node, text in restless])
     if found is None:
         raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
     if found.beat > UNROLLED:

@@ -242,6 +242,16 @@ def no_target(graph):
         ),
         (
             "dqn",
+            lambda g: g.insert(after="sample", judged=fl.InitialPriorities()),
+            r"1 problem\n  dqn\.judged: gives what is new its first priorities, but replay keeps none; write Replay\(\.\.\., prioritized=True\)",
+        ),
+        (
+            "apex",
+            lambda g: g.set("replay.prioritized", False).remove("prio"),
+            r"1 problem\n  apex\.sample: prio: gives what is new its first priorities, but replay keeps none; .*, or remove this operator",
+        ),
+        (
+            "dqn",
             lambda g: g.set("runners.explore", fl.Sampled()),
             r"dqn\.runners: act by chance, .*DQNLoss does not train them for; give runners explore=fl\.EpsilonGreedy\(\.\.\.\)",
         ),
@@ -263,9 +273,9 @@ def no_target(graph):
         (
             "dqn",
             lambda g: g.set("learner.loss", fl.PPOLoss()),
-            r"dqn\.train: the loss needs the fields .*; PPOLoss can't train on single steps drawn from a replay, so take DQNLoss or SACLoss",
+            r"dqn\.train: PPOLoss needs the fields logp.*, or take a loss that needs no more than that \(DQNLoss, SACLoss\)",
         ),
-        ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: the loss needs the fields .*PGLoss can't train on single steps"),
+        ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)"),
         ("dqn", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
         ("jax", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
         (
@@ -405,6 +415,10 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
         assert stock.closed and stock.lost > 0 and replay.told[1]["held"] > 0
         findings = run.profile().findings
     assert math.isfinite(row["loss"]) and run.audit().closed
+    shards = run.profile().workers("replay")
+    assert list(shards) == [f"replay, {i}" for i in range(2)]
+    assert all(spent["replay"] > 0 for spent in shards.values())
+    assert all(line in str(run.explain()) for line in shards)
     assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
     jax.block_until_ready(run.policy.weights)
 

@@ -83,13 +83,13 @@ FAULTY = [
         "advantages after training",
         lambda: line(sample=S(), batch=C(128), train=T(), adv=A(), sync=Y(), report=R()),
         "train",
-        r"put Advantages\(\) before",
+        r"put Advantages\(\.\.\.\) before",
     ),
     (
         "no advantages",
         lambda: recipe().remove("adv", "norm"),
         "train",
-        r"needs the fields advantage, target, but the batch has obs.*put Advantages\(\)",
+        r"needs the fields advantage, target, but the batch has obs.*; put Advantages\(\.\.\.\) before it, or take .* \(APPOLoss, VTraceLoss\)",
     ),
     (
         "standardised before it is there",
@@ -138,7 +138,12 @@ FAULTY = [
     ("a resource that nobody uses", lambda: recipe(spare=runners()), "spare", r"no node uses it; remove it with \.remove\('spare'\), or name it"),
     ("a resource that was not declared", lambda: recipe().insert(after="adv", add=Outdated()), "add", r"'reply'.*Ref\["),
     # -- what flows
-    ("a field that nobody adds", lambda: recipe(learner=learner(NeedsMore())), "train", "the loss needs the field weight, but the batch has .*; add"),
+    (
+        "a field that nobody adds",
+        lambda: recipe(learner=learner(NeedsMore())),
+        "train",
+        "NeedsMore needs the field weight, but the batch has .*; take a loss",
+    ),
     ("fragments of two lengths", two_lengths, "batch", "can't join 16 steps in time with 8; give all runners the same fragment"),
     (
         "a minibatch that does not divide",

@@ -4,6 +4,7 @@ import enum
 import math
 import pickle
 import sys
+from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
@@ -539,3 +540,59 @@ def test_a_text_makes_only_what_holds_settings():
     text = 'load("flowrl.resources.runners:GymRunners")(Runners("CartPole-v1", Policy(MLP)), None)'
     with pytest.raises(fl.GraphError, match="is more than plain data"):
         fl.Graph.from_text(text)
+
+
+# -- names of a user's own fields
+
+
+@dataclass(frozen=True)
+class Split(fl.Stateless):
+    parts: int = 2
+
+    def step(self, state, item, ctx):
+        yield item
+
+
+@dataclass(frozen=True)
+class InParts(fl.Adam):
+    parts: tuple[int, ...] = ()
+
+
+def test_a_users_field_may_be_called_parts():
+    graph = recipe(learner=learner(optimizer=InParts(parts=(1, 2)))).insert(after="sample", split=Split(parts=3))
+    assert "Split(parts=3)" in graph.text().replace('load("test_graph:Split")', "Split")
+    assert reread(graph) == graph
+    graph.check()
+
+
+@dataclass(frozen=True)
+class Named(fl.Stateless):
+    source: str = "file.csv"
+
+    def step(self, state, item, ctx):
+        yield item
+
+
+@dataclass(frozen=True)
+class Roomy(fl.Stateless):
+    room: int = 3
+
+    def step(self, state, item, ctx):
+        yield item
+
+
+@pytest.mark.parametrize(("op", "field"), [(Named(), "source='file.csv'"), (Roomy(), "room=3")])
+def test_a_field_that_hides_what_every_operator_has_is_told(op, field):
+    wanted = rf"g\.mine: its field {field} hides Operator\.{field.partition('=')[0]}, .*; give the field another name"
+    with pytest.raises(fl.CheckError, match=wanted):
+        recipe().rename("g").insert(after="sample", mine=op).check()
+
+
+@dataclass(frozen=True)
+class Weighed(fl.PGLoss):
+    values: float = 0.5
+
+
+def test_a_field_that_hides_what_every_loss_has_is_told():
+    with pytest.raises(fl.SettingError, match=r"loss: its field values=0.5 hides Loss.values"):
+        learner(loss=Weighed())

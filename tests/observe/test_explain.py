@@ -180,6 +180,30 @@ def test_the_first_that_is_busy_and_not_held_up_is_the_bottleneck():
     assert explain(Profile()).bottleneck is None
 
 
+def with_replay(kind, shards, share):
+    """The same, with a replay in between; one shard works in the thread of the stage that draws, several in processes of their own."""
+    p = profile(step=0.2, update=0.3, blocked=0.5)
+    spent = {("", kind): 10 * share, ("", "waiting"): 10 * (1 - share)}
+    apart = {f"replay, {i}": spent for i in range(shards)} if shards > 1 else {}
+    here = {("draw", kind): 10 * share} if shards == 1 else {("draw", "waiting"): 10 * share}
+    return replace(
+        p,
+        processes={**p.processes, "stage of draw": {**here, ("draw", "blocked"): 10 * (1 - share)}, **apart},
+        stages={**p.stages, "stage of draw": ("draw",)},
+        ops={**p.ops, "draw": "ReplaySample"},
+        facts={**p.facts, "replay": {"shards": shards}},
+        queues={},
+    )
+
+
+@pytest.mark.parametrize(("shards", "where", "advice"), [(1, "draw", "replay.shards=2"), (2, "replay", "replay.shards=4")])
+def test_where_drawing_takes_longest_more_shards_are_advised(shards, where, advice):
+    found = explain(with_replay("replay", shards, 0.9))
+    assert (found.bottleneck.where, found.bottleneck.kind) == (where, "replay")
+    assert found.bottleneck.advice == f"Share the replay among more processes: --runtime ray with --set {advice}."
+    assert found.bottleneck.why == "100% of that goes to storing and drawing transitions."
+
+
 def test_the_live_table_marks_it_and_shows_levels_and_lag():
     from rich.console import Console
 

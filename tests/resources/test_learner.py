@@ -327,9 +327,9 @@ def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(mi
 @pytest.mark.parametrize(
     ("lacking", "text"),
     [
-        (["advantage"], r"the loss needs the field advantage, but the batch has obs, .*; put Advantages\(\) before it$"),
-        (["advantage", "target"], r"the loss needs the fields advantage, target, .*; put Advantages\(\) before it$"),
-        (["logp"], r"the loss needs the field logp, but .*; add them before it$"),
+        (["advantage"], r"PPOLoss needs the field advantage, but the batch has obs, .*; add them before it$"),
+        (["advantage", "target"], r"PPOLoss needs the fields advantage, target, .*; add them before it$"),
+        (["logp"], r"PPOLoss needs the field logp, but .*; take a loss that needs no more than that \(PGLoss\)$"),
     ],
     ids=str,
 )

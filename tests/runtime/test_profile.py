@@ -7,27 +7,37 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.clock import KINDS, STEP, WAITING, By, Clock, by_kind
+from flowrl.clock import KINDS, REPLAY, STEP, WAITING, By, Clock, by_kind
 from flowrl.observe.explain import table
 from flowrl.profile import Profile
 
 
-def test_every_instant_is_of_one_kind():
-    began = time.perf_counter()
+@REPLAY
+def drawn(sleep):
+    sleep(5)
+
+
+def test_every_instant_is_of_one_kind(monkeypatch):
+    now = [100]
+    monkeypatch.setattr("flowrl.clock.perf_counter", lambda: now[0])
+
+    def sleep(seconds):
+        now[0] += seconds
+
     clock = Clock("outside")
     with By(clock):
         with WAITING:
-            time.sleep(0.03)
+            sleep(30)
             with STEP:
-                time.sleep(0.02)
-            time.sleep(0.01)
-        time.sleep(0.02)
+                sleep(20)
+            sleep(10)
+            drawn(sleep)
+        sleep(3)
     with STEP:  # of this thread's own clock
-        time.sleep(0.02)
-    spent, wall = by_kind(clock.read()), time.perf_counter() - began
-    assert sum(spent.values()) == pytest.approx(wall, abs=0.005)
-    assert spent["waiting"] == pytest.approx(0.04, abs=0.015) and spent["step"] == pytest.approx(0.02, abs=0.015)
-    assert sum(clock.read().values()) > sum(spent.values())
+        sleep(7)
+    assert by_kind(clock.read()) == {"waiting": 40, "step": 20, "replay": 5, "outside": 10}
+    sleep(1)
+    assert by_kind(clock.read())["outside"] == 11
 
 
 class Slow(Clockwork):
@@ -70,7 +80,7 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
         assert set(spent) <= set(KINDS)
         grown = {kind: spent[kind] - by_kind(first.processes[process]).get(kind, 0.0) for kind in spent}
         assert 0.95 * shortest < sum(grown.values()) < 1.05 * longest, process
-        assert grown.get("other", 0.0) < 0.05 * shortest, (process, grown)
+        assert grown.get("other", 0.0) < 0.2 * shortest, (process, grown)
         if "step" in spent:
             assert grown["step"] > grown["inference"] > 0
     text = str(run.explain())

@@ -4,9 +4,11 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -115,7 +117,7 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
     """
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=240
     )
     assert "KeyboardInterrupt" in done.stderr
     assert (tmp_path / "run/rows.jsonl").read_text().count("\n") >= 30
@@ -130,6 +132,60 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     assert len(run.rows) == 2
     _, good = learned(bad, 2, "local")
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), good, run.policy.weights)
+
+
+@dataclass(frozen=True)
+class Fades(fl.Operator):
+    """Rewards are raised by a number that falls with each batch."""
+
+    scale: object
+
+    def init(self):
+        return {"scale": self.scale}
+
+    def step(self, held, batch, ctx):
+        held["scale"] = held["scale"] * 0.5
+        yield batch.with_(reward=ctx.run(raised_by, batch["reward"], held["scale"]))
+
+
+def raised_by(reward, scale):
+    return reward + scale
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_numpy_number_in_a_state_goes_on_within_a_program(kind):
+    graph = TINY.insert(after="sample", fade=Fades(kind(4)))
+    (local, a), (fused, b) = learned(graph, 4, "local"), learned(graph, 4, fl.XlaRuntime(chunk=2))
+    close(fused, local)
+    close(b, a)
+    assert local[-1]["loss"] != pytest.approx(learned(TINY, 4, "local")[0][-1]["loss"])
+
+
+def test_a_python_number_that_never_repeats_itself_is_told_by_node():
+    says = r"ppo\.fade: its state\['scale'\] is a Python number that never repeats itself; .* begin with np\.float32\(0\) or np\.int32\(0\)"
+    with pytest.raises(fl.CheckError, match=says):
+        fl.run(TINY.insert(after="sample", fade=Fades(4.0)), runtime="xla")
+
+
+class Switches(fl.Operator):
+    """An array of NumPy becomes one of JAX with the first batch, within the program."""
+
+    def init(self):
+        return {"mean": np.zeros(2, np.float32)}
+
+    def step(self, held, batch, ctx):
+        held["mean"] = ctx.run(moved, held["mean"], batch["reward"])
+        yield batch
+
+
+def moved(mean, reward):
+    return mean + jnp.mean(reward)
+
+
+def test_an_array_that_changes_its_kind_is_told_by_node():
+    says = r"mine\['mean'\] was value .* and became array \(2,\); an array in a state is one of JAX from the beginning, such as jnp\.zeros\(3\)"
+    with pytest.raises(fl.GraphError, match=says):
+        fl.run(TINY.insert(after="sample", mine=Switches()), runtime="xla")
 
 
 # -- many at once

@@ -1,0 +1,138 @@
+"""What is compiled: once for equal settings, whatever the seed; and released again when newer settings come."""
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+
+import flowrl as fl
+from flowrl import compiled
+from flowrl.graph.site import HereSite, Place
+
+SMALL = {"envs": 2, "fragment": 4, "policy": fl.Policy(fl.MLP, hidden=(4,))}
+WIDE = {**SMALL, "runners": 2}
+DRAWN = {"envs": 2, "fragment": 4, "start": 16, "batch": 4, "report_every": 1}
+
+
+def stock(name, env="CartPole-v1"):
+    """A stock graph, as small as it may be."""
+    settings = {
+        "ppo": lambda: fl.PPOSettings(**SMALL, batch=8, epochs=2, minibatch=4),
+        "a2c": lambda: fl.A2CSettings(**SMALL, batch=8, report_every=1),
+        "pg": lambda: fl.PGSettings(**SMALL, batch=8),
+        "impala": lambda: fl.IMPALASettings(**WIDE, batch=16, report_every=1),
+        "appo": lambda: fl.APPOSettings(**WIDE, batch=16, report_every=1),
+        "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
+        "apex": lambda: fl.ApexSettings(**DRAWN, runners=2),
+        "sac": lambda: fl.SACSettings(**DRAWN),
+    }
+    return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
+
+
+@pytest.fixture
+def compilations():
+    """The names of the functions that XLA compiled, or read from its cache on disk, so far."""
+    names = []
+
+    def note(event, seconds, **facts):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(facts.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def trained(graph, seed, runtime="local"):
+    """The parameters after a first update or a few."""
+    with fl.run(graph, seed=seed, runtime=runtime) as run:
+        while not next(run)["updates"]:
+            pass
+        next(run)
+    assert run.audit().closed
+    return jax.tree.leaves(run.policy.weights.params)
+
+
+def compiles_once(make, runtime, compilations):
+    first = trained(make(), 0, runtime)
+    assert compilations  # or the listener hears nothing, and what follows shows nothing
+    compilations.clear()
+    second = trained(make(), 7, runtime)
+    assert compilations == []
+    assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
+def test_a_second_run_with_another_seed_compiles_nothing(name, compilations):
+    compiled.jitted.cache_clear()
+    compiles_once(lambda: stock(name), "local", compilations)
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("ppo", None), ("impala", 2), ("dqn", None)])
+def test_a_second_program_with_another_seed_compiles_nothing(name, seeds, compilations, monkeypatch):
+    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Newest(1))
+    compiles_once(lambda: stock(name, "gymnax:CartPole-v1"), fl.XlaRuntime(chunk=2, seeds=seeds), compilations)
+
+
+def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
+    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Newest(1))
+    graph = stock("ppo", "gymnax:CartPole-v1").insert(after="sync", play=fl.Evaluate(every=1, episodes=2))
+    trained(graph, 0, fl.XlaRuntime(chunk=2))
+    for got, alone in zip(trained(graph, 7, fl.XlaRuntime(chunk=2)), trained(graph, 7), strict=True):
+        np.testing.assert_allclose(got, alone, atol=1e-5)
+
+
+def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
+    compiled.jitted.cache_clear()
+    compiles_once(lambda: stock("impala"), "ray", compilations)
+
+
+# -- what is released
+
+
+def by(x, *, factor):
+    return x * factor
+
+
+def crowded_out():
+    """As many functions with other settings as are kept."""
+    for number in range(compiled.FUNCTIONS):
+        compiled.jitted(by, (), ("factor", number))
+
+
+def executables():
+    gc.collect()
+    return len(jax.devices()[0].client.live_executables())
+
+
+def test_what_runs_with_other_settings_compiled_is_released():
+    def one(number):
+        trained(stock("ppo").set("learner.optimizer.lr", 1e-3 * number), 0)
+
+    one(1)
+    crowded_out()
+    before = executables()
+    one(2)
+    assert executables() > before
+    one(3)
+    crowded_out()
+    assert executables() <= before
+
+
+def test_programs_are_released():
+    kept = compiled.Newest(2)
+    made = [kept.get((f"program {i % 3}",), object) for i in range(3)]
+    assert len(kept) == 2
+    assert kept.get(("program 2",), object) is made[2] and kept.get(("program 1",), object) is made[1]
+    assert kept.get(("program 0",), object) is not made[0]
+    assert kept.get([], dict) == {}  # what can't be hashed is made, and not kept
+    assert len(kept) == 2
+
+
+def test_a_run_holds_its_own_functions_however_many_they_are():
+    place = Place("g", {}, 0, HereSite)
+    mine = place.jitted(by, (), ("factor", 1.5))
+    crowded_out()
+    assert place.jitted(by, (), ("factor", 1.5)) is mine
+    assert compiled.jitted(by, (), ("factor", 1.5)) is not mine
