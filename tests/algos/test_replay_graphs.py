@@ -14,6 +14,7 @@ import ray
 
 import flowrl as fl
 from flowrl.algos.tuned import tuned
+from flowrl.events import OperatorRan, Tap
 from flowrl.graph import trace
 from flowrl.graph.stages import Schedule
 from flowrl.resources.ring import Ring
@@ -380,8 +381,16 @@ SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.capacity",
 
 
 def test_shards_have_their_own_environments_and_take_turns():
-    _, run = rows_of(SHARDED, 4)
+    drawn = []
+    see = Tap(lambda event: drawn.append(event.item) if event.node == "draw" and event.item is not None else None, OperatorRan)
+    with fl.run(SHARDED, observers=[see]) as run:
+        for _ in range(4):
+            next(run)
+        rings = run._session.place.handles["replay"].pool.objects
     assert run.audit().closed and run.counts()["restarts"] == 0
+    assert [ring.mine.tolist() for ring in rings] == [[0, 1], [2, 3]]
+    shards = [np.unique(batch.columns["shard"]).tolist() for batch in drawn]
+    assert len(shards) > 4 and shards == ([[0], [1]] * len(shards))[: len(shards)]
 
 
 def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):

@@ -112,3 +112,18 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
         replay = run._session.place.handles["replay"]
         assert replay.core is core_of(replay.spec, replay.core.rows, 8)
         assert replay.nbytes == sum(x.nbytes for x in jax.tree.leaves(replay.arrays))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_priority_outlasts_the_fragments_that_follow(n):
+    core, add, _, _, prioritize = compiled(True, n, 3, 40)
+    world, rng, state = World(3, np.random.default_rng(0), 0.4), np.random.default_rng(1), core.empty(jax.random.key(0), fields=FIELDS)
+    for version in range(12):  # once round
+        before = added(add, state, world.fragment(0, 3, 5, version)[0])
+        slots = np.flatnonzero(before["usable"])
+        before = prioritize(before, slots, before["stamp"].ravel()[slots], 0.1 + rng.random(len(slots)))
+        state = added(add, before, world.fragment(0, 3, 5, version)[0])
+        stamps, now = (np.asarray(x["stamp"]).ravel()[slots] for x in (before, state))
+        kept = slots[(stamps == now) & np.asarray(state["usable"]).ravel()[slots]]
+        assert len(kept) > 3
+        np.testing.assert_array_equal(state["tree"]["leaves"][kept], before["tree"]["leaves"][kept])

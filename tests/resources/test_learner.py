@@ -1,6 +1,8 @@
 """One update against plain loops over epochs and minibatches, and all that surrounds it."""
 
+from dataclasses import dataclass
 from functools import cache, partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -451,3 +453,37 @@ def test_a_module_with_random_state_trains_and_draws_anew_at_every_step():
         assert (ends[-1].params["heads/kernel"] != before.params["heads/kernel"]).any()
     counts = [{k: int(v) for k, v in end.rest.items() if k.endswith("count")} for end in ends]
     assert all(counts[1][k] > counts[0][k] for k in counts[0]) and counts[0]
+
+
+@dataclass(frozen=True)
+class Errors(fl.Loss):
+    """Moves values towards targets, and tells how far off each was."""
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "target")
+    on_policy: ClassVar[bool] = False
+    priorities: ClassVar[bool] = True
+
+    def __call__(self, policy, params, batch):
+        _, value = policy(params, batch["obs"])
+        error = jnp.abs(value - batch["target"])
+        return (error**2).mean(), {"priority": error}
+
+
+def priority_of(learner, **how):
+    return np.asarray(learner.update(batch(invalid=False), **how).feedback["priority"])
+
+
+@pytest.mark.parametrize("minibatch", [None, 4])
+def test_a_priority_is_what_the_last_epoch_found(minibatch):
+    how = {"minibatch": minibatch, "shuffle": False}
+    one, two = fresh(Errors(), fl.SGD(lr=0.1)), fresh(Errors(), fl.SGD(lr=0.1))
+    last = priority_of(one, epochs=2, **how)
+    first, second = (priority_of(two, **how) for _ in range(2))
+    np.testing.assert_allclose(last, second, rtol=1e-5, atol=1e-6)
+    assert np.abs(last - first).max() > 1e-3
+
+
+def test_priorities_stand_in_the_order_of_the_rows_however_these_are_shuffled():
+    in_order, shuffled = (priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch=4, shuffle=shuffle) for shuffle in (False, True))
+    np.testing.assert_allclose(shuffled, in_order, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(in_order)) == len(in_order)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,3 +95,36 @@ def test_an_operator_of_ones_own_may_use_it_with_threads():
         assert requests.next().result() == 1
         slow.set()
         assert requests.next().worker == 0
+
+
+def test_who_was_not_asked_for_the_longest_time_is_asked_first():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=3)
+    requests.fill()
+    calls.there = [calls.made[0]]
+    assert requests.next().worker == 0
+    requests.fill()
+    calls.there = list(calls.made)
+    for _ in range(3):
+        requests.next()
+    requests.fill(most=1)
+    requests.fill(most=1)
+    assert [call.worker for call in calls.made[4:]] == [1, 2]
+
+
+def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch):
+    now, patience = [0.0], []
+    monkeypatch.setattr("flowrl.resources.requests.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait(futures, timeout):
+        patience.append(timeout)
+        return 0
+
+    requests = fl.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
+    requests.fill()
+    for now[0] in (1.0, 5.0):
+        requests.next(timeout=6.0)
+    requests.fill()
+    now[0] = 7.0
+    requests.next(timeout=6.0)
+    assert patience == [5.0, 2.0, 4.0]

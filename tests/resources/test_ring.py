@@ -191,3 +191,18 @@ def test_the_sum_tree_finds_what_a_running_sum_finds(seed, size, share):
 def test_any_part_of_a_draw_by_priority_is_one_of_all():
     order = scattered(256)
     assert sorted(order) == list(range(256)) and all(part.min() < 64 and part.max() >= 192 for part in np.split(order, 8))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_priority_outlasts_the_fragments_that_follow(n):
+    world, rng = World(3, np.random.default_rng(0), 0.4), np.random.default_rng(1)
+    ring = Ring(fl.Replay(1000, prioritized=True, n_step=n, gamma=GAMMA), 40, 3, 0, 0)
+    for version in range(12):  # once round
+        ring.add(world.fragment(0, 3, 5, version)[0])
+        slots = np.flatnonzero(ring.usable)
+        ring.prioritize(slots, ring.stamp.ravel()[slots], 0.1 + rng.random(len(slots)))
+        stamps, leaves = ring.stamp.copy().ravel(), ring.tree.leaves.copy()
+        ring.add(world.fragment(0, 3, 5, version)[0])
+        kept = slots[(ring.stamp.ravel()[slots] == stamps[slots]) & ring.usable.ravel()[slots]]
+        assert len(kept) > 3
+        np.testing.assert_array_equal(ring.tree.leaves[kept], leaves[kept])

@@ -1,0 +1,102 @@
+"""Stages in threads: who waits for whom, what `still` promises, and whose error ends a run."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import pytest
+
+import flowrl as fl
+from flowrl.graph.site import HereSite, Place
+from flowrl.graph.stages import loops_of
+from flowrl.items import Tally
+from flowrl.runtime.threads import Threads
+
+CAPACITY = 3
+
+
+class Makes(fl.Stateless):
+    """Makes numbers, and notes while it does so. With number `fails` it raises."""
+
+    source: ClassVar[bool] = True
+
+    def __init__(self, fails=None):
+        self.fails, self.made, self.within = fails, 0, False
+
+    def step(self, state, item, ctx):
+        self.within = True
+        time.sleep(0.002)  # so that another thread finds it at work
+        if self.made == self.fails:
+            raise ZeroDivisionError("no more")
+        self.made += 1
+        yield self.made
+        self.within = False
+
+
+@dataclass(frozen=True)
+class Queue(fl.Stateless):
+    queue: ClassVar[fl.Bounds] = fl.Bounds(CAPACITY)
+
+    def step(self, state, item, ctx):
+        yield item
+
+
+@dataclass(frozen=True)
+class Closes(fl.Stateless):
+    clock: ClassVar[bool] = True
+
+    def step(self, state, item, ctx):
+        yield Tally((), {"item": item})
+
+
+def threads(makes):
+    graph = fl.Graph("g").then(make=makes, queue=Queue(), close=Closes())
+    place = Place("g", {}, 0, HereSite)
+    return Threads(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger))
+
+
+def test_while_all_is_still_no_other_stage_is_within_a_pass():
+    makes = Makes()
+    turns = threads(makes)
+    try:
+        for number in range(1, 21):
+            turns.wait()
+            (tally,) = turns.round(1)
+            assert tally.episodes == {"item": number}
+            with turns.still():
+                made = makes.made
+                assert not makes.within
+                time.sleep(0.004)
+                assert makes.made == made
+    finally:
+        turns.close()
+    assert not any(thread.is_alive() for thread in turns.threads)
+
+
+def test_a_stage_waits_where_its_queue_is_full_and_goes_on_when_something_was_taken():
+    makes = Makes()
+    turns = threads(makes)
+    try:
+        turns.wait()
+        for taken in (1, 2, 3):
+            with turns.turn:
+                turns.turn.wait_for(lambda taken=taken: makes.made == CAPACITY + taken - 1)
+            with turns.still():
+                assert len(turns.channels["queue"]) == CAPACITY and makes.made == CAPACITY + taken - 1
+            turns.wait()
+            turns.round(1)
+    finally:
+        turns.close()
+
+
+def test_what_ends_another_stage_is_raised_where_rows_are_waited_for():
+    turns = threads(Makes(fails=1))
+    try:
+        with pytest.raises(ZeroDivisionError, match="no more") as raised:
+            for _ in range(3):
+                turns.wait()
+                turns.round(1)
+        assert "in g.make" in raised.value.__notes__
+    finally:
+        turns.close()
