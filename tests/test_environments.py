@@ -115,7 +115,7 @@ def in_python(case, runtime):
     with fl.run(CASES[case](), runtime=runtime, steps=2_000) as run:
         rows = list(run)
     played = next(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
-    print(case, runtime, rows[-1]["env_steps"], played, run.policy.evaluate(2).tolist(), flush=True)
+    print(case, runtime, rows[-1]["env_steps"], played, list(run.policy.evaluate(2)), flush=True)
 
 
 def on_the_command_line(case, runtime, *words):
@@ -136,8 +136,7 @@ def refused(what, call):
         print(what, type(error).__name__, error, flush=True)
 
 
-if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+def everything(cluster):
     lacking = {{"LACKING": os.getcwd(), "PYTHONPATH": os.pathsep.join([sys.argv[1], os.environ["PYTHONPATH"]])}}
     cluster.add_node(num_cpus=1, resources={{"big": 1}}, env_vars=lacking)
     os.environ["RAY_ADDRESS"] = cluster.address
@@ -148,7 +147,7 @@ if __name__ == "__main__":
     placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": fl.Actor(options={{"resources": {{"big": 1}}}})}})
     settings = fl.IMPALASettings(runners=2, envs=2, fragment=20, batch=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(4,)))
     with fl.run(fl.impala("Own/PythonWrapped-v0", settings), runtime=placed, steps=800) as run:
-        print("placed", list(run)[-1]["env_steps"] >= 800, run.policy.evaluate(1).tolist(), flush=True)
+        print("placed", list(run)[-1]["env_steps"] >= 800, list(run.policy.evaluate(1)), flush=True)
     for runtime in ("local", "ray"):
         on_the_command_line("id", runtime, "shelled.py:small", "--env", "Own/Shell-v0", "--import", "shelled.py")
         on_the_command_line("kwargs", runtime, "shelled.py:wrapped")
@@ -163,7 +162,14 @@ if __name__ == "__main__":
     refused("learner", lambda: list(fl.run(small().insert(after="sample", map=fl.Map(packaged.same)), runtime=there, steps=200)))
     stop()
     on_the_command_line("packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", ".")
-    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+    try:
+        everything(cluster)
+    finally:  # whatever goes wrong: its processes would live on
+        cluster.shutdown()
 """
 
 

@@ -170,7 +170,7 @@ def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_a
     with fl.run(graph.set("runners.wrappers", (longer,)), steps=60, out=tmp_path / "w") as run:
         list(run)
     named = fl.load(tmp_path / "w", allow=["gymnasium"], env=Clockwork)
-    assert named.env is Clockwork and named.evaluate(4).tolist() == [3, 4, 9, 4], "within the wrapper that could be saved"
+    assert named.env is Clockwork and list(named.evaluate(4)) == [3, 4, 9, 4], "within the wrapper that could be saved"
 
     class Local(fl.MLP):
         pass
