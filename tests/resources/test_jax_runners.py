@@ -4,6 +4,7 @@ from collections import deque
 
 import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -74,8 +75,32 @@ def test_what_is_told_of_actions_is_what_the_policy_says_from_the_stored_carry(p
         np.testing.assert_allclose(batch["value"], value, atol=1e-5)
 
 
-def test_rewards_are_scaled_and_clipped_as_those_of_gymnasium():
-    plain, scaled = opened(), opened(normalize_rewards=0.9, clip_rewards=2.0)
+class Lives(fl.JaxEnv):
+    """Lives from 2 to 7 steps, with a reward of 1 for each; the observation is what is left."""
+
+    observation_space = gym.spaces.Box(0, 8, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, key):
+        left = jax.random.randint(key, (), 2, 8)
+        return {"left": left}, left[None].astype(jnp.float32)
+
+    def step(self, state, action, key):
+        left = state["left"] - 1
+        return {"left": left}, left[None].astype(jnp.float32), jnp.float32(1), left == 0, jnp.bool_(False)
+
+
+def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
+    told = fl.Runners(Lives, MLP, envs=2, fragment=4).open().evaluate(200, seed=3)
+    assert (float(told["eval/return_min"]), float(told["eval/return_max"])) == (2.0, 7.0)
+    assert float(told["eval/return_mean"]) == pytest.approx(4.5, abs=0.4)
+
+
+@pytest.mark.parametrize("env", [Corridor, Lives])
+def test_rewards_are_scaled_and_clipped_as_those_of_gymnasium(env):
+    plain, scaled = (
+        fl.Runners(env, MLP, count=2, envs=3, fragment=16, **how).open() for how in ({}, {"normalize_rewards": 0.9, "clip_rewards": 2.0})
+    )
     slow = [RewardScale(3, 0.9), RewardScale(3, 0.9)]
     for _ in range(4):
         a, b = (jax.tree.map(np.asarray, r.collect()) for r in (plain, scaled))

@@ -476,9 +476,9 @@ def priority_of(learner, **how):
 @pytest.mark.parametrize("minibatch", [None, 4])
 def test_a_priority_is_what_the_last_epoch_found(minibatch):
     how = {"minibatch": minibatch, "shuffle": False}
-    one, two = fresh(Errors(), fl.SGD(lr=0.1)), fresh(Errors(), fl.SGD(lr=0.1))
-    last = priority_of(one, epochs=2, **how)
-    first, second = (priority_of(two, **how) for _ in range(2))
+    last = priority_of(fresh(Errors(), fl.SGD(lr=0.1)), epochs=2, **how)
+    learner = fresh(Errors(), fl.SGD(lr=0.1))
+    first, second = (priority_of(learner, **how) for _ in range(2))
     np.testing.assert_allclose(last, second, rtol=1e-5, atol=1e-6)
     assert np.abs(last - first).max() > 1e-3
 

@@ -296,3 +296,16 @@ def test_settings_of_an_environment_may_hold_lists():
     runners = spec.open()
     assert runners.collect().shape == (3, 2)
     runners.close()
+
+
+def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
+    def told(count):
+        runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=count, envs=1, fragment=4).open()
+        try:
+            return runners.evaluate(5, seed=11)
+        finally:
+            runners.close()
+
+    alone = told(1)
+    assert alone["eval/return_std"] > 0
+    assert told(2) == pytest.approx(alone) and told(3) == pytest.approx(alone)

@@ -188,6 +188,33 @@ def test_an_array_that_changes_its_kind_is_told_by_node():
         fl.run(TINY.insert(after="sample", mine=Switches()), runtime="xla")
 
 
+@dataclass(frozen=True)
+class Poisons(fl.Operator):
+    """Makes the advantages of one batch NaN, by a count that goes on within a program."""
+
+    at: int
+
+    def init(self):
+        return {"seen": np.int32(0)}
+
+    def step(self, held, batch, ctx):
+        yield batch.with_(advantage=ctx.run(poisoned, batch["advantage"], held["seen"] == self.at))
+        held["seen"] = held["seen"] + 1
+
+
+def poisoned(x, bad):
+    return jnp.where(bad, jnp.nan, x)
+
+
+@pytest.mark.parametrize("runtime", ["local", fl.XlaRuntime(chunk=8)], ids=["local", "xla"])
+def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(runtime):
+    graph = TINY.insert(after="adv", poison=Poisons(4))
+    with pytest.raises(fl.NotFinite, match=r"update 5, of row 5"), fl.run(graph, runtime=runtime) as run:
+        list(run)
+    assert len(run.rows) == 4 and run.audit().closed
+    assert (run.counts()["updates"], run.counts()["sampled_steps"]) == (5, 5 * 8)
+
+
 # -- many at once
 
 
