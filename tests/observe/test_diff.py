@@ -16,7 +16,7 @@ nodes: 4 differ, 7 nodes alike
   norm                            Standardize()  -
   queue                           -              Queue()
   target                          -              UpdateTarget(every=2)
-settings: 21 differ, 36 settings alike
+settings: 23 differ, 36 settings alike
   sample.mode                     "sync"         "async"
   batch.min_steps                 1024           500
   train.epochs                    10             1
@@ -38,6 +38,8 @@ settings: 21 differ, 36 settings alike
   learner.loss.rho_clip           -              1.0
   learner.loss.c_clip             -              1.0
   learner.loss.kl                 -              0.0
+  learner.loss.standardize        -              False
+  learner.loss.target_values      -              False
 plan: 8 differ, 1 number alike
   stages                          1              2
   steps a row                     1,024          8,000
