@@ -15,7 +15,7 @@ run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
 	$(BIN)/flowrl run ppo --env CartPole-v1 --until 'return_mean>=475' --steps 500_000
 
 test: $(DEV) ## the tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(DEV) ## format, lint, types, import floors, public docstrings
 	$(BIN)/ruff format --check .

@@ -1,7 +1,6 @@
 """What several tests share."""
 
 import atexit
-import functools
 import os
 import shutil
 import signal
@@ -29,6 +28,9 @@ import pytest
 
 import flowrl as fl
 
+RAY = fl.RayRuntime(processes=1)
+"""Runners on Ray for what does not care how many processes there are: each takes two seconds of a core to start."""
+
 
 @pytest.fixture(scope="session")
 def ray_up():
@@ -45,7 +47,7 @@ def runtime(request):
     """The runtime that a test is parametrised with, by name."""
     if request.param == "ray":
         request.getfixturevalue("ray_up")
-    return fl.XlaRuntime(chunk=1) if request.param == "xla" else request.param
+    return {"ray": RAY, "xla": fl.XlaRuntime(chunk=1)}.get(request.param, request.param)
 
 
 def rows_and_weights(graph, count, runtime="local", seed=0):
@@ -55,7 +57,15 @@ def rows_and_weights(graph, count, runtime="local", seed=0):
     return rows, run.policy.weights
 
 
-remembered = functools.cache(rows_and_weights)
+REMEMBERED = {}
+
+
+def remembered(graph, count, runtime="local"):
+    """The same of a run that tests of this process share."""
+    key = graph, count, repr(runtime)
+    if key not in REMEMBERED:
+        REMEMBERED[key] = rows_and_weights(graph, count, runtime)
+    return REMEMBERED[key]
 
 
 def timeless(rows):
@@ -74,7 +84,7 @@ def same(a, b):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes the shared Ray starts it. Tests run two at a time, as they come (groups, by file or of Ray's, take longer): those with Ray first."""
+    """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what they trace and compile; those with Ray first."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")

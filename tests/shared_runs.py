@@ -34,8 +34,7 @@ def spread(run):
 def main():
     assert jax.local_device_count() == 4
     found = {}
-    for name in sys.argv[1:]:
-        graph, runtime = RUNS[name]
+    for name, (graph, runtime) in RUNS.items():
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2 if name != "seeds" else 5)]
             weights, split = run.policy.weights, spread(run)

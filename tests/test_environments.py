@@ -173,9 +173,6 @@ if __name__ == "__main__":
 """
 
 
-pytestmark = pytest.mark.xdist_group("everywhere")  # the driver runs once
-
-
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory):
     """What one driver says that runs all of it, over a node that has its folder and a node that lacks it; the folder, and where runners were."""

@@ -15,11 +15,11 @@ from conftest import rows_and_weights
 ROOT = Path(__file__).parents[2]
 
 
-def on_four_devices(script, *arguments):
+def on_four_devices(script):
     """What a script prints in a process that has four devices, read as JSON."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / script), *arguments],
+        [sys.executable, str(ROOT / "tests" / script)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
@@ -68,8 +68,8 @@ def test_an_epoch_ends_once_on_several_devices():
 
 
 @cache
-def runs(*names):
-    return on_four_devices("shared_runs.py", *names)
+def runs():
+    return on_four_devices("shared_runs.py")
 
 
 def agrees(found, graph):
@@ -79,10 +79,11 @@ def agrees(found, graph):
         np.testing.assert_allclose(found["weights"][name], x, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.ray
 def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     from shared_runs import GYM, JAX
 
-    found = runs("local", "xla", "uneven", "seeds")
+    found = runs()
     assert [found[name]["devices"] for name in ("local", "xla", "uneven", "seeds")] == [4, 4, 1, 1]
     assert found["xla"]["split"] and found["seeds"]["split"], "environments, or many runs, are split over the devices"
     agrees(found["local"], GYM)
@@ -94,7 +95,7 @@ def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
 def test_a_learner_beside_ray_or_placed_on_an_actor_shares_its_updates_too():
     from shared_runs import GYM
 
-    found = runs("ray", "placed")
+    found = runs()
     assert [found[name]["devices"] for name in ("ray", "placed")] == [4, 4]
     agrees(found["ray"], GYM)
     agrees(found["placed"], GYM)
