@@ -8,6 +8,7 @@ import numpy as np
 
 import flowrl as fl
 from environments import Corridor
+from flowrl.runtime.ray import start
 
 SETTINGS = fl.PPOSettings(envs=8, fragment=8, batch=64, epochs=2, minibatch=32, policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True))
 GYM = fl.ppo("CartPole-v1", SETTINGS).set("train.shuffle", False)
@@ -18,7 +19,7 @@ ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4
 RUNS = {
     "local": (GYM, "local"),
     "xla": (JAX, fl.XlaRuntime(chunk=2)),
-    "ray": (GYM, "ray"),
+    "ray": (GYM, fl.RayRuntime(processes=1)),
     "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()})),
     "uneven": (GYM.set("train.minibatch", 2), "local"),
     "seeds": (ASYNC, fl.XlaRuntime(chunk=1, seeds=4)),
@@ -33,7 +34,7 @@ def spread(run):
 
 def main():
     assert jax.local_device_count() == 4
-    found = {}
+    found, stop = {}, start(None, {})
     for name, (graph, runtime) in RUNS.items():
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2 if name != "seeds" else 5)]
@@ -45,6 +46,7 @@ def main():
             "text": run.explain().short(),
             "devices": run.profile().facts["learner"]["devices"],
         }
+    stop()
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -115,7 +115,7 @@ def in_python(case, runtime):
     with fl.run(CASES[case](), runtime=runtime, steps=2_000) as run:
         rows = list(run)
     played = next(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
-    print(case, runtime, rows[-1]["env_steps"], played, list(run.policy.evaluate(2)), flush=True)
+    print(case, runtime, rows[-1]["env_steps"], run.audit().closed, played, list(run.policy.evaluate(2)), flush=True)
 
 
 def on_the_command_line(case, runtime, *words):
@@ -202,8 +202,8 @@ def said(lines, start):
 def test_from_python_they_train_and_are_evaluated(everywhere, case, runtime):
     lines, _, marks = everywhere
     value = float(RETURNS[case])
-    steps, played, evaluated = said(lines, f"{case} {runtime} ").split(" ", 2)
-    assert int(steps) >= 2_000 and float(played) == value and evaluated == str([value, value])
+    steps, closed, played, evaluated = said(lines, f"{case} {runtime} ").split(" ", 3)
+    assert int(steps) >= 2_000 and closed == "True" and float(played) == value and evaluated == str([value, value])
     way = "File" if case == "function" else "Python"
     assert {f"{way}-{case}-has", f"{way}-{case}-lacking"} <= marks, "runners on both nodes"
 

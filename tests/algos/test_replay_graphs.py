@@ -6,12 +6,16 @@ import signal
 import threading
 from dataclasses import replace
 
+import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray
 
 import flowrl as fl
+from conftest import RAY
+from environments import Corridor
 from flowrl.algos.tuned import tuned
 from flowrl.events import OperatorRan, Tap
 from flowrl.graph import trace
@@ -164,8 +168,15 @@ def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
         rows_of(GRAPHS["dqn"].set("replay.capacity", capacity), 1)
 
 
+class Wide(Corridor):
+    observation_space = gym.spaces.Box(0, 1, (1_000,))
+
+    def observe(self, place):
+        return jnp.full(1_000, place / 6)
+
+
 def test_nor_one_that_the_device_can_not_hold():
-    graph = fl.dqn("gymnax:Breakout-MinAtar", fl.DQNSettings(capacity=2 * 10**9))
+    graph = fl.dqn(Wide, fl.DQNSettings(capacity=2 * 10**9, policy=SMALL))
     with pytest.raises(
         fl.SettingError, match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap"
     ):
@@ -395,7 +406,7 @@ def test_shards_have_their_own_environments_and_take_turns():
 
 def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
     plan = APEX.compile()
-    _, run = rows_of(plan, 20, runtime="ray")
+    _, run = rows_of(plan, 20, runtime=RAY)
     counts = run.counts()
     assert counts["drawn_steps"] / (counts["added_steps"] - 64) == pytest.approx(plan.total("drawn_steps") / plan.total("added_steps"), rel=0.03)
     assert run.audit().closed
@@ -403,7 +414,7 @@ def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
 
 def test_on_ray_the_same_rows_come(ray_up):
     for graph in (GRAPHS["every setting"], SHARDED):
-        (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime="ray")
+        (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime=RAY)
         np.testing.assert_allclose([row["loss"] for row in there], [row["loss"] for row in local], rtol=1e-4)
         assert run.audit().closed
 

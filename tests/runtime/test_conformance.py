@@ -46,8 +46,11 @@ def test_rows_have_every_column_and_their_totals_rise(runtime):
     assert rows[0]["lag_max"] == rows[-1]["lag_mean"] == 0
 
 
-@every_runtime
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [*((name, "local") for name in STOCK), pytest.param("ppo", "ray", marks=pytest.mark.ray), ("ppo", "xla"), ("pg", "xla")],
+    indirect=["runtime"],
+)
 def test_the_plan_equals_what_is_counted(runtime, name):
     graph = on(runtime, STOCK[name])
     with fl.run(graph, runtime=runtime) as run:

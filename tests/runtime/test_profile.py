@@ -54,8 +54,8 @@ class Slow(Clockwork):
 @pytest.mark.parametrize(
     ("name", "runtime"),
     [("ppo", "local"), pytest.param("ppo", "ray", marks=pytest.mark.ray), pytest.param("impala", "ray", marks=pytest.mark.ray)],
-    indirect=["runtime"],
 )
+@pytest.mark.usefixtures("ray_up")
 def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     settings = {"ppo": fl.PPOSettings(epochs=1, minibatch=None), "impala": fl.IMPALASettings(report_every=1)}[name]
     graph = getattr(fl, name)(Slow, settings)
