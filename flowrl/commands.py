@@ -154,6 +154,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _runtime(args: argparse.Namespace) -> Any:
     """The runtime that the arguments name."""
+    if args.runtime != "ray" and args.working_dir is not None:
+        raise SettingError("--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out")
     if args.seeds is not None:
         if args.runtime != "xla":
             raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
@@ -161,8 +163,6 @@ def _runtime(args: argparse.Namespace) -> Any:
 
         return XlaRuntime(seeds=args.seeds)
     if args.runtime != "ray":
-        if args.working_dir is not None:
-            raise SettingError("--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out")
         return args.runtime
     from flowrl.runtime.ray import RayRuntime
 

@@ -18,22 +18,29 @@ COMPILING = "/jax/core/compile/"
 """How JAX names what it measures of that."""
 FUNCTIONS = 32
 """Compiled functions that are kept once no run holds them. A run has 3 to 12, and one takes about 10 MB."""
+MOST = 500
+"""Functions that one run may compile."""
 PROGRAMS = 4
 """Compiled programs of the xla runtime that are kept."""
 
 
-@lru_cache(maxsize=FUNCTIONS)
 def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
-    """Return the compiled form of a function with its static settings: one and the same for equal ones.
+    """Return the compiled form of a function with its static settings: one and the same for equal ones of equal types.
 
     Only the newest are kept here, or every setting that was ever tried would stay in memory. Whoever
     calls one often holds it as long as that lasts, as `Place.jitted` does.
     """
+    return kept(fn, donate, static, tuple(type(value) for _, value in static))
+
+
+@lru_cache(maxsize=FUNCTIONS)
+def kept(fn: Callable[..., Any], donate: tuple[int, ...], static: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Any:  # noqa: ARG001
+    """Hold what `jitted` returns. The types of the settings tell 2 from 2.0, which Python takes for equal."""
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
 
-class Newest:
+class Recent:
     """A bounded cache: the values of the keys that were asked for last."""
 
     def __init__(self, most: int) -> None:
@@ -45,15 +52,14 @@ class Newest:
         return len(self._kept)
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key, made if it is not there. For a key that can't be hashed it is made each time."""
+        """Return the value of a key, made if it is not there; made each time for a key that can't be compared, as with an array in it."""
         try:
-            hash(key)
-        except TypeError:
+            with self._lock:
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                    return self._kept[key]
+        except (TypeError, ValueError):
             return make()
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
         value = make()  # without the lock: it may take minutes
         with self._lock:
             self._kept[key] = value
@@ -62,7 +68,21 @@ class Newest:
         return value
 
 
-programs = Newest(PROGRAMS)
+programs = Recent(PROGRAMS)
+
+
+def check_count(count: int, fn: Callable[..., Any]) -> None:
+    """Refuse to compile a function for a run that has compiled more of them than any graph has.
+
+    Raises:
+        ContractError: with the way out.
+    """
+    if count >= MOST:
+        name = getattr(fn, "__name__", repr(fn))
+        raise ContractError(
+            f"{name} would be function number {count + 1} that this run compiles: is it made anew, or given other keywords, with each item? "
+            "Define it once, at the top of its module, and give it what changes as an array among its positional arguments"
+        )
 
 
 def check_pure(fn: Callable[..., Any]) -> None:

@@ -66,13 +66,13 @@ def total(tree: Any) -> Any:
 def mean_of_devices(tree: Any, weight: Array) -> Any:
     """The means of arrays over the devices that run this function side by side, each weighed by its `weight`: the arrays where one runs it alone.
 
-    Whole numbers, and random keys, are the same on all devices and stay as they are.
+    Whole numbers, and random keys, are the same on all devices and stay as they are. Numbers of a weight of 0 may be NaN: they do not count.
     """
     if not _side_by_side():
         return tree
     leaves, form = jax.tree.flatten(tree)
     weight = weight.astype(jnp.float32)  # of one type all of them are added up by one message
-    weighed = {i: x * weight for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
+    weighed = {i: jnp.where(weight > 0, x * weight, 0) for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
     everything, weights = total((weighed, weight))
     means = {i: x / jnp.maximum(weights, 1) for i, x in everything.items()}
     return jax.tree.unflatten(form, [means.get(i, x) for i, x in enumerate(leaves)])

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 import flowrl as fl
 from flowrl.clock import EPOCHS
+from flowrl.mesh import AXIS, mean_of_devices, shared
 from flowrl.resources.core import core_of
 from flowrl.rl.losses import as_loss
 from flowrl.rl.spaces import Spaces
@@ -113,6 +115,9 @@ def main():
         "spread": furthest([shard.data for shard in statistics.addressable_shards], [np.asarray(statistics)] * 4),
         "off": furthest(statistics, obs.mean((0, 1))),
     }
+    means = shared(lambda x, weight: mean_of_devices(x / weight, weight[0]), 4, (PartitionSpec(AXIS), PartitionSpec(AXIS)), PartitionSpec())
+    weights = jnp.float32([1, 2, 0, 1])  # one device has no row that counts
+    found["a mean"] = {"gathered": [], "mean": float(jax.jit(means)(jnp.float32([1, 6, 0, 4]), weights)[0])}
     before = len(EPOCHS)
     jax.block_until_ready(updated("ppo", 4, traced=True)[1])
     jax.effects_barrier()

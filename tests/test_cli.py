@@ -296,7 +296,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--set", "learner.optimizer.lr=Linear(1e-3, 0"], "--set learner.optimizer.lr: line 1 is no value: '(' was never closed"),
         (["plan", "ppo", "--set", "lr=Linear(1e-3)"], "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: 'end' and"),
         (["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"], "--set lr: line 1: steps of a schedule must be at least 1, got 0"),
-        (["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"], "start and end of a schedule must not be negative, got start=-1, end=0"),
+        (["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"], "start and end of a schedule must be finite and not negative, got start=-1, end=0"),
         (["plan", "ppo", "--set", "lr=Linear('1', 0, 9)"], "Linear takes the numbers start, end and steps, got ('1', 0, 9)"),
         (["plan", "ppo", "--set", "lr=Adam()"], "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam("),
         (["plan", "ppo", "--set", "lr=fast"], "ppo.lr: takes float or Linear(...) or Cosine(...), got 'fast'"),
@@ -327,6 +327,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--env", "environments:LENGTHS"], "--env environments:LENGTHS is a tuple; name a function or a class"),
         (["plan", "ppo", "--env", "nothere.py:f"], "there is no file nothere.py"),
         (["run", "ppo", "--working-dir", "."], "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out"),
+        (["run", "ppo", "--runtime", "xla", "--seeds", "2", "--working-dir", "."], "--working-dir is copied to the nodes of a Ray cluster"),
         ([], "required"),
     ],
 )

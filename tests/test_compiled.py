@@ -3,6 +3,7 @@
 import gc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,18 +66,18 @@ def compiles_once(make, runtime, compilations):
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
 def test_a_second_run_with_another_seed_compiles_nothing(name, compilations):
-    compiled.jitted.cache_clear()
+    compiled.kept.cache_clear()
     compiles_once(lambda: stock(name), "local", compilations)
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("ppo", None), ("impala", 2), ("dqn", None)])
 def test_a_second_program_with_another_seed_compiles_nothing(name, seeds, compilations, monkeypatch):
-    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Newest(1))
+    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
     compiles_once(lambda: stock(name, "gymnax:CartPole-v1"), fl.XlaRuntime(chunk=2, seeds=seeds), compilations)
 
 
 def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
-    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Newest(1))
+    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
     graph = stock("ppo", "gymnax:CartPole-v1").insert(after="sync", play=fl.Evaluate(every=1, episodes=2))
     trained(graph, 0, fl.XlaRuntime(chunk=2))
     for got, alone in zip(trained(graph, 7, fl.XlaRuntime(chunk=2)), trained(graph, 7), strict=True):
@@ -84,7 +85,7 @@ def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
 
 
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
-    compiled.jitted.cache_clear()
+    compiled.kept.cache_clear()
     compiles_once(lambda: stock("impala"), "ray", compilations)
 
 
@@ -121,12 +122,13 @@ def test_what_runs_with_other_settings_compiled_is_released():
 
 
 def test_programs_are_released():
-    kept = compiled.Newest(2)
+    kept = compiled.Recent(2)
     made = [kept.get((f"program {i % 3}",), object) for i in range(3)]
     assert len(kept) == 2
     assert kept.get(("program 2",), object) is made[2] and kept.get(("program 1",), object) is made[1]
     assert kept.get(("program 0",), object) is not made[0]
-    assert kept.get([], dict) == {}  # what can't be hashed is made, and not kept
+    for key in ([], (np.ones(3),), (np.ones(3),)):  # what can't be hashed or compared is made, and not kept
+        assert kept.get(key, dict) == {}
     assert len(kept) == 2
 
 
@@ -136,3 +138,39 @@ def test_a_run_holds_its_own_functions_however_many_they_are():
     crowded_out()
     assert place.jitted(by, (), ("factor", 1.5)) is mine
     assert compiled.jitted(by, (), ("factor", 1.5)) is not mine
+
+
+class Scales(fl.Operator):
+    """An operator of a user who does not know that it should be a frozen value."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def init(self):
+        return None
+
+    def step(self, held, batch, ctx):
+        yield batch.with_(reward=ctx.run(jnp.add, batch["reward"], self.by))
+
+
+def test_what_changes_in_an_operator_between_two_runs_changes_the_program():
+    runtime, scales = fl.XlaRuntime(chunk=2), Scales(0.0)
+    graph = stock("pg", "gymnax:CartPole-v1").insert(after="sample", scales=scales)
+    before = trained(graph, 0, runtime)
+    scales.by = np.full(1, 3.0, np.float32)  # an array can't be compared, and each run has a program of its own
+    after = trained(graph, 0, runtime)
+    assert not all(np.allclose(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_settings_that_are_equal_but_of_another_type_are_another_function():
+    whole, fraction = (compiled.jitted(by, (), ("factor", factor))(np.arange(3)) for factor in (2, 2.0))
+    assert (whole.dtype, fraction.dtype) == (np.int32, np.float32)
+
+
+def test_a_function_that_is_made_anew_with_each_item_is_told(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST", 20)
+    place = Place("g", {}, 0, HereSite)
+    for _ in range(20):
+        place.jitted(lambda x: x, ())
+    with pytest.raises(fl.ContractError, match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, at the top"):
+        place.jitted(lambda x: x, ())

@@ -58,10 +58,12 @@ class NodeContext:
 
 
 def unchangeable(state: Any) -> bool:
-    """Return whether no step could change a state in place."""
+    """Return whether no step could change a state, or anything in it, in place."""
     if is_dataclass(state):
-        return bool(state.__dataclass_params__.frozen)  # type: ignore[union-attr]
-    return isinstance(state, tuple | frozenset | str | bytes | int | float | complex | np.generic | jax.Array)
+        return bool(state.__dataclass_params__.frozen) and all(map(unchangeable, vars(state).values()))  # type: ignore[union-attr]
+    if isinstance(state, tuple):
+        return all(map(unchangeable, state))
+    return state is None or isinstance(state, frozenset | str | bytes | int | float | complex | np.generic | jax.Array)
 
 
 class Unit:
@@ -74,7 +76,7 @@ class Unit:
         self.op = node.op
         self.step = node.op.step
         self.state = node.op.init()
-        if unchangeable(self.state):
+        if self.state is not None and unchangeable(self.state):
             raise ContractError(
                 f"its init returned {a(self.state)}, {self.state!r}, which a step can't change in place, so that its state would be lost; "
                 "return a dict or a list, such as {'count': np.int32(0)}, or None for no state"

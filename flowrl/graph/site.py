@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 
 from flowrl.clock import UPDATE, Reading
-from flowrl.compiled import jitted
+from flowrl.compiled import check_count, jitted
 from flowrl.errors import GraphError, unknown
 from flowrl.events import Stream
 from flowrl.graph.protocols import Handle, Resource, Workers
@@ -42,7 +42,7 @@ class Place:
         self.metrics = Metered()
         self.handles: dict[str, Handle] = {}
         self.compiled: dict[Any, Any] = {}
-        """The compiled functions of this run, which stay at hand while it lasts, however many they are."""
+        """The compiled functions of this run, which stay at hand while it lasts."""
         self.opening = ""
         """The resource that is, or was last, being opened."""
         self.site = kind(self, "", seed, **settings)
@@ -68,10 +68,15 @@ class Place:
         return self.handles[name]
 
     def jitted(self, fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
-        """Return the compiled form of a function with its static settings."""
-        key = (fn, donate, *static)
+        """Return the compiled form of a function with its static settings.
+
+        Raises:
+            ContractError: it is another function, or one with other settings, time and again.
+        """
+        key = (fn, donate, *static, *(type(value) for _, value in static))
         if (found := self.compiled.get(key)) is None:
-            found = self.compiled[key] = jitted(*key)
+            check_count(len(self.compiled), fn)
+            found = self.compiled[key] = jitted(fn, donate, *static)
         return found
 
     def site_of(self, names: Sequence[str]) -> HereSite:

@@ -54,7 +54,8 @@ class Replayed:
             return "\n".join([*lines, "the replay is equal to the record to the bit"])
         off = {n: abs(float(self.recorded[n]) - float(self.again[n])) for n in names if n in self.recorded and n in self.again}
         most = max(off, key=lambda n: (np.isnan(off[n]), off[n]))
-        return "\n".join([*lines, f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: was it recorded on another device or by other versions?"])
+        asked = "was it recorded on other or more devices, or by other versions?"
+        return "\n".join([*lines, f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {asked}"])
 
 
 def _same(a: np.float32, b: np.float32) -> bool:

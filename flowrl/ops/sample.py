@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Context, Ref, Stateless
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless, hidden
 from flowrl.items import Batch
 from flowrl.resources.asking import RunnersHandle
 from flowrl.texts import amount
@@ -54,6 +54,8 @@ class ParallelSample(Stateless):
         if self.local is not None and not isinstance(self.local, Chain):
             raise SettingError(f"local must be fl.chain(name=operator, ...), got {a(self.local)}")
         for name, op in (self.local or {}).items():
+            if wrong := hidden(op, Operator):
+                raise SettingError(f"local: {name}: {wrong}")
             if op.init() is not None or op.source or op.queue or op.clock or op.writes:
                 raise SettingError(f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler")
 

@@ -196,12 +196,16 @@ class Core:
                     f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
                 )
             priority = metrics.pop("priority", None) if self.loss.priorities else None
+            metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
             loss, metrics, grads, changed = mean_of_devices((loss, metrics, grads, changed), jnp.sum(batch["valid"]))
             updates, new_opt = self.tx.update(grads, opt, weights.params)
             new = (Weights(optax.apply_updates(weights.params, updates), {**rest, **changed}), new_opt)
             applied = jnp.float32(1)
-            if self.loss.stops_early:  # the step that goes too far is not taken, nor are those after it
+            if self.loss.stops_early:
+                if type(self.loss).stop is Loss.stop:
+                    raise ContractError(f"{type(self.loss).__name__} stops early, but does not say when: give it a method stop(metrics)")
+                # The step that goes too far is not taken, nor are those after it.
                 stopped = stopped | self.loss.stop(metrics)
                 new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
                 applied = 1 - stopped.astype(jnp.float32)

@@ -142,7 +142,7 @@ def _register(env: str, family: Family) -> None:
     try:
         importlib.import_module(family.package)
     except ImportError as error:
-        raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from None
+        raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from error
 
 
 def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any], count: int = 1) -> Any:

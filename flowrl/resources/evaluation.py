@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from flowrl.compiled import jitted
 from flowrl.errors import EnvironmentFailed, SettingError, raised
 from flowrl.resources.environments import Make, autoreset_mode, env_name, guarded, make_env
 from flowrl.rl.explore import Explore
@@ -39,6 +39,7 @@ class Evaluation:
         cut: ``bool[episodes]``: the episode had not ended after `max_steps`, so its return is the return until then.
         digests: ``uint64[episodes]``, of all observations and rewards: episodes with equal ones are copies of each other.
         max_steps: of an episode.
+        sampled: actions were drawn by chance, not chosen greedily.
     """
 
     returns: Array
@@ -46,25 +47,29 @@ class Evaluation:
     cut: Array
     digests: Array
     max_steps: int = MAX_STEPS
+    sampled: bool = False
 
     @staticmethod
     def join(parts: Sequence[Evaluation]) -> Evaluation:
         """The episodes of several evaluations as those of one."""
         names = ("returns", "lengths", "cut", "digests")
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        return Evaluation(**joined, max_steps=parts[0].max_steps)
+        return Evaluation(**joined, max_steps=parts[0].max_steps, sampled=parts[0].sampled)
 
     @staticmethod
-    def empty(episodes: int, max_steps: int = MAX_STEPS) -> Evaluation:
+    def empty(episodes: int, max_steps: int = MAX_STEPS, sampled: bool = False) -> Evaluation:
         """Episodes that are still to be played."""
         returns, lengths, digests = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, np.uint64)
-        return Evaluation(returns, lengths, np.zeros(episodes, bool), digests, max_steps)
+        return Evaluation(returns, lengths, np.zeros(episodes, bool), digests, max_steps, sampled)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.returns, dtype=dtype, copy=copy)
 
     def __len__(self) -> int:
         return len(self.returns)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.returns[index]
 
     def __iter__(self) -> Iterator[float]:
         return iter(self.returns.tolist())
@@ -103,8 +108,12 @@ class Evaluation:
             text = f"{cut} of {count} episode{'s' * (count > 1)} did not end within {self.max_steps:,} steps and {'was' if cut == 1 else 'were'} cut"
             notes.append(f"{text}; the return is that of the steps until then (max_steps raises the bound)")
         if self.different < count:
-            text = f"only {self.different} of the {count} episodes differ in any observation or reward, and copies are no further samples"
-            notes.append(f"{text}: the environment starts in few ways and each is played the same; evaluate with greedy=False (--sampled)")
+            text = f"only {self.different} of the {count} episodes differ in any observation or reward"
+            if not self.sampled:
+                text += (
+                    ", and copies are no further samples: where the environment starts in few ways, greedy=False (--sampled) plays each differently"
+                )
+            notes.append(text)
         return tuple(notes)
 
     def __str__(self) -> str:
@@ -113,8 +122,7 @@ class Evaluation:
         return f"{head}: mean {self.mean():.1f}, std {self.std():.1f}, min {self.min():.1f}, max {self.max():.1f}"
 
 
-@lru_cache(maxsize=64)
-def jitted_draws(net: Network, explore: Explore) -> Callable[[Array, Any], Any]:
+def noise_of(seeds: Any, first: Any, *, net: Network, explore: Explore) -> Any:
     """The noise ``[CHUNK, n, ...]`` of the next steps of n episodes, by the seeds ``uint32[n]`` of these and the number of the first step.
 
     Each step of each episode has a random key of its own, so an episode is the same however many are played beside it.
@@ -124,11 +132,8 @@ def jitted_draws(net: Network, explore: Explore) -> Callable[[Array, Any], Any]:
         key = jax.random.fold_in(jax.random.key(seed), step)
         return explore.noise(net.head, key, 1, jnp.float32(0), jnp.zeros(1, jnp.int32), 1)[0]
 
-    def draws(seeds: Any, first: Any) -> Any:
-        steps = first + jnp.arange(CHUNK, dtype=jnp.uint32)
-        return jax.vmap(lambda step: jax.vmap(lambda seed: draw(seed, step))(seeds))(steps)
-
-    return jax.jit(draws)
+    steps = first + jnp.arange(CHUNK, dtype=jnp.uint32)
+    return jax.vmap(lambda step: jax.vmap(lambda seed: draw(seed, step))(seeds))(steps)
 
 
 class _Player:
@@ -141,7 +146,7 @@ class _Player:
         self.weights = jax.device_put(weights)
         self.fresh = net.memory(self.weights, vector.num_envs)
         self.act = jitted_act(net, explore or SAMPLED)
-        self.draws = None if explore is None else jitted_draws(net, explore)
+        self.draws = None if explore is None else jitted(noise_of, (), ("net", net), ("explore", explore))
         self.mode = autoreset_mode(vector, env) if vector.num_envs > 1 else AutoresetMode.NEXT_STEP
 
     def call(self, verb: str, *args: Any, **named: Any) -> Any:
@@ -227,7 +232,7 @@ def play(
         raise SettingError(f"episodes and max_steps must be at least 1, got episodes={episodes}, max_steps={max_steps}")
     made = make_env(env, 1, wrappers, settings)
     vector = made if isinstance(made, VectorEnv) else guarded(env, [made])
-    found = Evaluation.empty(episodes, max_steps)
+    found = Evaluation.empty(episodes, max_steps, explore is not None)
     try:
         player = _Player(env, vector, net, weights, explore)
         for first in range(0, episodes, vector.num_envs):

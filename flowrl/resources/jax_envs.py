@@ -110,7 +110,7 @@ def _package(name: str) -> Any:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
-        raise SettingError(f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'") from None
+        raise SettingError(f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'") from error
 
 
 @contextmanager

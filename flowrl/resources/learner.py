@@ -87,8 +87,9 @@ class LearnerHandle(Handle):
         traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
         if traced:
             update_begins()
-        self.rows = size // whole
-        self.shards = self.site.devices if self.rows % self.site.devices == 0 else 1
+        rows, devices = size // whole, self.site.devices
+        # The rows last: another thread, which shows what goes on, takes them for a sign that the rest is known.
+        self.shards, self.rows = devices if rows % devices == 0 else 1, rows
         core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced, shards=self.shards)
         self.state = {"core": core, "version": version + 1}
         planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
@@ -122,7 +123,8 @@ class LearnerHandle(Handle):
         missing = [name for name in self.core.loss.needs if name not in batch.data]
         if not missing:
             return ""
-        ways = [f"put {operator}(...) before it" for operator in sorted({added[name] for name in missing if name in added})]
+        drawn = "next_obs" in batch.data  # transitions have no order in time, which what works on fragments needs
+        ways = [f"put {operator}(...) before it" for operator in sorted({added[name] for name in missing if name in added and not drawn})]
         if others := _content_with(batch.data):
             ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
         fields = f"the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"

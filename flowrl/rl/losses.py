@@ -107,7 +107,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
-        """The scalar to minimise, and scalars to report."""
+        """The scalar to minimise, and scalars to report: means over the rows that are valid, for devices that share a minibatch average theirs."""
 
 
 @dataclass(frozen=True)

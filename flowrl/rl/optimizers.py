@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import jax
@@ -58,11 +60,11 @@ class Cosine(Schedule):
 def _check_ends(schedule: Linear | Cosine) -> None:
     """Refuse what optax takes for a constant, without a word, or fails at in the middle of a compiled update."""
     numbers = (schedule.start, schedule.end, schedule.steps)
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers):
+    if not all(isinstance(x, Real) and not isinstance(x, bool) for x in numbers):
         raise SettingError(f"{type(schedule).__name__} takes the numbers start, end and steps, got {numbers}")
-    if schedule.start < 0 or schedule.end < 0:
-        raise SettingError(f"start and end of a schedule must not be negative, got start={schedule.start}, end={schedule.end}")
-    if schedule.steps < 1:
+    if not (0 <= schedule.start < math.inf and 0 <= schedule.end < math.inf):
+        raise SettingError(f"start and end of a schedule must be finite and not negative, got start={schedule.start}, end={schedule.end}")
+    if not schedule.steps >= 1:
         raise SettingError(f"steps of a schedule must be at least 1, got {schedule.steps}")
 
 

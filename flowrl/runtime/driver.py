@@ -88,7 +88,7 @@ class DriverContext:
         warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
         for path, code in self.wrappers.items():
             module_name, _, name = path.partition(":")
-            setattr(sys.modules.setdefault(module_name, types.ModuleType(module_name)), name, from_driver(code))
+            setattr(sys.modules.setdefault(module_name, types.ModuleType(module_name)), name, _read(code))
 
 
 def context(imports: Sequence[str] = ()) -> DriverContext:
@@ -102,7 +102,7 @@ def context(imports: Sequence[str] = ()) -> DriverContext:
     """
     specs = dict(gym.registry)
     named = {wrapper.entry_point for spec in specs.values() for wrapper in spec.additional_wrappers}
-    wrappers = {path: for_worker(found, path) for path in named if (found := _of_this_process(path)) is not None}
+    wrappers = {path: _wrapper(path, found) for path in named if (found := _of_this_process(path)) is not None}
     path = tuple(os.path.abspath(p) for p in sys.path)
     return DriverContext(path, tuple(map(_imported, imports)), {name: _sent(spec) for name, spec in specs.items()}, wrappers)
 
@@ -119,8 +119,17 @@ class Imported:
     text: str = ""
 
     def enter(self) -> None:
-        """Import it here."""
+        """Import it here.
+
+        Raises:
+            SettingError: another file of that name was imported before.
+        """
         if self.name in sys.modules:
+            other = getattr(sys.modules[self.name], "__file__", None)
+            if self.file and other != self.file:
+                raise SettingError(
+                    f"imports: {self.file} can't be imported, for another {self.name} ({other}) was before it; give the file another name"
+                )
             return
         with importing("a Ray worker"):
             if not self.file:
@@ -186,6 +195,22 @@ def _spec(name: str, code: bytes) -> EnvSpec:
         return cast("EnvSpec", from_driver(code))
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
         return EnvSpec(name, Unusable(error))
+
+
+def _wrapper(path: str, found: Any) -> bytes:
+    """A wrapper for another process; or what says there why it can't be had, to who makes an environment with it."""
+    try:
+        return for_worker(found, path)
+    except SettingError as error:
+        return cast("bytes", cloudpickle.dumps(Unusable(error)))
+
+
+def _read(code: bytes) -> Any:
+    """A wrapper that the driver sent."""
+    try:
+        return from_driver(code)
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
+        return Unusable(error)
 
 
 def _by_value(entry: Any) -> Any:

@@ -399,6 +399,12 @@ def differing(a: Form, b: Form) -> str:
     path = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(a.tree, range(len(a.static))))[0][at][0]
     # First come the operators' states, by stage and node, and then those of resources and queues, by name.
     name, rest = (path[2], path[3:]) if path[0].idx == 0 else (path[1], path[2:])
-    was, became = (" ".join(map(str, form.static[at][:2])) for form in (a, b))
-    way = "an array in a state is one of JAX from the beginning, such as jnp.zeros(3)"
-    return f"{name.key}{jax.tree_util.keystr(rest)} was {was} and became {became}; {way}"
+    was, became = (_leaf(form.static[at]) for form in (a, b))
+    way = "; an array in a state is one of JAX from the beginning, such as jnp.zeros(3)" if a.static[at][0] != b.static[at][0] else ""
+    return f"{name.key}{jax.tree_util.keystr(rest)} was {was} and became {became}{way}"
+
+
+def _leaf(static: tuple[Any, ...]) -> str:
+    kind, fact = static[:2]
+    facts = fact[:2] if kind == "value" and isinstance(fact, tuple) else [fact]  # of an array of NumPy type and shape, but not its bytes
+    return " ".join(map(str, [kind, *facts]))

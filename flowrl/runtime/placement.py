@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flowrl.clock import TRANSFER, UPDATE, Reading
-from flowrl.compiled import jitted
+from flowrl.compiled import check_count, jitted
 from flowrl.errors import SettingError, unknown
 from flowrl.far import Far, Joining, near
 from flowrl.graph.graph import Graph
@@ -37,7 +37,8 @@ class Actor:
     Args:
         count: of processes that a stage takes in turn, one after another.
         gpus: of each; None for one, if it is for a resource and the cluster has any.
-        options: more options of the Ray actor, such as ``{"resources": {"big": 1}}``.
+        options: more options of the Ray actor, such as ``{"resources": {"big": 1}}``. What the nodes that are up do not have is an error: a
+            cluster that grows on demand must have grown before.
 
     Raises:
         SettingError: a count below 1 or a negative share of GPUs.
@@ -181,12 +182,14 @@ class Home:
         """Run a function there."""
         leaves, form = jax.tree.flatten(args)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Far) else x for x in leaves]
-        key, code = (fn, donate, *static.items(), form), None
-        if key not in self.programs:
-            self.programs[key] = len(self.programs), jitted(fn, donate, *static.items())
+        key, code = (fn, donate, *static.items(), *(type(value) for value in static.values()), form), None
+        if (known := self.programs.get(key)) is None:
+            check_count(len(self.programs), fn)
+            known = len(self.programs), jitted(fn, donate, *static.items())
             code = for_worker((fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))), _name(fn))
-        number, function = self.programs[key]
+        number, function = known
         out, outs = jax.tree.flatten(function.eval_shape(*jax.tree.unflatten(form, shapes)))[::-1]
+        self.programs[key] = known  # now that nothing can fail before the code is sent
         kept = self._ask("run", leaves, number, code)
         return jax.tree.unflatten(out, [Far(x.shape, x.dtype, kept, i) for i, x in enumerate(outs)])
 

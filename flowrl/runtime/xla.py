@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -164,10 +164,19 @@ class Fused:
         return period, self.compiled
 
     def _key(self) -> Any:
-        """Everything that the compiled program depends on: one of another seed with an equal key is the same program."""
+        """What the compiled program depends on: one of another seed with an equal key is the same program.
+
+        The graph's text tells fields apart that Python takes for equal, such as 1 and 1.0. Where an operator or resource is no frozen
+        value, its fields may have changed since: then the key is a list, which is none, so that the program is compiled each time.
+        """
+        parts = (*(node.op for node in self.graph.nodes), *self.graph.resources.values())
+        if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):  # type: ignore[union-attr]
+            return []
         arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
         swept = tuple(sorted(self.members.values[0].items()))
-        return self.graph, self.rhythm, self.form, arrays, self.members.many, swept, self.size or MOST
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        steady = self.rhythm, self.form, arrays, self.members.many, swept, self.size or MOST
+        return self.graph, str(self.graph), precision, *steady
 
     def _compile(self, period: Segment) -> Any:
         # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.

@@ -13,7 +13,7 @@ from small import Merge
 
 import flowrl as fl
 from flowrl.events import OperatorRan, Stream, Tap
-from flowrl.graph.loop import Loop
+from flowrl.graph.loop import Loop, unchangeable
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.trace import Trace
@@ -346,3 +346,17 @@ def test_counters_go_to_the_node_at_work():
         ("a", "box"): {"calls": 22, "bytes": 12},
         ("b", "box"): {"calls": 22, "bytes": 12},
     }
+
+
+@dataclass(frozen=True)
+class Held:
+    inner: object
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [(({"n": 0},), True), (Held([0]), True), ((1, ("a", None)), False), (Held(2.0), False), ([], True)],
+    ids=["a dict in a tuple", "a list in a frozen value", "a tuple", "a frozen value", "a list"],
+)
+def test_a_state_counts_as_one_that_a_step_can_change_if_anything_in_it_does(state, kept):
+    assert unchangeable(state) != kept

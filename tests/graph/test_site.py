@@ -6,7 +6,7 @@ import pytest
 from small import AnyAgeLoss, learner, recipe
 
 import flowrl as fl
-from flowrl.compiled import jitted
+from flowrl.compiled import kept
 from flowrl.graph.site import HereSite, Place
 from flowrl.workers import HereWorkers
 
@@ -17,9 +17,9 @@ def twice(x, *, by=2):
 
 def test_a_function_is_compiled_once_for_equal_settings():
     site = Place("g", {}, 0, HereSite).site
-    before = jitted.cache_info().misses
+    before = kept.cache_info().misses
     assert [int(site.run(twice, np.int32(3), by=n)) for n in (2, 2, 5, 2, 5)] == [6, 6, 15, 6, 15]
-    assert jitted.cache_info().misses - before == 2
+    assert kept.cache_info().misses - before == 2
 
 
 def test_a_second_run_of_an_equal_graph_compiles_nothing():
@@ -29,9 +29,9 @@ def test_a_second_run_of_an_equal_graph_compiles_nothing():
             next(run)
 
     once()
-    before = jitted.cache_info().misses
+    before = kept.cache_info().misses
     once()
-    assert jitted.cache_info().misses == before
+    assert kept.cache_info().misses == before
 
 
 def test_keys_differ_by_seed_resource_and_folds_and_nothing_else():

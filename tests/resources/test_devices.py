@@ -99,3 +99,7 @@ def test_a_learner_beside_ray_or_placed_on_an_actor_shares_its_updates_too():
     assert [found[name]["devices"] for name in ("ray", "placed")] == [4, 4]
     agrees(found["ray"], GYM)
     agrees(found["placed"], GYM)
+
+
+def test_a_device_without_a_row_that_counts_changes_no_mean():
+    assert updates()["a mean"]["mean"] == (1 * 1 + 2 * 3 + 1 * 4) / 4

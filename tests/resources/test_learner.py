@@ -487,3 +487,25 @@ def test_priorities_stand_in_the_order_of_the_rows_however_these_are_shuffled():
     in_order, shuffled = (priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch=4, shuffle=shuffle) for shuffle in (False, True))
     np.testing.assert_allclose(shuffled, in_order, rtol=1e-5, atol=1e-6)
     assert len(np.unique(in_order)) == len(in_order)
+
+
+@dataclass(frozen=True)
+class Hasty(fl.PGLoss):
+    """Stops early, as it says, but does not say when."""
+
+    @property
+    def stops_early(self):
+        return True
+
+
+def test_a_loss_that_stops_early_says_when():
+    graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=4, batch=8)).set("learner.loss", Hasty())
+    with pytest.raises(fl.CheckError, match=r"Hasty stops early, but does not say when: give it a method stop\(metrics\)"):
+        graph.check()
+
+
+def test_work_on_fragments_is_no_way_out_behind_a_replay():
+    graph = fl.dqn("CartPole-v1").set("learner.loss", fl.PPOLoss()).set("learner.policy", fl.Policy(fl.MLP)).set("runners.policy", fl.Policy(fl.MLP))
+    with pytest.raises(fl.CheckError) as told:
+        graph.check()
+    assert "PPOLoss needs the fields" in str(told.value) and "put Advantages" not in str(told.value) and "DQNLoss" in str(told.value)

@@ -1,5 +1,6 @@
 """Optimisers as settings do what the optax calls written by hand do, print, and come back from text."""
 
+import math
 from functools import partial
 
 import jax
@@ -136,3 +137,10 @@ def test_code_of_others_comes_back_only_where_it_is_allowed():
 def test_a_transformation_of_the_user_s_own_has_no_text():
     with pytest.raises(fl.SaveError, match=r"can't be written to a file"):
         to_text(optax.sgd(0.1), defaults=False, strict=True)
+
+
+def test_a_schedule_takes_numbers_of_numpy_and_no_nan():
+    assert float(fl.Linear(np.float32(1e-3), 0, np.int64(100)).build()(50)) == pytest.approx(5e-4)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(fl.SettingError, match="must be finite and not negative"):
+            fl.Linear(wrong, 0.0, 5)

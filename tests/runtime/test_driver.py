@@ -14,7 +14,8 @@ from gymnasium.envs.registration import EnvSpec
 import flowrl as fl
 from environments import Clockwork
 from flowrl.errors import SettingError
-from flowrl.runtime.driver import Imported, context, missing, on_this_node, problem_of, way_out
+from flowrl.resources.jax_envs import _package
+from flowrl.runtime.driver import Imported, _read, _wrapper, context, missing, on_this_node, problem_of, way_out
 
 SMALL = fl.PGSettings(runners=2, envs=1, fragment=8, batch=16, policy=fl.Policy(fl.MLP, hidden=(4,)))
 
@@ -158,3 +159,27 @@ def test_what_the_cluster_does_not_have_is_refused_at_once():
 def test_imports_are_a_list():
     with pytest.raises(SettingError, match=r"imports must be a list of modules, got 'mine'; write imports=\['mine'\]"):
         fl.RayRuntime(imports="mine")
+
+
+def test_a_wrapper_that_can_not_be_sent_or_read_harms_only_who_makes_an_environment_with_it():
+    unsent = _read(_wrapper("mine:Locked", threading.Lock()))
+    with pytest.raises(SettingError, match=r"mine:Locked can't be sent to another process: cannot pickle"):
+        unsent(None)
+    with pytest.raises(pickle.UnpicklingError):
+        _read(b"what no process can read")(None)
+
+
+def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "twin_of_a_module", raising=False)
+    Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
+    Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
+    with pytest.raises(
+        SettingError, match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module \(.*a/twin_of_a_module.py\) was before"
+    ):
+        Imported("twin_of_a_module", str(tmp_path / "b/twin_of_a_module.py"), "x = 2").enter()
+
+
+def test_a_package_of_an_extra_counts_as_a_module_that_a_node_lacks():
+    with pytest.raises(SettingError, match=r"pip install 'flowrl\[jax-envs\]'") as told:
+        _package("no_such_package")
+    assert missing(told.value) == "no_such_package"
