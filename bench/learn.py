@@ -161,11 +161,11 @@ def main(graphs: list[str]) -> int:
 
 Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run
 saved then plays. Most runs end, "within" a number of steps, as soon as the mean return of their last 100 training episodes reaches the mean
-that the gate names, which is that of policies a while ago; the others end "at" a number of steps. Then the saved policy is loaded and plays 20 episodes greedily and 20 with sampled
-actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the gate names those that must reach the
-goal. gymnax's Breakout starts in two ways only, so 20 greedy episodes are two, and its gate is the sampled return. The recurrent graph is
-[examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every 10,000 further steps, each of which plays
-five episodes greedily.
+that the gate names, which is that of policies a while ago; the others end "at" a number of steps. Then the saved policy is loaded and plays 20
+episodes greedily and 20 with sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the
+gate names those that must reach the goal. gymnax's Breakout starts in two ways only, so 20 greedy episodes are two, and its gate is the sampled
+return. The recurrent graph is [examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every 10,000 further
+steps, each of which plays five episodes greedily.
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|
