@@ -27,7 +27,7 @@ import recurrent_policy  # noqa: E402 - an example is no package
 
 @dataclass(frozen=True)
 class Gate:
-    """A return that the policy which a run saves must play, as the mean of 20 episodes.
+    """A return that the policy which a run saves must play, as the mean of 50 episodes.
 
     The run ends where the mean return of its last 100 training episodes reaches `until`, within `steps`; or after all of them, if not `early`.
     """
@@ -70,7 +70,7 @@ GATES = (
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, 490, "ray, a runner killed every 5 s"),
     Gate("ppo", "gymnax:CartPole-v1", 475, 500_000, 3, 475, "xla"),
     Gate("ppo", "gymnax:Acrobot-v1", -100, 500_000, 3, -90, "xla"),
-    Gate("ppo", "gymnax:Pendulum-v1", -200, 1_000_000, 3, -180, "xla"),
+    Gate("ppo", "gymnax:Pendulum-v1", -200, 1_000_000, 3, -160, "xla"),
     Gate("ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, 30, "xla", judged=("sampled",)),  # two starts: greedy episodes are two samples
     Gate("dqn", "CartPole-v1", 450, 100_000, 3, 450, **VALUES),
     Gate("dqn", "Acrobot-v1", -100, 150_000, 3, -100, **VALUES),
@@ -118,7 +118,7 @@ def reach(gate: Gate, seed: int) -> tuple[bool, str]:
             later = afterwards(gate, run, reached, name)
         seconds = time.perf_counter() - start
         policy = fl.load(f"{folder}/run", allow=("recurrent_policy",))
-    played = {how: policy.evaluate(20, seed=10_000, greedy=how == "greedy") for how in ("greedy", "sampled")}
+    played = {how: policy.evaluate(50, seed=10_000, greedy=how == "greedy") for how in ("greedy", "sampled")}
     first = next(filter(reached, run.rows), None)  # a program goes on to the end of its chunk
     low = sum(x < round(0.8 * gate.goal, -2) for x in later)
     good = all(played[how].mean() >= gate.goal for how in gate.judged) and (first is not None or not gate.early) and low <= 0.1 * gate.after
@@ -161,9 +161,9 @@ def main(graphs: list[str]) -> int:
 
 Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run
 saved then plays. Most runs end, "within" a number of steps, as soon as the mean return of their last 100 training episodes reaches the mean
-that the gate names, which is that of policies a while ago; the others end "at" a number of steps. Then the saved policy is loaded and plays 20
-episodes greedily and 20 with sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the
-gate names those that must reach the goal. gymnax's Breakout starts in two ways only, so 20 greedy episodes are two, and its gate is the sampled
+that the gate names, which is that of policies a while ago; the others end "at" a number of steps. Then the saved policy is loaded and plays 50
+episodes greedily and 50 with sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the
+gate names those that must reach the goal. gymnax's Breakout starts in two ways only, so 50 greedy episodes are two, and its gate is the sampled
 return. The recurrent graph is [examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every 10,000 further
 steps, each of which plays five episodes greedily.
 

@@ -1,6 +1,7 @@
 """What several tests share."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -24,9 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's sc
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 import flowrl as fl
+from flowrl import compiled
 
 RAY = fl.RayRuntime(processes=1)
 """Runners on Ray for what does not care how many processes there are: each takes two seconds of a core to start."""
@@ -40,6 +43,18 @@ def ray_up():
     stop = start(None, {})
     yield
     stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_go():
+    """Behind a file: what it compiled is of no use to another, and there are some 20 MB of it for each graph."""
+    yield
+    REMEMBERED.clear()
+    if psutil.Process().memory_info().rss > 1.2e9:
+        compiled.kept.cache_clear()
+        compiled.programs._kept.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
