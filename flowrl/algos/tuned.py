@@ -28,7 +28,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "envs": 64, "fragment": 128, "batch": 8192, "epochs": 4, "minibatch": 1024, "lr": 5e-3, "gamma": 0.99, "entropy": 0.01,
     },
     ("impala", "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98},
-    ("appo", "CartPole-v1"): {"epochs": 4, "minibatch": 200, "lr": 3e-4, "gamma": 0.98, "clip": 0.05},
+    ("appo", "CartPole-v1"): {"batch": 1600, "epochs": 4, "minibatch": 200, "lr": 5e-4, "gamma": 0.98, "clip": 0.05},
     ("dqn", "CartPole-v1"): {**DQN, "prioritized": True, "beta_steps": 100_000, "lr": Linear(1e-3, 0.0, 65_000), "hidden": (128, 128)},
     ("dqn", "Acrobot-v1"): {**DQN, "lr": Linear(1e-3, 0.0, 75_000)},
     ("apex", "CartPole-v1"): {**DQN, "fragment": 16, "epsilon": 0.4, "lr": Linear(1e-3, 0.0, 100_000)},
