@@ -285,7 +285,7 @@ def no_target(graph):
         (
             "dqn",
             lambda g: g.set("learner.loss", fl.PPOLoss()),
-            r"dqn\.train: PPOLoss needs the fields logp.*, or take a loss that needs no more than that \(DQNLoss, SACLoss\)",
+            r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more than that \(DQNLoss, SACLoss\)",
         ),
         ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)"),
         ("dqn", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),

@@ -9,7 +9,6 @@ import pytest
 
 import flowrl as fl
 import planted
-from conftest import RAY
 from flowrl import cli, running
 from flowrl.clock import by_kind
 from flowrl.observe.explain import explain, shares
@@ -21,7 +20,7 @@ from flowrl.saving import profiles
 SECONDS = 1.0
 
 
-def explained(graph, runtime=RAY, scale=1):
+def explained(graph, runtime="ray", scale=1):
     with fl.run(graph, runtime=runtime) as run:
         next(run)
         began = time.perf_counter()

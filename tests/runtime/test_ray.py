@@ -213,10 +213,10 @@ class HangsOnce(Clockwork):
 
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_always_dies_is_given_up_after_some_tries():
-    graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=2)
+    graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=1)
     with (
         pytest.raises(
-            fl.RuntimeFailed, match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 2 times in a row, and failed again"
+            fl.RuntimeFailed, match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 1 time in a row, and failed again"
         ),
         fl.run(graph, runtime=RAY) as run,
     ):
