@@ -170,7 +170,7 @@ class Fused:
         value, its fields may have changed since: then the key is a list, which is none, so that the program is compiled each time.
         """
         parts = (*(node.op for node in self.graph.nodes), *self.graph.resources.values())
-        if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):  # type: ignore[union-attr]
+        if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):
             return []
         arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
         swept = tuple(sorted(self.members.values[0].items()))
