@@ -101,8 +101,8 @@ def killing(every: float | None) -> Iterator[None]:
         over.set()
 
 
-def reach(gate: Gate, seed: int) -> tuple[bool, str]:
-    """Train, save, load and play: whether the gate is passed, and a line of the table."""
+def reach(gate: Gate, seed: int) -> str:
+    """Train, save, load and play: a line of the table."""
     start = time.perf_counter()
     own = recurrent_policy.graph() if "LSTM" in gate.graph else None
     graph = own or build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
@@ -128,7 +128,7 @@ def reach(gate: Gate, seed: int) -> tuple[bool, str]:
     verdict += f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
     print(f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, {', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}", flush=True)
     plays = " | ".join(f"{x.mean():.1f} +- {x.std():.1f}" for x in played.values())
-    return good, f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | {seconds:.0f} |"
+    return f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | {seconds:.0f} |"
 
 
 def afterwards(gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name: str) -> list[float]:
@@ -149,14 +149,18 @@ def afterwards(gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name:
 
 def main(graphs: list[str]) -> int:
     target = ROOT / "docs/learning.md"
-    before = target.read_text(encoding="utf-8").splitlines() if graphs else []
-    results = []
+    lines = target.read_text(encoding="utf-8").splitlines()
+    found = {(gate, seed): line for gate in GATES for seed in range(gate.seeds) for line in lines if line.startswith(f"{gate} {seed} |")}
     for gate in GATES:
         for seed in range(gate.seeds):
-            if graphs and gate.graph not in graphs:
-                results += [("**missed**" not in line, line) for line in before if line.startswith(f"{gate} {seed} |")]
-            else:
-                results.append(reach(gate, seed))
+            if not graphs or gate.graph in graphs:
+                found[gate, seed] = reach(gate, seed)
+                write(target, [found[key] for key in sorted(found, key=lambda key: (GATES.index(key[0]), key[1]))])
+    return int(any("**missed**" in line for line in found.values()))
+
+
+def write(target: Path, lines: list[str]) -> None:
+    """Write the table, after each run anew: what comes may fail."""
     head = """# Learning
 
 Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run
@@ -170,8 +174,7 @@ steps, each of which plays five episodes greedily.
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|
 """
-    target.write_text(head + "\n".join(line for _, line in results) + "\n", encoding="utf-8")
-    return 0 if all(good for good, _ in results) else 1
+    target.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
