@@ -160,7 +160,7 @@ def main(graphs: list[str]) -> int:
 
 
 def write(target: Path, lines: list[str]) -> None:
-    """Write the table, after each run anew: what comes may fail."""
+    """Write the table. It is called after each run, so that a later one that fails loses nothing."""
     head = """# Learning
 
 Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run

@@ -35,7 +35,7 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
 
 @lru_cache(maxsize=FUNCTIONS)
 def kept(fn: Callable[..., Any], donate: tuple[int, ...], static: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Any:  # noqa: ARG001
-    """Hold what `jitted` returns. The types of the settings tell 2 from 2.0, which Python takes for equal."""
+    """Hold what `jitted` returns. The types of the settings distinguish 2 from 2.0, which Python takes for equal."""
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
@@ -53,18 +53,20 @@ class Recent:
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, made if it is not there; made each time for a key that can't be compared, as with an array in it."""
+        comparable = True
         try:
             with self._lock:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                     return self._kept[key]
         except (TypeError, ValueError):
-            return make()
+            comparable = False
         value = make()  # without the lock: it may take minutes
-        with self._lock:
-            self._kept[key] = value
-            while len(self._kept) > self.most:
-                self._kept.popitem(last=False)
+        if comparable:
+            with self._lock:
+                self._kept[key] = value
+                while len(self._kept) > self.most:
+                    self._kept.popitem(last=False)
         return value
 
 
@@ -80,7 +82,7 @@ def check_count(count: int, fn: Callable[..., Any]) -> None:
     if count >= MOST:
         name = getattr(fn, "__name__", repr(fn))
         raise ContractError(
-            f"{name} would be function number {count + 1} that this run compiles: is it made anew, or given other keywords, with each item? "
+            f"{name} would be function number {count + 1} that this run compiles: does each item define it again, or give it other keywords? "
             "Define it once, at the top of its module, and give it what changes as an array among its positional arguments"
         )
 

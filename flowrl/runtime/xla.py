@@ -166,7 +166,7 @@ class Fused:
     def _key(self) -> Any:
         """What the compiled program depends on: one of another seed with an equal key is the same program.
 
-        The graph's text tells fields apart that Python takes for equal, such as 1 and 1.0. Where an operator or resource is no frozen
+        The graph's text distinguishes fields that Python takes for equal, such as 1 and 1.0. Where an operator or resource is no frozen
         value, its fields may have changed since: then the key is a list, which is none, so that the program is compiled each time.
         """
         parts = (*(node.op for node in self.graph.nodes), *self.graph.resources.values())

@@ -365,7 +365,7 @@ class TwoWorths(TwoStarts):
 @pytest.mark.parametrize(("env", "returns"), [(TwoStarts, 1), (TwoWorths, 2)])
 def test_copies_of_episodes_are_no_samples_and_that_is_said(env, returns, caplog):
     found = trained(env).evaluate(20, seed=SEED)
-    assert (found.different, found.different_returns) == (2, returns)
+    assert (found.different, found.different_returns) == (2, returns) and found[0] == found.returns[0]
     assert "only 2 of the 20 episodes differ in any observation or reward" in caplog.text and "greedy=False (--sampled)" in caplog.text
     assert str(found).startswith(f"20 episodes, {returns} different return{'s' * (returns > 1)}: mean ")
 
@@ -401,3 +401,9 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(tmp_path,
     assert played == {name: f"{policy.evaluate(6, seed=3, **how)}\n" for name, how in wanted.items()}
     assert len(set(played.values())) == 3 and played["cut"] == "6 episodes, 1 different return: mean 7.0, std 0.0, min 7.0, max 7.0\n"
     assert "6 of 6 episodes did not end within 7 steps and were cut" in caplog.text
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_to_sample_actions_is_advised_only_where_they_were_not(sampled):
+    (note,) = fl.Evaluation(np.ones(3), np.ones(3, int), np.zeros(3, bool), np.ones(3, np.uint64), sampled=sampled).notes
+    assert note.startswith("only 1 of the 3 episodes differ") and ("--sampled" in note) != sampled

@@ -91,9 +91,9 @@ class Lives(fl.JaxEnv):
 
 
 def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
-    told = fl.Runners(Lives, MLP, envs=2, fragment=4).open().evaluate(200, seed=3)
-    assert (float(told["eval/return_min"]), float(told["eval/return_max"])) == (2.0, 7.0)
-    assert float(told["eval/return_mean"]) == pytest.approx(4.5, abs=0.4)
+    played = fl.Runners(Lives, MLP, envs=2, fragment=4).open().evaluate(200, seed=3)
+    assert (float(played["eval/return_min"]), float(played["eval/return_max"])) == (2.0, 7.0)
+    assert float(played["eval/return_mean"]) == pytest.approx(4.5, abs=0.4)
 
 
 @pytest.mark.parametrize("env", [Corridor, Lives])

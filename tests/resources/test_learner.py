@@ -506,6 +506,6 @@ def test_a_loss_that_stops_early_says_when():
 
 def test_work_on_fragments_is_no_way_out_behind_a_replay():
     graph = fl.dqn("CartPole-v1").set("learner.loss", fl.PPOLoss()).set("learner.policy", fl.Policy(fl.MLP)).set("runners.policy", fl.Policy(fl.MLP))
-    with pytest.raises(fl.CheckError) as told:
+    with pytest.raises(fl.CheckError) as refused:
         graph.check()
-    assert "PPOLoss needs the fields" in str(told.value) and "put Advantages" not in str(told.value) and "DQNLoss" in str(told.value)
+    assert "PPOLoss needs the fields" in str(refused.value) and "put Advantages" not in str(refused.value) and "DQNLoss" in str(refused.value)

@@ -180,6 +180,6 @@ def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
 
 
 def test_a_package_of_an_extra_counts_as_a_module_that_a_node_lacks():
-    with pytest.raises(SettingError, match=r"pip install 'flowrl\[jax-envs\]'") as told:
+    with pytest.raises(SettingError, match=r"pip install 'flowrl\[jax-envs\]'") as raised:
         _package("no_such_package")
-    assert missing(told.value) == "no_such_package"
+    assert missing(raised.value) == "no_such_package"
