@@ -20,9 +20,9 @@ import jax
 
 import flowrl as fl
 import handwritten
+from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop
 from flowrl.graph.site import HereSite, Place
-from flowrl.ledger import Ledger
 
 ROOT = Path(__file__).parents[1]
 PAIRS, UPDATES, SKIP = 9, 40, 5

@@ -21,11 +21,11 @@ from rich.console import Console
 
 import flowrl as fl
 from flowrl.algos.tuned import tuned
-from flowrl.events import OperatorRan, QueueLevel, Stream
+from flowrl.core.events import OperatorRan, QueueLevel, Stream
+from flowrl.core.items import steps_of
+from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop, Unit
 from flowrl.graph.site import HereSite, Place
-from flowrl.items import steps_of
-from flowrl.ledger import Ledger
 from flowrl.observe.progress import Progress
 from flowrl.observe.sinks import EventLog
 

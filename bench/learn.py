@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 import flowrl as fl
-from flowrl.graphs import build, find
+from flowrl.algos.named import build, find
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))

@@ -19,7 +19,7 @@ import numpy as np
 
 import flowrl as fl
 import handwritten_dqn as h
-from flowrl.resources.ring import Ring
+from flowrl.replay.ring import Ring
 from peers import ENVS, FORMS, observations, rate
 
 ROOT = Path(__file__).parents[1]

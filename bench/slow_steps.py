@@ -22,7 +22,7 @@ import numpy as np
 import ray
 
 import flowrl as fl
-from flowrl.resources.sampling import Runner
+from flowrl.rollout.runner import Runner
 from flowrl.runtime.ray import RayWorkers
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ class ByHand:
     """An actor as one would write it, with the imports that a runner has."""
 
     def __init__(self) -> None:
-        import flowrl.resources.sampling  # noqa: F401
+        import flowrl.rollout.runner  # noqa: F401
 
     def up(self) -> bool:
         return True

@@ -20,8 +20,8 @@ import jax
 import flowrl as fl
 import handwritten as h
 import handwritten_scan as scan
-from flowrl.clock import by_kind
-from flowrl.profile import from_text
+from flowrl.core.clock import by_kind
+from flowrl.core.profile import from_text
 
 ROOT = Path(__file__).parents[1]
 PAIRS = 15

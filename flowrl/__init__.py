@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.tuned import tuned as tuned
-    from flowrl.curves import Curves as Curves
+    from flowrl.core.items import Batch as Batch
+    from flowrl.core.items import Row as Row
+    from flowrl.core.items import Trained as Trained
     from flowrl.debugging.prompt import debug as debug
+    from flowrl.envs.jax_envs import JaxEnv as JaxEnv
     from flowrl.errors import CheckError as CheckError
     from flowrl.errors import ContractError as ContractError
     from flowrl.errors import EnvironmentFailed as EnvironmentFailed
@@ -52,13 +55,15 @@ if TYPE_CHECKING:
     from flowrl.graph.protocols import Resource as Resource
     from flowrl.graph.protocols import Site as Site
     from flowrl.graph.protocols import Stateless as Stateless
-    from flowrl.items import Batch as Batch
-    from flowrl.items import Row as Row
-    from flowrl.items import Trained as Trained
+    from flowrl.learner.learner import Learner as Learner
+    from flowrl.learner.learner import LearnerHandle as LearnerHandle
+    from flowrl.observe.curves import Curves as Curves
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
     from flowrl.observe.record import Record as Record
     from flowrl.observe.record import Recorder as Recorder
+    from flowrl.observe.saving import TrainedPolicy as TrainedPolicy
+    from flowrl.observe.saving import load as load
     from flowrl.observe.sinks import Csv as Csv
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
@@ -83,17 +88,9 @@ if TYPE_CHECKING:
     from flowrl.ops.train import TrainOneStep as TrainOneStep
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
-    from flowrl.resources.asking import RunnersHandle as RunnersHandle
-    from flowrl.resources.evaluation import Evaluation as Evaluation
-    from flowrl.resources.jax_envs import JaxEnv as JaxEnv
-    from flowrl.resources.learner import Learner as Learner
-    from flowrl.resources.learner import LearnerHandle as LearnerHandle
-    from flowrl.resources.replay import Replay as Replay
-    from flowrl.resources.replay_handle import ReplayHandle as ReplayHandle
-    from flowrl.resources.replay_handle import Stock as Stock
-    from flowrl.resources.requests import AsyncRequests as AsyncRequests
-    from flowrl.resources.requests import Late as Late
-    from flowrl.resources.runners import Runners as Runners
+    from flowrl.replay.handle import ReplayHandle as ReplayHandle
+    from flowrl.replay.handle import Stock as Stock
+    from flowrl.replay.replay import Replay as Replay
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
     from flowrl.rl.explore import Explore as Explore
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
@@ -119,6 +116,11 @@ if TYPE_CHECKING:
     from flowrl.rl.value_losses import SACLoss as SACLoss
     from flowrl.rl.value_networks import QNetwork as QNetwork
     from flowrl.rl.value_networks import SACNetwork as SACNetwork
+    from flowrl.rollout.evaluation import Evaluation as Evaluation
+    from flowrl.rollout.handle import RunnersHandle as RunnersHandle
+    from flowrl.rollout.requests import AsyncRequests as AsyncRequests
+    from flowrl.rollout.requests import Late as Late
+    from flowrl.rollout.runners import Runners as Runners
     from flowrl.running import Run as Run
     from flowrl.running import run as run
     from flowrl.runtime.local import LocalRuntime as LocalRuntime
@@ -126,8 +128,6 @@ if TYPE_CHECKING:
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
-    from flowrl.saving import TrainedPolicy as TrainedPolicy
-    from flowrl.saving import load as load
 
 __version__ = "0.1.0"
 
@@ -141,14 +141,17 @@ _HOMES = {
     "algos.ppo": "PPOSettings ppo",
     "algos.sac": "SACSettings sac",
     "algos.tuned": "tuned",
-    "curves": "Curves",
+    "core.items": "Batch Row Trained",
     "debugging.prompt": "debug",
+    "envs.jax_envs": "JaxEnv",
     "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
-    "items": "Batch Row Trained",
-    "observe.record": "Record Recorder",
+    "learner.learner": "Learner LearnerHandle",
+    "observe.curves": "Curves",
     "observe.diff": "Diff diff",
+    "observe.record": "Record Recorder",
+    "observe.saving": "TrainedPolicy load",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Gate Map Merge",
@@ -158,14 +161,8 @@ _HOMES = {
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
-    "resources.asking": "RunnersHandle",
-    "resources.jax_envs": "JaxEnv",
-    "resources.evaluation": "Evaluation",
-    "resources.learner": "Learner LearnerHandle",
-    "resources.replay": "Replay",
-    "resources.replay_handle": "ReplayHandle Stock",
-    "resources.requests": "AsyncRequests Late",
-    "resources.runners": "Runners",
+    "replay.handle": "ReplayHandle Stock",
+    "replay.replay": "Replay",
     "rl.explore": "EpsilonGreedy Explore GaussianNoise Sampled",
     "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
     "rl.networks": "CNN MLP RNN action_outputs",
@@ -173,13 +170,16 @@ _HOMES = {
     "rl.policies": "Policy RunningNorm",
     "rl.value_losses": "DQNLoss SACLoss",
     "rl.value_networks": "QNetwork SACNetwork",
+    "rollout.evaluation": "Evaluation",
+    "rollout.handle": "RunnersHandle",
+    "rollout.requests": "AsyncRequests Late",
+    "rollout.runners": "Runners",
     "running": "Run run",
     "runtime.local": "LocalRuntime",
     "runtime.members": "Sweep",
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
-    "saving": "TrainedPolicy load",
 }
 _HOME = {name: f"flowrl.{home}" for home, names in _HOMES.items() for name in names.split()}
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from flowrl.cli import main
+from flowrl.cli.main import main
 
 sys.exit(main())

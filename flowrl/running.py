@@ -15,25 +15,25 @@ from typing import Self
 
 import jax
 
-from flowrl.curves import Curves
+from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
+from flowrl.core.importing import forbid_while_importing
+from flowrl.core.items import Row
+from flowrl.core.profile import Profile, to_text
 from flowrl.errors import GraphError, SaveError, SettingError, unknown
-from flowrl.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.importing import forbid_while_importing
-from flowrl.items import Row
+from flowrl.learner.learner import Learner, LearnerHandle
+from flowrl.observe.curves import Curves
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
+from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
 from flowrl.observe.sinks import EventLog
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
-from flowrl.profile import Profile, to_text
-from flowrl.resources.learner import Learner, LearnerHandle
-from flowrl.resources.runners import Runners
+from flowrl.rollout.runners import Runners
 from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
-from flowrl.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
 
 PROFILE_SECONDS = 10.0
 """How often a run's directory is told where its time goes, so that `flowrl explain` tells of runs that go on or were killed."""

@@ -29,7 +29,7 @@ import psutil
 import pytest
 
 import flowrl as fl
-from flowrl import compiled
+from flowrl.core import compiled
 
 RAY = fl.RayRuntime(processes=1)
 """Runners on Ray for what does not care how many processes there are: each takes two seconds of a core to start."""

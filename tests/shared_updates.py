@@ -12,9 +12,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 import flowrl as fl
-from flowrl.clock import EPOCHS
-from flowrl.mesh import AXIS, mean_of_devices, shared
-from flowrl.resources.core import core_of
+from flowrl.core.clock import EPOCHS
+from flowrl.core.mesh import AXIS, mean_of_devices, shared
+from flowrl.learner.core import core_of
 from flowrl.rl.losses import as_loss
 from flowrl.rl.spaces import Spaces
 

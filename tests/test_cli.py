@@ -14,9 +14,9 @@ import pytest
 
 import flowrl as fl
 from conftest import same
-from flowrl.cli import main, parser
-from flowrl.commands import _imports, _runtime, parse_until
-from flowrl.graphs import build, find, parse_value
+from flowrl.algos.named import build, find, parse_value
+from flowrl.cli.commands import _imports, _runtime, parse_until
+from flowrl.cli.main import main, parser
 from flowrl.observe.sinks import columns
 
 SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]

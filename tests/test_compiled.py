@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl import compiled
+from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
 SMALL = {"envs": 2, "fragment": 4, "policy": fl.Policy(fl.MLP, hidden=(4,))}

@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-from flowrl.cli import main
+from flowrl.cli.main import main
 
 TESTS = Path(__file__).parent
 
@@ -98,8 +98,8 @@ WAY = "Python"
 {graphs}
 import os, subprocess, contextlib, io, ray
 from ray.cluster_utils import Cluster
-from flowrl.cli import main
-from flowrl.graphs import file_module
+from flowrl.cli.main import main
+from flowrl.algos.named import file_module
 from flowrl.runtime.ray import start
 
 CASES = {{

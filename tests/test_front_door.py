@@ -39,7 +39,7 @@ def test_the_readmes_picture_is_drawn_by_the_graph_it_shows():
 
 
 def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys):
-    from flowrl.cli import parser
+    from flowrl.cli.main import parser
 
     block = re.search(r"## The command line\n\n```bash\n(.*?)```", README, re.DOTALL).group(1)
     for line in block.splitlines():
@@ -49,7 +49,7 @@ def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys)
         assert args.act
 
 
-@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.looking", "flowrl.observe.progress", "flowrl.graphs"}))
+@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.looking", "flowrl.observe.progress", "flowrl.algos.named"}))
 def test_docstring_examples(module):
     if module == "flowrl.runtime.ray":
         return

@@ -12,35 +12,13 @@ from flowrl.algos import STOCK
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowrl").rglob("*.py"))
-FLOORS = {
-    "errors": 0, "clock": 0, "far": 0, "items": 0, "events": 0, "mesh": 0, "texts": 0, "profile": 0, "ledger": 0, "compiled": 0, "metrics": 0,
-    "workers": 0, "importing": 0,
-    "graph": 1, "rl": 1, "curves": 1,
-    "resources": 2,
-    "ops": 3, "runtime": 3, "observe": 3, "saving": 3,
-    "algos": 4, "running": 4, "graphs": 5, "debugging": 5,
-    "commands": 6, "cli": 7, "__main__": 8,
+LAYERS = {
+    "errors": 0, "core": 1, "graph": 2, "rl": 3, "envs": 4, "rollout": 5, "replay": 6, "learner": 6,
+    "ops": 7, "runtime": 7, "observe": 7, "algos": 8, "running": 8, "debugging": 9, "cli": 10, "__main__": 11,
 }  # fmt: skip
-WITHIN_ONE_FLOOR = {
-    ("items", "errors"),
-    ("items", "clock"),
-    ("items", "far"),
-    ("events", "errors"),
-    ("events", "items"),
-    ("profile", "clock"),
-    ("compiled", "clock"),
-    ("compiled", "errors"),
-    ("metrics", "errors"),
-    ("metrics", "items"),
-    ("workers", "clock"),
-    ("importing", "errors"),
-    ("rl", "graph"),
-    ("observe", "saving"),
-    ("debugging", "graphs"),
-}
 
 
-def room(module):
+def package(module):
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -60,21 +38,21 @@ def module_of(path):
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parent != ROOT / "flowrl" or p.stem != "__init__"], ids=module_of)
-def test_imports_run_from_higher_floors_to_lower_ones(path):
-    mine = room(module_of(path))
+def test_imports_run_from_higher_layers_to_lower_ones(path):
+    mine = package(module_of(path))
     for name, runs, line in imports(path):
         if not runs or not name.startswith("flowrl"):
             continue
-        other = room(name)
-        allowed = other in ("", mine) or FLOORS[other] < FLOORS[mine] or (mine, other) in WITHIN_ONE_FLOOR
-        assert allowed, f"{path.name}:{line} imports {name}, which is on floor {FLOORS[other]}, from floor {FLOORS[mine]}"
+        other = package(name)
+        allowed = other in ("", mine) or LAYERS[other] < LAYERS[mine]
+        assert allowed, f"{path.name}:{line} imports {name}, which is in layer {LAYERS[other]}, from layer {LAYERS[mine]}"
 
 
 def test_there_are_no_circles_among_the_modules():
     import networkx as nx
 
     g = nx.DiGraph((module_of(p), name) for p in FILES for name, runs, _ in imports(p) if runs and name.startswith("flowrl."))
-    within = [c for c in nx.simple_cycles(g) if len({room(m) for m in c}) == 1]
+    within = [c for c in nx.simple_cycles(g) if len({package(m) for m in c}) == 1]
     lazy = {("flowrl.graph.graph", "flowrl.graph.compile"), ("flowrl.graph.graph", "flowrl.graph.draw")}  # verbs of Graph, imported when called
     assert not [c for c in within if not lazy & set(zip(c, [*c[1:], c[0]], strict=True))]
 
@@ -85,9 +63,9 @@ def test_only_one_file_imports_ray():
 
 def test_runtimes_never_import_operators_nor_operators_runtimes():
     for path in FILES:
-        mine = room(module_of(path))
+        mine = package(module_of(path))
         for name, _, _ in imports(path):
-            assert (mine, room(name)) not in {("runtime", "ops"), ("ops", "runtime"), ("runtime", "rl")}
+            assert (mine, package(name)) not in {("runtime", "ops"), ("ops", "runtime"), ("runtime", "rl")}
 
 
 def test_importing_flowrl_loads_neither_jax_nor_ray():
@@ -138,7 +116,7 @@ def code_lines(path):
 def test_sizes_stay_small():
     lines = {module_of(p): len(p.read_text().splitlines()) for p in FILES}
     assert {m: n for m, n in lines.items() if n > 500} == {}
-    assert sum(code_lines(p) for p in FILES if room(module_of(p)) == "graph") <= 1_800
+    assert sum(code_lines(p) for p in FILES if package(module_of(p)) == "graph") <= 1_800
     for name in STOCK:
         text = (ROOT / f"flowrl/algos/{name}.py").read_text().splitlines()
         start = next(i for i, line in enumerate(text) if line.startswith("    return "))

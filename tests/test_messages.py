@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.cli import main
+from flowrl.cli.main import main
 
 PPO = fl.ppo("CartPole-v1")
 

@@ -16,12 +16,12 @@ import pytest
 
 import flowrl as fl
 from environments import Corridor, Planted
-from flowrl.cli import main
-from flowrl.events import Tap, Updated, Updating, Warned
+from flowrl.cli.main import main
+from flowrl.core.events import Tap, Updated, Updating, Warned
 from flowrl.observe.record import Record, Recorder, find, listed, outlier, read, records
-from flowrl.observe.replay import replay
+from flowrl.observe.rerun import replay
 from flowrl.observe.why import why
-from flowrl.resources.fragments import seed_of
+from flowrl.rollout.sample import seed_of
 
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
 TINY = {"runners": 2, "envs": 2, "fragment": 8}
@@ -119,7 +119,7 @@ def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
     del gym.registry["Gone-v0"]
     code = """
         import sys
-        from flowrl.cli import main
+        from flowrl.cli.main import main
         print(main(["replay", "out", "--update", "1"]), "ray" in sys.modules, "gymnasium.envs.classic_control" in sys.modules)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]

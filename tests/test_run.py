@@ -13,7 +13,7 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.events import Ended, OperatorRan, RowClosed, Started, Warned
+from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Warned
 
 SETTINGS = fl.PPOSettings(envs=4, fragment=16, batch=64, epochs=1, minibatch=32)
 PPO = fl.ppo("CartPole-v1", SETTINGS)
@@ -318,7 +318,7 @@ class BadEnd(Clockwork):
 
 
 def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
-    from flowrl import saving
+    from flowrl.observe import saving
 
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -9,8 +9,8 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.events import OperatorRan, QueueLevel, Tap, Took
-from flowrl.items import Row, Tally
+from flowrl.core.events import OperatorRan, QueueLevel, Tap, Took
+from flowrl.core.items import Row, Tally
 from flowrl.runtime.base import RowMaker
 
 MLP = fl.Policy(fl.MLP, hidden=(4,))

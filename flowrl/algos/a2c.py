@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.learner.learner import Learner
 from flowrl.ops.batch import Advantages, Concat
 from flowrl.ops.report import Report
 from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep
 from flowrl.ops.weights import SyncWeights
-from flowrl.resources.environments import Make
-from flowrl.resources.learner import Learner
-from flowrl.resources.runners import Runners
 from flowrl.rl.losses import PGLoss
 from flowrl.rl.optimizers import Rate, RMSProp
 from flowrl.rl.policies import Policy
+from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)

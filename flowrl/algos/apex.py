@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from flowrl.algos.dqn import DQNSettings, dqn
 from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph, chain
 from flowrl.ops.queue import Queue
 from flowrl.ops.replay import InitialPriorities
-from flowrl.resources.environments import Make
 
 
 @dataclass(frozen=True)

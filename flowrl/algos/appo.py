@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from flowrl.algos.impala import IMPALASettings, impala
 from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
 from flowrl.ops.train import UpdateTarget
-from flowrl.resources.environments import Make
 from flowrl.rl.losses import APPOLoss
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flowrl.envs.gym_envs import Make, probe
 from flowrl.errors import FlowrlError, SettingError
-from flowrl.resources.environments import Make, probe
 from flowrl.rl.networks import CNN, MLP, NOT_NORMALIZED, shows_images
 from flowrl.rl.policies import Policy
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.learner.learner import Learner
 from flowrl.ops.replay import ReplayAdd, ReplaySample, UpdatePriorities
 from flowrl.ops.report import Report
 from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep, UpdateTarget
 from flowrl.ops.weights import SyncWeights
-from flowrl.resources.environments import Make
-from flowrl.resources.learner import Learner
-from flowrl.resources.replay import Replay
-from flowrl.resources.runners import Runners
+from flowrl.replay.replay import Replay
 from flowrl.rl.explore import EpsilonGreedy
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.value_losses import DQNLoss
 from flowrl.rl.value_networks import QNetwork
+from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)

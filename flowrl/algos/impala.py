@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.learner.learner import Learner
 from flowrl.ops.batch import Concat
 from flowrl.ops.queue import Queue
 from flowrl.ops.report import Report
 from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep
 from flowrl.ops.weights import SyncWeights
-from flowrl.resources.environments import Make
-from flowrl.resources.learner import Learner
-from flowrl.resources.runners import Runners
 from flowrl.rl.losses import VTraceLoss
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
+from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from flowrl.errors import SettingError
 from flowrl.graph import values
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.plan import Plan
-from flowrl.resources.core import core_of
-from flowrl.resources.learner import Learner, LearnerHandle
+from flowrl.learner.core import core_of
+from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.rl.losses import as_loss
 from flowrl.runtime.base import Session
 

@@ -11,19 +11,19 @@ from fractions import Fraction
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
+from flowrl.core.events import OperatorRan, Took
+from flowrl.core.items import Row, Trained
+from flowrl.core.texts import amount
 from flowrl.debugging.breaks import ROWS, Break, Spot
 from flowrl.debugging.changes import change, settings
 from flowrl.errors import FlowrlError, GraphError, NotFinite, unknown
-from flowrl.events import OperatorRan, Took
 from flowrl.graph.loop import Unit
 from flowrl.graph.plan import Plan
 from flowrl.graph.values import to_text
-from flowrl.items import Row, Trained
 from flowrl.observe import looking
 from flowrl.observe.progress import number as shown
 from flowrl.running import Run, run
 from flowrl.runtime.base import Session
-from flowrl.texts import amount
 
 
 class Unwind(BaseException):

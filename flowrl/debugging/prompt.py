@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import IO, Any
 
+from flowrl.algos.named import parse_value
 from flowrl.debugging.breaks import ROWS, Break, stop_at
 from flowrl.debugging.changes import plan_of, settings
 from flowrl.debugging.control import Control, on_interrupt
@@ -18,7 +19,6 @@ from flowrl.errors import FlowrlError, GraphError, SettingError, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.graphs import parse_value
 from flowrl.observe import looking
 from flowrl.running import Run
 

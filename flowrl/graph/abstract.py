@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.compiled import jitted
+from flowrl.core.compiled import jitted
+from flowrl.core.items import Filling, read_only
+from flowrl.core.workers import HereWorkers
 from flowrl.errors import FlowrlError
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import HereSite, Place
-from flowrl.items import Filling, read_only
-from flowrl.workers import HereWorkers
 
 
 class Opaque(FlowrlError):

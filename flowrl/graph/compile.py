@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from flowrl.core.items import Trained
 from flowrl.errors import CheckError
 from flowrl.graph.check import Problem, behind_queues, broken, ends, hiding
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Use, refs
 from flowrl.graph.trace import Trace, trace
-from flowrl.items import Trained
 
 
 def compile_graph(graph: Graph) -> Plan:

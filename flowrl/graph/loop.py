@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from flowrl.clock import here
+from flowrl.core.clock import here
+from flowrl.core.events import Dropped, QueueLevel, Took
+from flowrl.core.items import Tally, steps_of
+from flowrl.core.ledger import Ledger
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
-from flowrl.events import Dropped, QueueLevel, Took
 from flowrl.graph.graph import Node
 from flowrl.graph.protocols import Handle, Operator, Site
-from flowrl.items import Tally, steps_of
-from flowrl.ledger import Ledger
 
 if TYPE_CHECKING:
     from flowrl.graph.stages import Channel

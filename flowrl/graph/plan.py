@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
+from flowrl.core.items import Batch, Trained
+from flowrl.core.texts import amount, in_bytes
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
-from flowrl.items import Batch, Trained
-from flowrl.texts import amount, in_bytes
 
 
 @dataclass(frozen=True)

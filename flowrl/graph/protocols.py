@@ -25,9 +25,9 @@ class RefTo:
 
 
 if TYPE_CHECKING:
-    from flowrl.clock import Reading
-    from flowrl.events import Stream
-    from flowrl.metrics import Metered
+    from flowrl.core.clock import Reading
+    from flowrl.core.events import Stream
+    from flowrl.core.metrics import Metered
 
     class _Named(Generic[H_co]):
         """Never made: it only carries the type of handle for type checkers."""

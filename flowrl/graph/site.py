@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import jax
 
-from flowrl.clock import UPDATE, Reading
-from flowrl.compiled import check_count, jitted
+from flowrl.core.clock import UPDATE, Reading
+from flowrl.core.compiled import check_count, jitted
+from flowrl.core.events import Stream
+from flowrl.core.ledger import Ledger
+from flowrl.core.metrics import Metered
+from flowrl.core.workers import HereWorkers
 from flowrl.errors import GraphError, unknown
-from flowrl.events import Stream
 from flowrl.graph.protocols import Handle, Resource, Workers
-from flowrl.ledger import Ledger
-from flowrl.metrics import Metered
-from flowrl.workers import HereWorkers
 
 
 class Place:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from flowrl.clock import OTHER, By, Clock
+from flowrl.core.clock import OTHER, By, Clock
+from flowrl.core.items import Tally
+from flowrl.core.ledger import Ledger
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle, Site
-from flowrl.items import Tally
-from flowrl.ledger import Ledger
 
 
 class Channel:

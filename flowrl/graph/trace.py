@@ -14,16 +14,16 @@ from typing import Any, ClassVar, NamedTuple, cast
 import jax
 import numpy as np
 
-from flowrl.compiled import told
+from flowrl.core.compiled import told
+from flowrl.core.events import OperatorRan, Stream, Tap
+from flowrl.core.items import Batch, Filling, Trained
 from flowrl.errors import FlowrlError
-from flowrl.events import OperatorRan, Stream, Tap
 from flowrl.graph.abstract import AbstractSite, Opaque, abstract
 from flowrl.graph.graph import Graph
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.graph.versions import Clocks, is_version
-from flowrl.items import Batch, Filling, Trained
 
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""

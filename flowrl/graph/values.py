@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.importing import importing
 from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, a, unknown
-from flowrl.importing import importing
 
 
 class Printed(ABC):
@@ -354,12 +354,12 @@ def _makes(kind: Any) -> bool:
     return isinstance(kind, type) and (plain or not own)
 
 
-ROOMS = ("flowrl.graph.", "flowrl.rl.", "flowrl.resources.", "flowrl.ops.")
-"""Where the classes are that a graph may be made of. Making one does nothing outside this process."""
+PACKAGES = tuple(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops"))
+"""The packages of the classes that a graph may be made of. Making one does nothing outside this process."""
 
 
 def _harmless(target: Any, name: str) -> type:
-    if not isinstance(target, type) or not target.__module__.startswith(ROOMS):
+    if not isinstance(target, type) or not target.__module__.startswith(PACKAGES):
         raise GraphError(f"'{name}' is nothing that a graph is made of")
     return target
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.core.texts import in_bytes
 from flowrl.errors import CheckError, GraphError, SaveError, a
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.settings import settings_of
-from flowrl.texts import in_bytes
 
 WIDE = 60
 """Characters of a value that are shown."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from flowrl.clock import IDLE, KINDS, by_kind
+from flowrl.core.clock import IDLE, KINDS, by_kind
+from flowrl.core.profile import Profile, idle, use
 from flowrl.observe.what_if import WhatIf, what_if
-from flowrl.profile import Profile, idle, use
 
 SWINGS = 0.1
 """The share of time from which on the stages before and behind a queue, that wait for one another in turn, blame the queue."""
@@ -37,7 +37,7 @@ class Bottleneck:
     where: str
     """A node, a queue, a resource, or a worker such as ``runners, 1``."""
     kind: str
-    """The kind of work, of `flowrl.clock.KINDS`; ``queue``, or ``straggler``."""
+    """The kind of work, of `flowrl.core.clock.KINDS`; ``queue``, or ``straggler``."""
     share: float
     """Of the time."""
     why: str

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.core.items import Batch, Row, Tally, Trained
+from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
-from flowrl.items import Batch, Row, Tally, Trained
-from flowrl.texts import amount
 
 Array = Any
 STATS = ("min", "mean", "max", "nan")

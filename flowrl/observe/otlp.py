@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.clock import IDLE, Span
+from flowrl.core.clock import IDLE, Span
 from flowrl.errors import RuntimeFailed, SettingError
 from flowrl.observe.trace import Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from flowrl.clock import KINDS, Span
+from flowrl.core.clock import KINDS, Span
 from flowrl.observe.trace import Trace
 
 SECONDS = 0.25

@@ -10,8 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from flowrl.events import Ended, RowClosed, Started, Warned
-from flowrl.items import Row
+from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.core.items import Row
 from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0

@@ -17,15 +17,15 @@ import jax
 import numpy as np
 
 import flowrl
+from flowrl.core.events import Ended, Restarted, Started, Updated, Updating
+from flowrl.core.texts import in_bytes
+from flowrl.envs.gym_envs import env_name
 from flowrl.errors import ContractError, SaveError, SettingError
-from flowrl.events import Ended, Restarted, Started, Updated, Updating
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
-from flowrl.resources.environments import env_name
-from flowrl.resources.learner import Learner
-from flowrl.resources.runners import Runners
-from flowrl.saving import RECORDS
-from flowrl.texts import in_bytes
+from flowrl.learner.learner import Learner
+from flowrl.observe.saving import RECORDS
+from flowrl.rollout.runners import Runners
 
 Array = Any
 RECENT = 200

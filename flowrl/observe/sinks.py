@@ -18,13 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, TextIO
 
+from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
+from flowrl.core.items import COLUMNS, Row, Trained
+from flowrl.core.metrics import names_of
 from flowrl.errors import SettingError, unknown
-from flowrl.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
 from flowrl.graph.plan import Plan
-from flowrl.items import COLUMNS, Row, Trained
-from flowrl.metrics import names_of
 from flowrl.observe.settings import settings_of
-from flowrl.resources.asking import EVALUATED
+from flowrl.rollout.handle import EVALUATED
 
 SECONDS = 1.0
 """Between two lines of a log that tell what queues dropped."""

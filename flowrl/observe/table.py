@@ -9,8 +9,8 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
+from flowrl.core.profile import Profile
 from flowrl.observe.explain import bottleneck, shares
-from flowrl.profile import Profile
 
 SECONDS = 1.0
 """How often the numbers are taken."""

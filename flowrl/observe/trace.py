@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.clock import Mark, Span
+from flowrl.core.clock import Mark, Span
 
 HIDDEN = ("outside",)
 """Kinds that no track shows."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from flowrl.clock import TRACE
+from flowrl.core.clock import TRACE
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.otlp import send
 from flowrl.observe.picture import svg

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from flowrl.clock import IDLE
-from flowrl.profile import Profile
+from flowrl.core.clock import IDLE
+from flowrl.core.profile import Profile
 
 FULL = 0.9
 """The share of this machine's cores at work from which on they count as full."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from flowrl.errors import SaveError
 from flowrl.observe.record import NEWEST, Recorded, find, listed, records
-from flowrl.resources.fragments import seed_of
-from flowrl.saving import FAILURE, MANIFEST
+from flowrl.observe.saving import FAILURE, MANIFEST
+from flowrl.rollout.sample import seed_of
 
 Array = np.ndarray[Any, Any]
 Facts = Mapping[str, Any]

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.items import Batch
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
-from flowrl.items import Batch
-from flowrl.resources.learner import LearnerHandle
+from flowrl.learner.learner import LearnerHandle
 from flowrl.rl.losses import standardized
 from flowrl.rl.returns import gae
 

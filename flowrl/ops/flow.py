@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from flowrl.core.items import Batch, Filling, steps_of
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Stateless
-from flowrl.items import Batch, Filling, steps_of
 
 
 @dataclass(frozen=True)

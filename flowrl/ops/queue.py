@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Bounds, Context, Operator, Ref, Stateless
+from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
-from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.learner import LearnerHandle
+from flowrl.rollout.handle import RunnersHandle
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 import jax
 
+from flowrl.core.items import Batch, Trained
+from flowrl.core.texts import amount
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
-from flowrl.items import Batch, Trained
+from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
-from flowrl.resources.learner import LearnerHandle
-from flowrl.resources.replay import Replay
-from flowrl.resources.replay_handle import ReplayHandle
+from flowrl.replay.handle import ReplayHandle
+from flowrl.replay.replay import Replay
 from flowrl.rl.returns import td_errors
-from flowrl.texts import amount
 
 AHEAD = 4
 """Draws that a stage of their own asks for beforehand."""

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flowrl.core.items import Batch, Tally, Trained
+from flowrl.core.texts import amount
 from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
-from flowrl.items import Batch, Tally, Trained
-from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.evaluation import MAX_STEPS
-from flowrl.texts import amount
+from flowrl.rollout.evaluation import MAX_STEPS
+from flowrl.rollout.handle import RunnersHandle
 
 
 @dataclass(frozen=True)

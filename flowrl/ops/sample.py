@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
+from flowrl.core.items import Batch
+from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless, hidden
-from flowrl.items import Batch
-from flowrl.resources.asking import RunnersHandle
-from flowrl.texts import amount
+from flowrl.rollout.handle import RunnersHandle
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flowrl.core.items import Batch, Trained
+from flowrl.core.texts import amount
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
-from flowrl.items import Batch, Trained
+from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import Advantages, need
 from flowrl.ops.replay import ReplaySample
-from flowrl.resources.learner import LearnerHandle
-from flowrl.texts import amount
 
 ADDED = {field: kind.__name__ for kind in (Advantages, ReplaySample) for field in kind.adds}
 """By field that a loss may need: who adds it to a batch."""

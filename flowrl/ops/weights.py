@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from flowrl.core.items import Batch, Trained
+from flowrl.core.texts import in_bytes
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
-from flowrl.items import Batch, Trained
-from flowrl.resources.asking import RunnersHandle
-from flowrl.resources.learner import LearnerHandle
-from flowrl.texts import in_bytes
+from flowrl.learner.learner import LearnerHandle
+from flowrl.rollout.handle import RunnersHandle
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.mesh import mean_of_devices
 from flowrl.errors import ContractError, SettingError
-from flowrl.mesh import mean_of_devices
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.returns import vtrace
 

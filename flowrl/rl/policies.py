@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flowrl.compiled import jitted
+from flowrl.core.compiled import jitted
+from flowrl.core.mesh import total
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
-from flowrl.mesh import total
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.spaces import Spaces

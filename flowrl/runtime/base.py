@@ -18,19 +18,19 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from flowrl.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
+from flowrl.core.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
+from flowrl.core.events import Stream
+from flowrl.core.items import Batch, Row, Tally, Trained, steps_of
+from flowrl.core.ledger import Ledger
+from flowrl.core.metrics import summed
+from flowrl.core.profile import Profile, machine
 from flowrl.errors import EnvironmentFailed, NotFinite
-from flowrl.events import Stream
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Channel, Make, Turns, loops_of
-from flowrl.items import Batch, Row, Tally, Trained, steps_of
-from flowrl.ledger import Ledger
-from flowrl.metrics import summed
-from flowrl.profile import Profile, machine
 
 
 class Runtime(Protocol):

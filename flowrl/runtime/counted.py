@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from flowrl.ledger import Ledger
+from flowrl.core.ledger import Ledger
 
 Counts = dict[str, dict[Any, Any]]
 COUNTED = ("put", "got", "put_steps", "got_steps", "dropped", "dropped_steps")

@@ -21,8 +21,8 @@ import gymnasium as gym
 import jax
 from gymnasium.envs.registration import EnvSpec
 
+from flowrl.core.importing import importing
 from flowrl.errors import FlowrlError, SettingError, raised
-from flowrl.importing import importing
 
 
 def for_worker(value: Any, what: str) -> bytes:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.compiled import check_pure
+from flowrl.core.compiled import check_pure
+from flowrl.core.items import Tally
+from flowrl.core.metrics import Metered
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Unit
@@ -20,8 +22,6 @@ from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import Trace, Tracer, is_counter
 from flowrl.graph.versions import Clocks, Newest, is_version, later
-from flowrl.items import Tally
-from flowrl.metrics import Metered
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
 from flowrl.runtime.members import Values, substituted
 

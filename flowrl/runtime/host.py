@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from flowrl.clock import OTHER, START, By, Clock, Reading
-from flowrl.items import Packed
+from flowrl.core.clock import OTHER, START, By, Clock, Reading
+from flowrl.core.items import Packed
 from flowrl.runtime.driver import DriverContext, from_driver, on_this_node, problem_of
 from flowrl.runtime.keeper import dig
 

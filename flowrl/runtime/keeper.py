@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
-from flowrl.compiled import jitted
-from flowrl.items import Packed
+from flowrl.core.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
+from flowrl.core.compiled import jitted
+from flowrl.core.items import Packed
 from flowrl.runtime.driver import DriverContext, from_driver, on_this_node, problem_of
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from flowrl.core.events import Stream
 from flowrl.errors import SettingError
-from flowrl.events import Stream
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule

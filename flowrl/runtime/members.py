@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from flowrl.curves import Curves
+from flowrl.core.items import Row, Tally
 from flowrl.errors import EnvironmentFailed, NotFinite, SettingError, unknown
 from flowrl.graph.graph import Graph
-from flowrl.items import Row, Tally
+from flowrl.observe.curves import Curves
 from flowrl.runtime.base import RowMaker
 
 Array = Any

@@ -15,10 +15,10 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 
-from flowrl.clock import TRANSFER, UPDATE, Reading
-from flowrl.compiled import check_count, jitted
+from flowrl.core.clock import TRANSFER, UPDATE, Reading
+from flowrl.core.compiled import check_count, jitted
+from flowrl.core.remote import Far, Joining, near
 from flowrl.errors import SettingError, unknown
-from flowrl.far import Far, Joining, near
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle, Workers, refs

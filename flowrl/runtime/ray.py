@@ -20,10 +20,10 @@ import jax
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flowrl.clock import Reading, traced
+from flowrl.core.clock import Reading, traced
+from flowrl.core.events import Stream
+from flowrl.core.remote import Far
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
-from flowrl.events import Stream
-from flowrl.far import Far
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from flowrl.clock import BLOCKED, OTHER, WAITING, By, Clock, here
+from flowrl.core.clock import BLOCKED, OTHER, WAITING, By, Clock, here
+from flowrl.core.items import Tally
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.stages import Channel, Make, channels_of
-from flowrl.items import Tally
 
 CLOSING_SECONDS = 5.0
 """How long a stage may take to end its pass."""

@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.clock import OTHER, START, UPDATE, By, Clock
-from flowrl.compiled import programs
+from flowrl.core.clock import OTHER, START, UPDATE, By, Clock
+from flowrl.core.compiled import programs
+from flowrl.core.events import OperatorRan, Stream, Tap, Updating
+from flowrl.core.items import Tally
+from flowrl.core.mesh import split
 from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, line_of, raised
-from flowrl.events import OperatorRan, Stream, Tap, Updating
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.graph.versions import later
-from flowrl.items import Tally
-from flowrl.mesh import split
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
 from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, differing, rhythm, strong

@@ -17,10 +17,10 @@ import flowrl as fl
 from conftest import RAY
 from environments import Corridor
 from flowrl.algos.tuned import tuned
-from flowrl.events import OperatorRan, Tap
+from flowrl.core.events import OperatorRan, Tap
 from flowrl.graph import trace
 from flowrl.graph.stages import Schedule
-from flowrl.resources.ring import Ring
+from flowrl.replay.ring import Ring
 from flowrl.runtime.fused import Rhythm, rhythm
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))

@@ -284,7 +284,7 @@ FAULTY = [
 def started(monkeypatch):
     """What a rejected graph must not do: make a worker, step or reset an environment."""
     seen = []
-    monkeypatch.setattr("flowrl.resources.runners.Runner", lambda *a: seen.append("a worker was made"))
+    monkeypatch.setattr("flowrl.rollout.runners.Runner", lambda *a: seen.append("a worker was made"))
     for place in ("cartpole.CartPoleEnv", "cartpole.CartPoleVectorEnv"):
         for verb in ("step", "reset"):
             monkeypatch.setattr(f"gymnasium.envs.classic_control.{place}.{verb}", lambda *a, verb=verb, **k: seen.append(f"an environment: {verb}"))

@@ -537,7 +537,7 @@ def test_what_no_name_leads_back_to_is_not_written(value):
 
 
 def test_a_text_makes_only_what_holds_settings():
-    text = 'load("flowrl.resources.runners:GymRunners")(Runners("CartPole-v1", Policy(MLP)), None)'
+    text = 'load("flowrl.rollout.runners:GymRunners")(Runners("CartPole-v1", Policy(MLP)), None)'
     with pytest.raises(fl.GraphError, match="is more than plain data"):
         fl.Graph.from_text(text)
 

@@ -12,13 +12,13 @@ import pytest
 from small import Merge
 
 import flowrl as fl
-from flowrl.events import OperatorRan, Stream, Tap
+from flowrl.core.events import OperatorRan, Stream, Tap
+from flowrl.core.items import Tally
+from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop, unchangeable
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.trace import Trace
-from flowrl.items import Tally
-from flowrl.ledger import Ledger
 
 
 @dataclass(frozen=True)

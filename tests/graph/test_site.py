@@ -6,9 +6,9 @@ import pytest
 from small import AnyAgeLoss, learner, recipe
 
 import flowrl as fl
-from flowrl.compiled import kept
+from flowrl.core.compiled import kept
+from flowrl.core.workers import HereWorkers
 from flowrl.graph.site import HereSite, Place
-from flowrl.workers import HereWorkers
 
 
 def twice(x, *, by=2):

@@ -17,7 +17,7 @@ import pytest
 from small import AnyAgeLoss, Counter, Delay, Pass, SyncEvery, halves, learner, recipe, runners, same
 
 import flowrl as fl
-from flowrl.events import OperatorRan, Stream, Tap
+from flowrl.core.events import OperatorRan, Stream, Tap
 from flowrl.graph import trace as module
 from flowrl.graph.plan import Plan
 from flowrl.graph.trace import Trace, trace
@@ -286,7 +286,7 @@ def test_an_on_policy_loss_on_data_of_unknown_age_is_told_of():
 
 def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
     seen = []
-    monkeypatch.setattr("flowrl.resources.runners.Runner", lambda *a: seen.append("worker"))
+    monkeypatch.setattr("flowrl.rollout.runners.Runner", lambda *a: seen.append("worker"))
     monkeypatch.setattr(gym.vector.VectorEnv, "step", lambda *a: seen.append("step"))
     for place in ("CartPoleEnv", "CartPoleVectorEnv"):
         monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.{place}.step", lambda *a: seen.append("step"))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import flowrl as fl
-from flowrl.cli import main
+from flowrl.cli.main import main
 from flowrl.observe.diff import Part
 from flowrl.observe.settings import settings_of
 

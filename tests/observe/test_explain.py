@@ -9,13 +9,14 @@ import pytest
 
 import flowrl as fl
 import planted
-from flowrl import cli, running
-from flowrl.clock import by_kind
+from flowrl import running
+from flowrl.cli import main as cli
+from flowrl.core.clock import by_kind
+from flowrl.core.profile import Profile, from_text, to_text
 from flowrl.observe.explain import explain, shares
+from flowrl.observe.saving import profiles
 from flowrl.observe.table import Window, live_table
 from flowrl.observe.what_if import what_if
-from flowrl.profile import Profile, from_text, to_text
-from flowrl.saving import profiles
 
 SECONDS = 1.0
 

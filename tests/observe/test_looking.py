@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.items import Metrics
+from flowrl.core.items import Metrics
 from flowrl.observe.looking import brief, comparison, number, stats, whole
 
 TRAINED = fl.Trained(8, Metrics(("loss", "kl"), np.float32([0.5, np.nan])), (np.float32(1), np.float32(2)), {"producer": np.arange(2)})

@@ -12,10 +12,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import flowrl as fl
 from conftest import timeless
 from environments import Clockwork, Corridor
-from flowrl.cli import main
-from flowrl.events import Warned
-from flowrl.metrics import MOST, Metered, Summed, misnamed, summed
-from flowrl.resources.sampling import Runner
+from flowrl.cli.main import main
+from flowrl.core.events import Warned
+from flowrl.core.metrics import MOST, Metered, Summed, misnamed, summed
+from flowrl.rollout.runner import Runner
 
 TINY = fl.Policy(fl.MLP, hidden=(4,))
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=16, batch=64, epochs=1, minibatch=None, policy=TINY))

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from flowrl.events import Ended, RowClosed, Started, Warned
-from flowrl.items import Row
+from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.core.items import Row
+from flowrl.core.profile import Profile
 from flowrl.observe.progress import Progress, duration, left
-from flowrl.profile import Profile
 
 ROW = Row(
     {

@@ -12,10 +12,10 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl import events
-from flowrl.cli import main
-from flowrl.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
-from flowrl.items import Row
+from flowrl.cli.main import main
+from flowrl.core import events
+from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
+from flowrl.core.items import Row
 from flowrl.observe import sinks
 from flowrl.observe.sinks import EventLog, columns, sink
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import flowrl as fl
-from flowrl.clock import Mark, Span
+from flowrl.core.clock import Mark, Span
 from flowrl.errors import RuntimeFailed
 from flowrl.observe import table
 from flowrl.observe.progress import Progress

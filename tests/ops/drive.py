@@ -50,7 +50,7 @@ def batch(rows=2, columns=3, fill=0.0, **fields):
 
 def trained(steps, **metrics):
     """What an update of so many steps yields."""
-    from flowrl.items import Metrics
+    from flowrl.core.items import Metrics
 
     return fl.Trained(steps, Metrics.pack({"loss": 0.0, **metrics}), (0.0, 0.0))
 

@@ -4,8 +4,8 @@ import pytest
 from drive import Calls, batch, drive, trained
 
 import flowrl as fl
-from flowrl.items import Tally
-from flowrl.resources.evaluation import MAX_STEPS
+from flowrl.core.items import Tally
+from flowrl.rollout.evaluation import MAX_STEPS
 
 
 def closed(out):

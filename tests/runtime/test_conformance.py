@@ -10,7 +10,7 @@ import pytest
 import flowrl as fl
 from conftest import close, remembered, rows_and_weights, same, timeless
 from environments import Faulty
-from flowrl.items import COLUMNS
+from flowrl.core.items import COLUMNS
 
 RUNTIMES = [
     "local",

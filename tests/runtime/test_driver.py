@@ -13,8 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 
 import flowrl as fl
 from environments import Clockwork
+from flowrl.envs.jax_envs import _package
 from flowrl.errors import SettingError
-from flowrl.resources.jax_envs import _package
 from flowrl.runtime.driver import Imported, _read, _wrapper, context, missing, on_this_node, problem_of, way_out
 
 SMALL = fl.PGSettings(runners=2, envs=1, fragment=8, batch=16, policy=fl.Policy(fl.MLP, hidden=(4,)))

@@ -14,11 +14,11 @@ import pytest
 
 import flowrl as fl
 from conftest import same
-from flowrl.clock import by_kind
+from flowrl.core.clock import by_kind
+from flowrl.core.items import Batch
+from flowrl.core.remote import Far, join, near
 from flowrl.errors import RuntimeFailed, SettingError
-from flowrl.far import Far, join, near
 from flowrl.graph.stages import Schedule
-from flowrl.items import Batch
 from flowrl.runtime.base import Session
 from flowrl.runtime.driver import DriverContext
 from flowrl.runtime.keeper import Keeper

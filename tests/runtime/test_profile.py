@@ -7,9 +7,9 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.clock import KINDS, REPLAY, STEP, WAITING, By, Clock, by_kind
+from flowrl.core.clock import KINDS, REPLAY, STEP, WAITING, By, Clock, by_kind
+from flowrl.core.profile import Profile
 from flowrl.observe.explain import table
-from flowrl.profile import Profile
 
 
 @REPLAY
@@ -19,7 +19,7 @@ def drawn(sleep):
 
 def test_every_instant_is_of_one_kind(monkeypatch):
     now = [100]
-    monkeypatch.setattr("flowrl.clock.perf_counter", lambda: now[0])
+    monkeypatch.setattr("flowrl.core.clock.perf_counter", lambda: now[0])
 
     def sleep(seconds):
         now[0] += seconds

@@ -253,7 +253,7 @@ def FailsInAnActor(env):
 
 @pytest.mark.usefixtures("ray_up")
 def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
-    from flowrl.graphs import build, find
+    from flowrl.algos.named import build, find
 
     (tmp_path / "my_graph.py").write_text(
         textwrap.dedent(

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 
 import flowrl as fl
+from flowrl.core.items import Tally
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import loops_of
-from flowrl.items import Tally
 from flowrl.runtime.threads import Threads
 
 CAPACITY = 3

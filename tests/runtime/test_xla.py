@@ -354,7 +354,7 @@ def test_what_can_not_be_traced_is_refused_with_its_line_and_the_way_out(edit, s
 
 
 def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
-    from flowrl.cli import main
+    from flowrl.cli.main import main
 
     assert main(["plan", "impala", "--env", ENV, "--runtime", "xla"]) == 0
     assert "xla: one program of all 6 operators; it spells out 2 rounds, 10 times over, after 20 that come before" in capsys.readouterr().out

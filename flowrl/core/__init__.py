@@ -1,0 +1,1 @@
+"""What every other package uses: items, events, clocks and compiled functions."""

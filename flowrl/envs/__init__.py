@@ -1,0 +1,1 @@
+"""Environments of Gymnasium and in JAX."""

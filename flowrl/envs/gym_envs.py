@@ -1,0 +1,236 @@
+"""Gymnasium environments: made, watched, and named in every error."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
+from flowrl.errors import EnvironmentFailed, SettingError, a, raised, unknown
+from flowrl.rl.spaces import Spaces
+
+Make = str | Callable[[], Any]
+"""A Gymnasium id, or a function that makes an environment or a vector of them."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Environments whose package is imported when one of them is first named."""
+
+    package: str
+    extra: str
+    """What to install: ``flowrl[extra]``."""
+    vector: Mapping[str, Any]
+    """What their vectors are made with unless `env_settings` say otherwise."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    # Scores stay what the game counts, and what is learned from is clipped behind them (`clip_rewards`). A process that is told to compute in
+    # one thread steps in one, too; else ale-py takes as many as there are cores.
+    "ALE": Family("ale_py", "atari", {"reward_clipping": False, "num_threads": int(os.environ.get("NPROC", "0"))}),
+}
+"""By the namespace of their ids."""
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """One environment of a vector: what it raises, or breaks of its declared space, becomes an error with its number."""
+
+    def __init__(self, env: gym.Env[Any, Any], index: int, name: str) -> None:
+        super().__init__(env)
+        self.index = index
+        self.name = name
+        self.steps = 0
+        """That it took since it was made, this one among them."""
+        self.label = f"environment {index} of {name}"
+        self.expected = (env.observation_space.shape, env.observation_space.dtype)
+
+    def _failed(self, text: str) -> EnvironmentFailed:
+        return EnvironmentFailed(text, what=self.name, within=self.index, step=self.steps)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, and check the observation's shape and type."""
+        self.steps += 1
+        try:
+            result = self.env.step(action)
+        except Exception as error:
+            raise self._failed(f"{self.label} raised in step({action!r}): {raised(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise self._failed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
+        self._check(result[0], "step")
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset, and check the observation's shape and type."""
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failed(f"{self.label} raised in reset: {raised(error)}") from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._failed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
+        self._check(result[0], "reset")
+        return result
+
+    def _check(self, obs: Any, verb: str) -> None:
+        shape, dtype = self.expected
+        if getattr(obs, "dtype", None) == dtype and obs.shape == shape:
+            return
+        got = np.asarray(obs)
+        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {(k, k) for k in "fbui"} | {("i", "u"), ("u", "i")}:
+            raise self._failed(
+                f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, but its observation_space "
+                f"declares {dtype}{list(shape or ())}; mend the environment or its space"
+            )
+
+
+def _length(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else a(result)
+
+
+def env_name(env: Make) -> str:
+    """What to call an environment in texts."""
+    if isinstance(env, partial):
+        return env_name(env.func)
+    return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
+
+
+def make_env(env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+    """`count` environments as a vector, where they have a vectorised form of their own and no wrappers; else one, wrapped.
+
+    What runs, what spaces are read from and what is evaluated all come from here, for the two forms may differ: the vectors of Atari games
+    show preprocessed frames, single games do not.
+
+    Raises:
+        SettingError: the id is unknown, or its package is not installed.
+        EnvironmentFailed: making it failed.
+    """
+    if not isinstance(env, str):
+        return _made(env, env, wrappers, settings, count)
+    if ":" in env:
+        module, _, name = env.partition(":")
+        if module in ADAPTERS:
+            return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
+        raise SettingError(
+            f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'. "
+            f"Environments written in JAX have the prefixes {' and '.join(f'{p}:' for p in ADAPTERS)}"
+        )
+    family = FAMILIES.get(env.partition("/")[0])
+    if family is not None:
+        _register(env, family)
+    if not wrappers and env in gym.registry and gym.spec(env).vector_entry_point is not None:
+        own = partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT)
+        return _made(env, own, (), {**(family.vector if family else {}), **settings})
+    return _made(env, partial(gym.make, env, disable_env_checker=True), wrappers, settings)
+
+
+def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
+    """Whether several of them are stepped one after another, as far as can be told without making one: they have no vector of their own."""
+    if not isinstance(env, str):
+        return True
+    return ":" not in env and (bool(wrappers) or env not in gym.registry or gym.spec(env).vector_entry_point is None)
+
+
+def _register(env: str, family: Family) -> None:
+    try:
+        importlib.import_module(family.package)
+    except ImportError as error:
+        raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from error
+
+
+def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any], count: int = 1) -> Any:
+    try:
+        made = make(**settings)
+        for wrapper in wrappers:
+            made = wrapper(made)
+    except gym.error.Error as error:
+        if isinstance(env, str) and isinstance(error, gym.error.NamespaceNotFound):
+            raise SettingError(f"unknown environment '{env}': {FIRST.format(env.partition('/')[0])}") from None
+        if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound):
+            raise SettingError(f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}") from None
+        raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
+    except SettingError as error:
+        raise error.at(env_name(env)) from None
+    except Exception as error:
+        raise EnvironmentFailed(f"{env_name(env)} could not be made: {raised(error)}") from error
+    if isinstance(made, JaxEnv):
+        return JaxVector(made, count)
+    if not isinstance(made, gym.Env | VectorEnv):
+        raise EnvironmentFailed(f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, gymnasium.vector.VectorEnv or fl.JaxEnv")
+    return made
+
+
+FIRST = "the package that registers {} must be imported first (--import PACKAGE, or `import PACKAGE` in Python)"
+
+
+def _similar(env: str) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or ["CartPole-v1", "Pendulum-v1"]
+
+
+def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
+    """Environments that are stepped one after another, each watched."""
+    return SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)], copy=False)  # type: ignore[misc]
+
+
+def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+    """`count` environments as one vector: the environment's own vectorised form where it has one, else one after another.
+
+    Raises:
+        SettingError: the id is unknown, its package is not installed, or a vector of the user's own has another size.
+        EnvironmentFailed: making it failed, or its way of resetting is unknown.
+    """
+    with ExitStack() as on_error:
+        vector = make_env(env, count, wrappers, settings)
+        on_error.callback(vector.close)
+        if not isinstance(vector, VectorEnv):
+            made = [vector]
+            for _ in range(count - 1):
+                made.append(make_env(env, 1, wrappers, settings))
+                on_error.callback(made[-1].close)
+            vector = guarded(env, made)
+        if vector.num_envs != count:
+            raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
+        autoreset_mode(vector, env)
+        on_error.pop_all()
+    found: VectorEnv[Any, Any, Any] = vector
+    return found
+
+
+def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode:
+    """How a vector begins the next episode of a column.
+
+    Raises:
+        EnvironmentFailed: it does not say so.
+    """
+    mode = vector.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise EnvironmentFailed(
+            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+        )
+    return mode
+
+
+def probe(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> tuple[Spaces, JaxEnv | None]:
+    """The spaces of an environment, found by making one; and itself, if it is one written in JAX.
+
+    Raises:
+        EnvironmentFailed: it can't be made, or does not tell its spaces.
+    """
+    made = make_env(env, 1, wrappers, settings)
+    try:
+        if isinstance(made, VectorEnv):
+            return Spaces(made.single_observation_space, made.single_action_space), getattr(made, "jax_env", None)
+        return Spaces(made.observation_space, made.action_space), None
+    except AttributeError as error:
+        raise EnvironmentFailed(f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__") from None
+    finally:
+        made.close()

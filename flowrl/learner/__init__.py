@@ -1,0 +1,1 @@
+"""Learners: weights, an optimiser and a loss."""

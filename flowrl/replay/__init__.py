@@ -1,0 +1,1 @@
+"""Replay buffers, in host memory and on a device."""

@@ -1,1 +1,0 @@
-"""The state that operators use: runners and learner."""

@@ -1,0 +1,1 @@
+"""Runners: they step environments with a policy and return rollouts."""

@@ -1,0 +1,145 @@
+"""Environments written in JAX: the adapters against what they adapt, and the Gymnasium form against single environments."""
+
+import sys
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import flowrl as fl
+from environments import Corridor
+from flowrl.envs.gym_envs import make_env, make_vector, probe
+from flowrl.envs.jax_envs import BraxEnv, GymnaxEnv, JaxVector, advance, begin
+
+
+def test_a_step_of_gymnax_is_that_of_gymnasium():
+    env, oracle = GymnaxEnv("CartPole-v1"), gym.make("CartPole-v1").unwrapped
+    oracle.reset(seed=0)
+    state, obs = env.reset(jax.random.key(0))
+    oracle.state = np.asarray(obs, np.float64)
+    for action in (0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1):
+        state, obs, reward, terminated, truncated = env.step(state, jnp.int32(action), jax.random.key(0))
+        expected, _, over, _, _ = oracle.step(action)
+        np.testing.assert_allclose(obs, expected, rtol=1e-4, atol=1e-5)
+        assert (float(reward), bool(terminated), bool(truncated)) == (1.0, over, False)
+        if over:
+            break
+    assert over
+
+
+def test_settings_are_parameters_of_gymnax_and_a_limit_truncates():
+    vector = make_vector("gymnax:CartPole-v1", 2, (), {"max_steps_in_episode": 3})
+    vector.reset(seed=1)
+    flags = [vector.step(np.array([0, 1]))[2:4] for _ in range(4)]
+    assert [t.tolist() for _, t in flags] == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]
+    assert not any(t.any() for t, _ in flags)
+
+
+@pytest.mark.parametrize(("name", "obs", "action"), [("Pendulum-v1", (3,), "Box"), ("Breakout-MinAtar", (10, 10, 4), "Discrete")])
+def test_spaces_of_gymnax_become_those_of_gymnasium(name, obs, action):
+    spaces, env = probe(f"gymnax:{name}", (), {})
+    assert isinstance(env, GymnaxEnv) and spaces.obs.shape == obs and type(spaces.action).__name__ == action
+    vector = make_vector(f"gymnax:{name}", 3, (), {})
+    assert vector.observation_space.contains(vector.reset(seed=0)[0])
+
+
+def test_the_gymnasium_form_is_that_of_single_environments_in_next_step_form():
+    vector = JaxVector(Corridor(), 3)
+    assert vector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    rng, (obs, _) = np.random.default_rng(0), vector.reset(seed=0)
+    before, over, ages, kinds = obs[:, 0] * 6, np.zeros(3, bool), np.zeros(3, int), set()
+    for _ in range(200):
+        action = rng.choice([0, 1], 3, p=[0.45, 0.55])
+        obs, reward, terminated, truncated, _ = vector.step(action)
+        place = np.clip(before + 2 * action - 1, 0, 6)
+        ages = np.where(over, 0, ages + 1)
+        np.testing.assert_allclose(obs[~over, 0] * 6, place[~over], atol=1e-5)
+        assert (obs[over, 0] * 6 < 2.5).all() and not reward[over].any() and not (terminated | truncated)[over].any()
+        np.testing.assert_array_equal(terminated[~over], np.isclose(place[~over], 6))
+        np.testing.assert_array_equal(truncated[~over], ages[~over] >= 20)
+        np.testing.assert_array_equal(reward[~over], terminated[~over])
+        kinds |= {("terminated", bool(terminated.any())), ("truncated", bool(truncated.any()))}
+        before, over = obs[:, 0] * 6, terminated | truncated
+    assert len(kinds) == 4
+
+
+class Wrong(Corridor):
+    """Breaks what an environment promises, in one of many ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def observe(self, place):
+        return jnp.zeros(2) if self.way == "obs" else super().observe(place)
+
+    def step(self, state, action, key):
+        state, obs, *told = super().step(state, action, key)
+        match self.way:
+            case "reward":
+                told[0] = told[0][None]
+            case "state":
+                state["age"] = state["age"] * 0.5
+            case "tree":
+                state["more"] = 1
+            case "four":
+                told.pop()
+        return state, obs, *told
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("obs", r"Wrong\.reset returned an observation float32\[2\], but its observation_space declares float32\[1\]"),
+        ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
+        ("state", r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; make them equal"),
+        ("tree", r"Wrong\.step returned a state that is another tree than reset's"),
+        ("four", r"Wrong\.step must return \(state, obs, reward, terminated, truncated\)"),
+    ],
+)
+def test_an_environment_that_breaks_its_promise_is_told_which(way, says):
+    with pytest.raises(fl.EnvironmentFailed, match=says):
+        jax.eval_shape(
+            lambda: advance(
+                env := Wrong(way),
+                begin(env, bits := jnp.zeros((3, 2), jnp.uint32))[0],
+                jnp.zeros(3, bool),
+                jnp.zeros(3, int),
+                jnp.stack([bits, bits], 1),
+            )
+        )
+
+
+def test_brax_runs_and_is_cut_after_its_episodes_length():
+    pendulum = BraxEnv("inverted_pendulum")
+    assert pendulum.observation_space.shape == (4,) and pendulum.action_space.shape == (1,)
+    state, obs = jax.eval_shape(pendulum.reset, jax.random.key(0))
+    assert obs.shape == (4,) and jax.eval_shape(pendulum.step, state, jnp.zeros(1), jax.random.key(0))[1].shape == (4,)
+    env = BraxEnv("fast", episode_length=2)  # Brax's own for tests
+    vector = JaxVector(env, 2)
+    vector.reset(seed=0)
+    told = [vector.step(np.zeros((2, *env.action_space.shape), np.float32)) for _ in range(3)]
+    assert [t[3].tolist() for t in told] == [[False] * 2, [True] * 2, [False] * 2]
+    assert not any(t[2].any() for t in told) and not told[2][1].any()
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ("gymnax:CartPol-v1", r"gymnax:CartPol-v1: unknown gymnax environment 'CartPol-v1'; did you mean 'CartPole-v1'\?"),
+        ("brax:antt", r"unknown brax environment 'antt'; did you mean 'ant'\?"),
+        ("jumanji:Snake-v1", "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the prefixes gymnax: and brax:"),
+    ],
+)
+def test_what_there_is_not_is_told_with_what_there_is(env, says):
+    with pytest.raises(fl.SettingError, match=says):
+        make_env(env, 1, (), {})
+
+
+def test_a_missing_package_is_told_with_the_command_that_mends_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnax", None)
+    with pytest.raises(fl.SettingError, match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): pip install 'flowrl\[jax-envs\]'"):
+        make_env("gymnax:CartPole-v1", 1, (), {})

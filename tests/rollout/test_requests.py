@@ -1,0 +1,130 @@
+"""Bounded calls in flight: whose result comes when, and what a worker that is gone still sends."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import flowrl as fl
+from flowrl.rollout.requests import Late
+
+
+class Calls:
+    """Workers whose results come when a test says so."""
+
+    def __init__(self):
+        self.made, self.there = [], []
+
+    def submit(self, worker):
+        self.made.append(Call(worker, len(self.made)))
+        return self.made[-1]
+
+    def wait(self, futures, timeout):
+        if timeout is not None and not any(f in self.there for f in futures):
+            time.sleep(timeout)
+            return None
+        return next((i for i, f in enumerate(futures) if f in self.there), None)
+
+
+class Call:
+    def __init__(self, worker, number):
+        self.worker, self.number = worker, number
+
+    def result(self):
+        return self.number
+
+
+def test_every_worker_is_kept_busy_and_results_come_as_they_come_the_oldest_first():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=3, in_flight=2)
+    requests.fill()
+    assert [c.worker for c in calls.made] == [0, 1, 2, 0, 1, 2]
+    calls.there = [calls.made[2], calls.made[1]]
+    assert [requests.next().worker for _ in range(2)] == [1, 2]
+    requests.fill()
+    assert [c.worker for c in calls.made[6:]] == [1, 2]
+
+
+def test_those_of_one_worker_come_in_the_order_in_which_they_were_asked_for():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=1, in_flight=3)
+    requests.fill()
+    calls.there = calls.made[::-1]
+    assert [requests.next().result() for _ in range(3)] == [0, 1, 2]
+
+
+def test_what_a_dead_incarnation_still_sends_and_what_comes_twice_is_never_given():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=2, in_flight=2)
+    requests.fill()
+    lost = requests.replace(0)
+    assert [(r.worker, r.incarnation, r.number) for r in lost] == [(0, 0, 1), (0, 0, 3)]
+    requests.fill()
+    calls.there = list(calls.made)  # all of them come, also those of the dead one
+    given = [requests.next() for _ in range(4)]
+    assert [(r.worker, r.incarnation) for r in given] == [(1, 0), (1, 0), (0, 1), (0, 1)]
+    assert not {r.number for r in given} & {r.number for r in lost} and len({r.number for r in given}) == 4
+    with pytest.raises(LookupError, match="nobody was asked"):
+        requests.next()
+
+
+def test_the_one_that_takes_too_long_is_named_and_one_whose_result_is_there_is_not():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=2)
+    requests.fill()
+    calls.there = [calls.made[1]]
+    time.sleep(0.02)
+    assert requests.next(timeout=0.01).worker == 1
+    with pytest.raises(Late, match="worker 0 gave nothing for 0.01 s"):
+        requests.next(timeout=0.01)
+
+
+def test_an_operator_of_ones_own_may_use_it_with_threads():
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
+    from concurrent.futures import wait as first
+
+    def wait(futures, timeout):
+        done, _ = first(futures, timeout, return_when=FIRST_COMPLETED)
+        return next((i for i, f in enumerate(futures) if f in done), None)
+
+    slow = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        requests = fl.AsyncRequests(lambda i: pool.submit(lambda: (i == 0 and slow.wait(5)) or i), wait, count=2)
+        requests.fill()
+        assert requests.next().result() == 1
+        slow.set()
+        assert requests.next().worker == 0
+
+
+def test_who_was_not_asked_for_the_longest_time_is_asked_first():
+    calls = Calls()
+    requests = fl.AsyncRequests(calls.submit, calls.wait, count=3)
+    requests.fill()
+    calls.there = [calls.made[0]]
+    assert requests.next().worker == 0
+    requests.fill()
+    calls.there = list(calls.made)
+    for _ in range(3):
+        requests.next()
+    requests.fill(most=1)
+    requests.fill(most=1)
+    assert [call.worker for call in calls.made[4:]] == [1, 2]
+
+
+def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch):
+    now, patience = [0.0], []
+    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait(futures, timeout):
+        patience.append(timeout)
+        return 0
+
+    requests = fl.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
+    requests.fill()
+    for now[0] in (1.0, 5.0):
+        requests.next(timeout=6.0)
+    requests.fill()
+    now[0] = 7.0
+    requests.next(timeout=6.0)
+    assert patience == [5.0, 2.0, 4.0]
