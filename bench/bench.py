@@ -51,9 +51,15 @@ def throughput() -> tuple[list[float], list[float]]:
     """Steps per second of flowrl and of the loop by hand, run in turn; the median update of each run counts."""
     ours, theirs = [], []
     for pair in range(PAIRS):
-        for run, speeds in ((flowrl_seconds, ours), (lambda seed: handwritten.train(seed, UPDATES), theirs)):
+        for run, speeds in (
+            (flowrl_seconds, ours),
+            (lambda seed: handwritten.train(seed, UPDATES), theirs),
+        ):
             speeds.append(STEPS / statistics.median(run(pair)[SKIP:]))
-        print(f"  pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}, ratio {ours[-1] / theirs[-1]:.3f}", flush=True)
+        print(
+            f"  pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}, ratio {ours[-1] / theirs[-1]:.3f}",
+            flush=True,
+        )
     return ours, theirs
 
 
@@ -84,7 +90,9 @@ def hop_microseconds(hops: int = 50, passes: int = 4_000) -> float:
 def wall(command: list[str], until: str | None = None) -> float:
     """Seconds until a command ends, or until it printed a line that begins with `until`."""
     start = time.perf_counter()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         for line in process.stdout or ():
             if until is not None and line.startswith(until):
                 seconds = time.perf_counter() - start
@@ -108,10 +116,18 @@ def main() -> None:
     rows = iter(range(100))
 
     def first_row() -> float:
-        return wall([*module, *out, f"{Path(os.environ.get('TMPDIR', '/tmp'))}/flowrl-bench-{os.getpid()}-{next(rows)}"], until="{")
+        return wall(
+            [
+                *module,
+                *out,
+                f"{Path(os.environ.get('TMPDIR', '/tmp'))}/flowrl-bench-{os.getpid()}-{next(rows)}",
+            ],
+            until="{",
+        )
 
     start_up = {
-        "`import flowrl`": median_of(lambda: wall([python, "-c", "import flowrl"])) - median_of(lambda: wall([python, "-c", "pass"])),
+        "`import flowrl`": median_of(lambda: wall([python, "-c", "import flowrl"]))
+        - median_of(lambda: wall([python, "-c", "pass"])),
         "`flowrl plan ppo`": median_of(lambda: wall([*module, "plan", "ppo"])),
         "first row of `flowrl run ppo`": median_of(first_row),
     }

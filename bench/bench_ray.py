@@ -44,18 +44,25 @@ def hand_speed(seed: int, envs: int) -> float:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # jax warns of any fork; Ray's children call exec at once
+    warnings.filterwarnings(
+        "ignore", message=r"os\.fork\(\) was called"
+    )  # jax warns of any fork; Ray's children call exec at once
     lines = []
     for envs in (8, 64):
         ours, theirs = [], []
         for pair in range(PAIRS):
             ours.append(flowrl_speed(pair, envs))
             theirs.append(hand_speed(pair, envs))
-            print(f"  {RUNNERS} x {envs}, pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}", flush=True)
+            print(
+                f"  {RUNNERS} x {envs}, pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}",
+                flush=True,
+            )
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
         median, least, most = statistics.median(ratios), min(ratios), max(ratios)
         speeds = f"{statistics.median(ours):,.0f} | {statistics.median(theirs):,.0f}"
-        lines.append(f"| {RUNNERS} x {envs} | {speeds} | **{median:.3f}** | {least:.3f} | {most:.3f} |")
+        lines.append(
+            f"| {RUNNERS} x {envs} | {speeds} | **{median:.3f}** | {least:.3f} | {most:.3f} |"
+        )
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}, ray {ray.__version__}"
     text = (
         f"""# The Ray runtime beside an asynchronous pipeline written by hand

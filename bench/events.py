@@ -87,7 +87,9 @@ def hops(kind: type[Loop], observers: Sequence[Any] = ()) -> Callable[[], float]
     """What measures the microseconds of a hop."""
     graph = fl.Graph("hops").then(s=Source(), **{f"p{i}": Pass() for i in range(NODES)})
     stream = Stream(observers)
-    loop = kind("hops", graph.nodes, {}, Place("hops", {}, 0, HereSite, stream=stream).site, Ledger())
+    loop = kind(
+        "hops", graph.nodes, {}, Place("hops", {}, 0, HereSite, stream=stream).site, Ledger()
+    )
 
     def once() -> float:
         start = time.perf_counter()
@@ -101,14 +103,25 @@ def hops(kind: type[Loop], observers: Sequence[Any] = ()) -> Callable[[], float]
 
 def run(name: str, runtime: str, seeing: bool, seed: int) -> float:
     """Steps a second, from the first row on."""
-    settings = {"ppo": fl.PPOSettings, "impala": fl.IMPALASettings}[name](**tuned(name, "CartPole-v1"))
+    settings = {"ppo": fl.PPOSettings, "impala": fl.IMPALASettings}[name](
+        **tuned(name, "CartPole-v1")
+    )
     graph = getattr(fl, name)("CartPole-v1", settings)
     with tempfile.TemporaryDirectory() as folder:
         out, more = Path(folder) / "run", {}
         if seeing:
             console = Console(file=io.StringIO(), force_terminal=True, width=120)
-            observers = [Progress(console), fl.Csv(Path(folder) / "rows.csv"), fl.TensorBoard(Path(folder) / "board")]
-            more = {"out": out, "observers": observers, "trace": Path(folder) / "trace.json", "record": fl.Record(every=50)}
+            observers = [
+                Progress(console),
+                fl.Csv(Path(folder) / "rows.csv"),
+                fl.TensorBoard(Path(folder) / "board"),
+            ]
+            more = {
+                "out": out,
+                "observers": observers,
+                "trace": Path(folder) / "trace.json",
+                "record": fl.Record(every=50),
+            }
         with fl.run(graph, runtime=runtime, seed=seed, **more) as going:
             first = next(going)
             began = time.perf_counter()
@@ -139,15 +152,24 @@ def main() -> None:
             found[name].append(once())
     table.close()  # which gives standard output back
     bare = statistics.median(found["a loop in which nothing can be seen"])
-    lines = [f"| {name} | {statistics.median(x):.2f} | {statistics.median(x) - bare:+.2f} |" for name, x in found.items()]
+    lines = [
+        f"| {name} | {statistics.median(x):.2f} | {statistics.median(x) - bare:+.2f} |"
+        for name, x in found.items()
+    ]
     print("\n".join(lines), flush=True)
     whole = []
     for name, runtime in (("ppo", "local"), ("impala", "local"), ("ppo", "ray"), ("impala", "ray")):
         ratios = []
         for i in range(PAIRS):
-            both = {seeing: run(name, runtime, seeing, i) for seeing in ((True, False) if i % 2 else (False, True))}
+            both = {
+                seeing: run(name, runtime, seeing, i)
+                for seeing in ((True, False) if i % 2 else (False, True))
+            }
             ratios.append(both[True] / both[False])
-            print(f"  {name}, {runtime}, pair {i + 1} of {PAIRS}: {both[True]:,.0f} and {both[False]:,.0f}, ratio {ratios[-1]:.3f}", flush=True)
+            print(
+                f"  {name}, {runtime}, pair {i + 1} of {PAIRS}: {both[True]:,.0f} and {both[False]:,.0f}, ratio {ratios[-1]:.3f}",
+                flush=True,
+            )
         middle, low, high = interval(ratios)
         whole.append(f"| {name}, {runtime} | **{middle:.3f}** ({low:.3f} to {high:.3f}) |")
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}"

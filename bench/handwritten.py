@@ -25,10 +25,16 @@ Params = dict[str, Any]
 
 def init(key: Any) -> Params:
     params = {}
-    for name, sizes, gains in (("actor", (4, 64, 64, 2), (2**0.5, 2**0.5, 0.01)), ("critic", (4, 64, 64, 1), (2**0.5, 2**0.5, 1.0))):
+    for name, sizes, gains in (
+        ("actor", (4, 64, 64, 2), (2**0.5, 2**0.5, 0.01)),
+        ("critic", (4, 64, 64, 1), (2**0.5, 2**0.5, 1.0)),
+    ):
         for i, (a, b, gain) in enumerate(zip(sizes[:-1], sizes[1:], gains, strict=True)):
             key, sub = jax.random.split(key)
-            params[f"{name}{i}"] = {"w": jax.nn.initializers.orthogonal(gain)(sub, (a, b)), "b": jnp.zeros(b)}
+            params[f"{name}{i}"] = {
+                "w": jax.nn.initializers.orthogonal(gain)(sub, (a, b)),
+                "b": jnp.zeros(b),
+            }
     return params
 
 
@@ -60,12 +66,19 @@ def gae(params: Params, b: dict[str, Any], last_obs: Any) -> dict[str, Any]:
         adv = delta + GAMMA * LAM * (1.0 - over) * adv
         return adv, adv
 
-    _, adv = jax.lax.scan(back, jnp.zeros(values.shape[1]), (b["reward"], values[:-1], values[1:], b["terminated"], done), reverse=True)
+    _, adv = jax.lax.scan(
+        back,
+        jnp.zeros(values.shape[1]),
+        (b["reward"], values[:-1], values[1:], b["terminated"], done),
+        reverse=True,
+    )
     adv = jnp.where(b["valid"], adv, 0.0)
     target = adv + b["value"]
     w = b["valid"].astype(jnp.float32)
     centred = adv - jnp.sum(adv * w) / jnp.sum(w)
-    adv = jnp.where(b["valid"], centred / jnp.sqrt(jnp.sum(centred**2 * w) / jnp.sum(w) + 1e-8), 0.0)
+    adv = jnp.where(
+        b["valid"], centred / jnp.sqrt(jnp.sum(centred**2 * w) / jnp.sum(w) + 1e-8), 0.0
+    )
     return {**b, "advantage": adv, "target": target}
 
 
@@ -79,7 +92,9 @@ def loss_of(params: Params, b: dict[str, Any]) -> Any:
 
     log_ratio = jnp.take_along_axis(logps, b["action"][:, None], 1)[:, 0] - b["logp"]
     ratio = jnp.exp(jnp.where(b["valid"], log_ratio, 0.0))
-    policy = -mean(jnp.minimum(ratio * b["advantage"], jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * b["advantage"]))
+    policy = -mean(
+        jnp.minimum(ratio * b["advantage"], jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * b["advantage"])
+    )
     clipped = b["value"] + jnp.clip(value - b["value"], -VALUE_CLIP, VALUE_CLIP)
     critic = 0.5 * mean(jnp.maximum((value - b["target"]) ** 2, (clipped - b["target"]) ** 2))
     entropy = mean(-jnp.sum(jnp.exp(logps) * logps, axis=-1))
@@ -131,14 +146,20 @@ def train(seed: int, updates: int) -> list[float]:
         for t in range(STEPS):
             b["obs"][t], b["valid"][t] = obs, ~done
             packed[t] = act(params, obs, key, np.uint32(turn))
-            obs, b["reward"][t], b["terminated"][t], b["truncated"][t], _ = env.step(packed[t, 0].astype(np.int64))
+            obs, b["reward"][t], b["terminated"][t], b["truncated"][t], _ = env.step(
+                packed[t, 0].astype(np.int64)
+            )
             done = b["terminated"][t] | b["truncated"][t]
             turn += 1
             sums += b["reward"][t]
             if done.any():
                 recent.extend(sums[done])
                 sums[done] = 0
-        b["action"], b["logp"], b["value"] = packed[:, 0].astype(np.int32), packed[:, 1], packed[:, 2]
+        b["action"], b["logp"], b["value"] = (
+            packed[:, 0].astype(np.int32),
+            packed[:, 1],
+            packed[:, 2],
+        )
         params, opt, loss = update(params, opt, jax.random.fold_in(key, number), b, obs)
         float(loss)
         seconds.append(time.perf_counter() - start)

@@ -28,7 +28,10 @@ def init(key: Any, hidden: int) -> Params:
     for a, b in ((4, hidden), (hidden, hidden), (hidden, 2)):
         key, k_w, k_b = jax.random.split(key, 3)
         params.append(
-            (jax.random.uniform(k_w, (a, b), minval=-(a**-0.5), maxval=a**-0.5), jax.random.uniform(k_b, (b,), minval=-(a**-0.5), maxval=a**-0.5))
+            (
+                jax.random.uniform(k_w, (a, b), minval=-(a**-0.5), maxval=a**-0.5),
+                jax.random.uniform(k_b, (b,), minval=-(a**-0.5), maxval=a**-0.5),
+            )
         )
     return params
 
@@ -42,7 +45,9 @@ def net(params: Params, obs: Any) -> Any:
 def explore(params: Params, obs: Any, key: Any) -> Any:
     k_any, k_whether = jax.random.split(key)
     any_ = jax.random.randint(k_any, (ENVS,), 0, 2)
-    return jnp.where(jax.random.uniform(k_whether, (ENVS,)) < EPSILON, any_, jnp.argmax(net(params, obs), 1))
+    return jnp.where(
+        jax.random.uniform(k_whether, (ENVS,)) < EPSILON, any_, jnp.argmax(net(params, obs), 1)
+    )
 
 
 @jax.jit
@@ -98,9 +103,19 @@ def train(seed: int, rounds: int, hidden: int) -> list[float]:
             new, reward, terminated, truncated, _ = env.step(action)
             fresh = ~done
             slots = (at + np.arange(fresh.sum())) % CAPACITY
-            for name, x in (("obs", obs), ("next_obs", new), ("action", action), ("reward", reward), ("terminated", terminated)):
+            for name, x in (
+                ("obs", obs),
+                ("next_obs", new),
+                ("action", action),
+                ("reward", reward),
+                ("terminated", terminated),
+            ):
                 held[name][slots] = x[fresh]
-            at, size, turn = (at + len(slots)) % CAPACITY, min(CAPACITY, size + len(slots)), turn + 1
+            at, size, turn = (
+                (at + len(slots)) % CAPACITY,
+                min(CAPACITY, size + len(slots)),
+                turn + 1,
+            )
             done = terminated | truncated
             obs = new.copy()
         if turn * ENVS >= START:
@@ -129,22 +144,40 @@ def make(rounds: int, hidden: int) -> Any:
             state, obs, returns = now
             k_act, k_env, k_reset = jax.random.split(key, 3)
             action = explore(params, obs, k_act)
-            new, after, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(jax.random.split(k_env, ENVS), state, action, params_of_env)
+            new, after, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
+                jax.random.split(k_env, ENVS), state, action, params_of_env
+            )
             over = terminated | jax.vmap(env.is_truncated, (0, None))(after, params_of_env)
             total = returns + reward
-            row = {"obs": obs, "next_obs": new, "action": action, "reward": reward, "terminated": terminated}
+            row = {
+                "obs": obs,
+                "next_obs": new,
+                "action": action,
+                "reward": reward,
+                "terminated": terminated,
+            }
             begun = reset(jax.random.split(k_reset, ENVS))
 
             def pick(a: Any, b: Any) -> Any:
-                return jnp.where(over.reshape(-1, *(1,) * (jnp.ndim(b) - 1)), a, b).astype(jnp.result_type(b))
+                return jnp.where(over.reshape(-1, *(1,) * (jnp.ndim(b) - 1)), a, b).astype(
+                    jnp.result_type(b)
+                )
 
             obs, state = jax.tree.map(pick, begun, (new, after))
             return (state, obs, jnp.where(over, 0.0, total)), (row, (over, total))
 
-        (state, obs, returns), (fragment, (over, totals)) = jax.lax.scan(step, (state, obs, returns), jax.random.split(k_steps, STEPS))
+        (state, obs, returns), (fragment, (over, totals)) = jax.lax.scan(
+            step, (state, obs, returns), jax.random.split(k_steps, STEPS)
+        )
         at = number * STEPS % rows
-        held = jax.tree.map(lambda all_, new: jax.lax.dynamic_update_slice(all_, new, (at, *[0] * (all_.ndim - 1))), held, fragment)
-        slots = jax.random.randint(k_draw, (UPDATES * BATCH,), 0, jnp.minimum((number + 1) * STEPS, rows) * ENVS)
+        held = jax.tree.map(
+            lambda all_, new: jax.lax.dynamic_update_slice(all_, new, (at, *[0] * (all_.ndim - 1))),
+            held,
+            fragment,
+        )
+        slots = jax.random.randint(
+            k_draw, (UPDATES * BATCH,), 0, jnp.minimum((number + 1) * STEPS, rows) * ENVS
+        )
         drawn = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[slots], held)
         params, opt, loss = updates(params, opt, drawn)
         ended = jnp.sum(jnp.where(over, totals, 0.0)) / jnp.maximum(jnp.sum(over), 1)
@@ -156,7 +189,10 @@ def make(rounds: int, hidden: int) -> Any:
         obs, state = reset(jax.random.split(k_env, ENVS))
         forms = {"obs": (4,), "next_obs": (4,), "action": (), "reward": (), "terminated": ()}
         types = {"action": jnp.int32, "terminated": bool}
-        held = {name: jnp.zeros((rows, ENVS, *shape), types.get(name, jnp.float32)) for name, shape in forms.items()}
+        held = {
+            name: jnp.zeros((rows, ENVS, *shape), types.get(name, jnp.float32))
+            for name, shape in forms.items()
+        }
         first = (params, TX.init(params), held, state, obs, jnp.zeros(ENVS), key)
         return jax.lax.scan(one_round, first, jnp.arange(rounds))[1]
 

@@ -27,7 +27,9 @@ TX = optax.chain(optax.clip_by_global_norm(40.0), optax.adam(LR, eps=1e-5))
 
 class Runner:
     def __init__(self, index: int, envs: int) -> None:
-        self.env = gym.make_vec("CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point")
+        self.env = gym.make_vec(
+            "CartPole-v1", num_envs=envs, vectorization_mode="vector_entry_point"
+        )
         self.key = jax.random.fold_in(jax.random.key(1), index)
         self.envs, self.turn, self.params = envs, 0, None
         self.obs, _ = self.env.reset(seed=index)
@@ -46,7 +48,9 @@ class Runner:
         for t in range(STEPS):
             b["obs"][t], b["valid"][t] = self.obs, ~self.done
             packed[t] = act(self.params, self.obs, self.key, np.uint32(self.turn))
-            self.obs, b["reward"][t], b["terminated"][t], b["truncated"][t], _ = self.env.step(packed[t, 0].astype(np.int64))
+            self.obs, b["reward"][t], b["terminated"][t], b["truncated"][t], _ = self.env.step(
+                packed[t, 0].astype(np.int64)
+            )
             self.done = b["terminated"][t] | b["truncated"][t]
             self.turn += 1
             self.sums += b["reward"][t]
@@ -101,9 +105,13 @@ def update(params: Params, opt: Any, b: dict[str, Any], last_obs: Any) -> Any:
     return params, opt, loss, jax.tree.map(jnp.copy, params)
 
 
-def train(seed: int, runners: int, envs: int, seconds: float, warm_up: float) -> tuple[float, float]:
+def train(
+    seed: int, runners: int, envs: int, seconds: float, warm_up: float
+) -> tuple[float, float]:
     """Train for so long, behind a warm-up that begins with the first fragment: steps per second, and the mean return of the last 100 episodes."""
-    kind: Any = ray.remote(Runner).options(num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}})
+    kind: Any = ray.remote(Runner).options(
+        num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}}
+    )
     actors = [kind.remote(i, envs) for i in range(runners)]
     params = init(jax.random.key(seed))
     opt, version = TX.init(params), 0

@@ -28,7 +28,13 @@ def make(envs: int, updates: int) -> Any:
         return obs, jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
     def pick(done: Any, a: Any, b: Any) -> Any:
-        return jax.tree.map(lambda x, y: jnp.where(done.reshape(-1, *(1,) * (jnp.ndim(x) - 1)), x, y).astype(jnp.result_type(x)), a, b)
+        return jax.tree.map(
+            lambda x, y: jnp.where(done.reshape(-1, *(1,) * (jnp.ndim(x) - 1)), x, y).astype(
+                jnp.result_type(x)
+            ),
+            a,
+            b,
+        )
 
     def one_update(carry: Any, _: Any) -> Any:
         params, opt, state, obs, done, returns, key = carry
@@ -42,20 +48,42 @@ def make(envs: int, updates: int) -> Any:
             action = jnp.argmax(logits + random[0], axis=1)
             logp = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], 1)[:, 0]
             keys = jax.random.wrap_key_data(random[1])
-            new_obs, new, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(keys[:, 0], state, action, params_of_env)
+            new_obs, new, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
+                keys[:, 0], state, action, params_of_env
+            )
             truncated = jax.vmap(env.is_truncated, (0, None))(new, params_of_env)
             new_obs, new = pick(done, reset(keys[:, 1]), (new_obs, new))
-            reward, terminated, truncated = jnp.where(done, 0.0, reward), terminated & ~done, truncated & ~done
+            reward, terminated, truncated = (
+                jnp.where(done, 0.0, reward),
+                terminated & ~done,
+                truncated & ~done,
+            )
             over, total = terminated | truncated, returns + reward
-            row = {"obs": obs, "action": action, "logp": logp, "value": value, "reward": reward, "terminated": terminated, "truncated": truncated}
-            return (new, new_obs, over, jnp.where(over, 0.0, total)), {**row, "valid": ~done, "total": total}
+            row = {
+                "obs": obs,
+                "action": action,
+                "logp": logp,
+                "value": value,
+                "reward": reward,
+                "terminated": terminated,
+                "truncated": truncated,
+            }
+            return (new, new_obs, over, jnp.where(over, 0.0, total)), {
+                **row,
+                "valid": ~done,
+                "total": total,
+            }
 
-        (state, obs, done, returns), b = jax.lax.scan(step, (state, obs, done, returns), (gumbel, bits))
+        (state, obs, done, returns), b = jax.lax.scan(
+            step, (state, obs, done, returns), (gumbel, bits)
+        )
         over, totals = b["terminated"] | b["truncated"], b.pop("total")
         ended = jnp.sum(jnp.where(over, totals, 0.0)) / jnp.maximum(jnp.sum(over), 1)
         rows = jax.tree.map(lambda x: x.reshape(n, *x.shape[2:]), gae(params, b, obs))
 
-        params, opt, loss = epochs(params, opt, rows, jax.random.split(k_update, EPOCHS), n // MINIBATCHES)
+        params, opt, loss = epochs(
+            params, opt, rows, jax.random.split(k_update, EPOCHS), n // MINIBATCHES
+        )
         return (params, opt, state, obs, done, returns, key), (loss, ended)
 
     def train(seed: Any) -> Any:

@@ -71,7 +71,9 @@ GATES = (
     Gate("ppo", "gymnax:CartPole-v1", 475, 500_000, 3, 475, "xla"),
     Gate("ppo", "gymnax:Acrobot-v1", -100, 500_000, 3, -90, "xla"),
     Gate("ppo", "gymnax:Pendulum-v1", -200, 1_000_000, 3, -160, "xla"),
-    Gate("ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, 30, "xla", judged=("sampled",)),  # two starts: greedy episodes are two samples
+    Gate(
+        "ppo", "gymnax:Breakout-MinAtar", 28, 10_000_000, 3, 30, "xla", judged=("sampled",)
+    ),  # two starts: greedy episodes are two samples
     Gate("dqn", "CartPole-v1", 450, 100_000, 3, 450, **VALUES),
     Gate("dqn", "Acrobot-v1", -100, 150_000, 3, -100, **VALUES),
     Gate("dqn", "gymnax:CartPole-v1", 450, 100_000, 3, 450, "xla", **VALUES),
@@ -89,7 +91,11 @@ def killing(every: float | None) -> Iterator[None]:
     def kill() -> None:
         while not over.wait(every):
             with suppress(psutil.Error, ValueError):
-                mine = [p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())]
+                mine = [
+                    p
+                    for p in psutil.Process().children(recursive=True)
+                    if "ray::Host" in " ".join(p.cmdline())
+                ]
                 min(mine, key=lambda p: p.create_time()).kill()
 
     thread = threading.Thread(target=kill, daemon=True)
@@ -114,29 +120,67 @@ def reach(gate: Gate, seed: int) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         until = None if gate.after else reached
-        with fl.run(graph, runtime=runtime, seed=seed, steps=gate.steps, until=until, out=f"{folder}/run") as run, killing(5.0 if faults else None):
+        with (
+            fl.run(
+                graph,
+                runtime=runtime,
+                seed=seed,
+                steps=gate.steps,
+                until=until,
+                out=f"{folder}/run",
+            ) as run,
+            killing(5.0 if faults else None),
+        ):
             later = afterwards(gate, run, reached, name)
         seconds = time.perf_counter() - start
         policy = fl.load(f"{folder}/run", allow=("recurrent_policy",))
-    played = {how: policy.evaluate(50, seed=10_000, greedy=how == "greedy") for how in ("greedy", "sampled")}
+    played = {
+        how: policy.evaluate(50, seed=10_000, greedy=how == "greedy")
+        for how in ("greedy", "sampled")
+    }
     first = next(filter(reached, run.rows), None)  # a program goes on to the end of its chunk
     low = sum(x < round(0.8 * gate.goal, -2) for x in later)
-    good = all(played[how].mean() >= gate.goal for how in gate.judged) and (first is not None or not gate.early) and low <= 0.1 * gate.after
+    good = (
+        all(played[how].mean() >= gate.goal for how in gate.judged)
+        and (first is not None or not gate.early)
+        and low <= 0.1 * gate.after
+    )
     row = first or run.rows[-1]
-    verdict = f"{row['env_steps']:,}" if first is not None or not gate.early else f"return {row['return_mean']:.1f} at the end"
-    verdict += f", {low} of {len(later)} policies below {round(0.8 * gate.goal, -2):g}" if gate.after else ""
-    verdict += f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost" if "restarts" in row else ""
-    print(f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, {', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}", flush=True)
+    verdict = (
+        f"{row['env_steps']:,}"
+        if first is not None or not gate.early
+        else f"return {row['return_mean']:.1f} at the end"
+    )
+    verdict += (
+        f", {low} of {len(later)} policies below {round(0.8 * gate.goal, -2):g}"
+        if gate.after
+        else ""
+    )
+    verdict += (
+        f", {row['restarts']:.0f} restarts, {row['lost_steps']:,.0f} steps lost"
+        if "restarts" in row
+        else ""
+    )
+    print(
+        f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, {', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}",
+        flush=True,
+    )
     plays = " | ".join(f"{x.mean():.1f} +- {x.std():.1f}" for x in played.values())
     return f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | {seconds:.0f} |"
 
 
-def afterwards(gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name: str) -> list[float]:
+def afterwards(
+    gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name: str
+) -> list[float]:
     """Go through the rows of a run; and from the gate on play with a policy every 10,000 steps, greedily, five episodes each: their mean returns."""
     found: list[float] = []
     due = math.inf
     for row in run:
-        print(f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}", end="", flush=True)
+        print(
+            f"\r  {name}: {row['env_steps']:>9,} steps, return {row['return_mean']:8.1f}",
+            end="",
+            flush=True,
+        )
         if gate.after and due == math.inf and reached(row):
             due = row["env_steps"]
         if row["env_steps"] >= due:
@@ -150,12 +194,24 @@ def afterwards(gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name:
 def main(graphs: list[str]) -> int:
     target = ROOT / "docs/learning.md"
     lines = target.read_text(encoding="utf-8").splitlines()
-    found = {(gate, seed): line for gate in GATES for seed in range(gate.seeds) for line in lines if line.startswith(f"{gate} {seed} |")}
+    found = {
+        (gate, seed): line
+        for gate in GATES
+        for seed in range(gate.seeds)
+        for line in lines
+        if line.startswith(f"{gate} {seed} |")
+    }
     for gate in GATES:
         for seed in range(gate.seeds):
             if not graphs or gate.graph in graphs:
                 found[gate, seed] = reach(gate, seed)
-                write(target, [found[key] for key in sorted(found, key=lambda key: (GATES.index(key[0]), key[1]))])
+                write(
+                    target,
+                    [
+                        found[key]
+                        for key in sorted(found, key=lambda key: (GATES.index(key[0]), key[1]))
+                    ],
+                )
     return int(any("**missed**" in line for line in found.values()))
 
 

@@ -62,7 +62,13 @@ def cpprb(form: str) -> dict[str, float]:
 
     shape, dtype, size = FORMS[form]
     obs = observations(form)
-    forms = {"obs": {"shape": shape, "dtype": dtype}, "act": {"dtype": np.int32}, "rew": {}, "next_obs": {"shape": shape, "dtype": dtype}, "done": {}}
+    forms = {
+        "obs": {"shape": shape, "dtype": dtype},
+        "act": {"dtype": np.int32},
+        "rew": {},
+        "next_obs": {"shape": shape, "dtype": dtype},
+        "done": {},
+    }
     buffer = PrioritizedReplayBuffer(size, forms)
     rest = {"act": np.zeros(ENVS, np.int32), "rew": np.ones(ENVS), "done": np.zeros(ENVS)}
 
@@ -97,7 +103,14 @@ def sac(hidden: str) -> dict[str, float]:
     """Steps a second of its SAC, an update a step."""
     from stable_baselines3 import SAC
 
-    model = SAC("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, policy_kwargs={"net_arch": [int(hidden)] * 2}, device="cpu", seed=0)
+    model = SAC(
+        "MlpPolicy",
+        "Pendulum-v1",
+        learning_rate=1e-3,
+        policy_kwargs={"net_arch": [int(hidden)] * 2},
+        device="cpu",
+        seed=0,
+    )
     return {"steps": speed(model, 200, 1_500)}
 
 

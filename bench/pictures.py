@@ -26,7 +26,9 @@ def main() -> None:
     console = Console(record=True, width=88, file=io.StringIO())
     console.print(live_table(seen, row["lag_mean"]))
     drawn = console.export_svg(title="flowrl run impala --runtime ray")
-    (PICTURES / "table.svg").write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8")  # fonts from elsewhere
+    (PICTURES / "table.svg").write_text(
+        re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8"
+    )  # fonts from elsewhere
 
 
 if __name__ == "__main__":

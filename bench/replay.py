@@ -38,9 +38,18 @@ def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[st
     size = FORMS[form][2]
     ring = Ring(fl.Replay(size, prioritized=prioritized), size // ENVS, ENVS, 0, 0)
     flags = {name: np.zeros((steps, ENVS), bool) for name in ("terminated", "truncated")}
-    data = {"obs": np.stack([obs] * steps), "action": np.zeros((steps, ENVS), np.int32), "reward": np.ones((steps, ENVS), np.float32), **flags}
+    data = {
+        "obs": np.stack([obs] * steps),
+        "action": np.zeros((steps, ENVS), np.int32),
+        "reward": np.ones((steps, ENVS), np.float32),
+        **flags,
+    }
     data["valid"] = ~flags["terminated"]
-    columns = {"bootstrap_obs": obs, "version": np.zeros(ENVS, np.int32), "env": np.arange(ENVS, dtype=np.int32)}
+    columns = {
+        "bootstrap_obs": obs,
+        "version": np.zeros(ENVS, np.int32),
+        "env": np.arange(ENVS, dtype=np.int32),
+    }
     turn = iter(range(0, 10**9, steps))
 
     def add() -> None:
@@ -62,7 +71,9 @@ def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[st
 
 def theirs(what: str, argument: str) -> dict[str, float]:
     """What `peers.py` says."""
-    told = subprocess.run([PEERS, ROOT / "bench/peers.py", what, argument], check=True, capture_output=True, text=True).stdout
+    told = subprocess.run(
+        [PEERS, ROOT / "bench/peers.py", what, argument], check=True, capture_output=True, text=True
+    ).stdout
     found: dict[str, float] = json.loads(told.splitlines()[-1])
     return found
 
@@ -93,13 +104,18 @@ def seconds_of(run: Any, rows: int) -> list[float]:
     return found
 
 
-def pairs(one: Callable[[int], float], other: Callable[[int], float], name: str) -> tuple[list[float], list[float]]:
+def pairs(
+    one: Callable[[int], float], other: Callable[[int], float], name: str
+) -> tuple[list[float], list[float]]:
     """Two measures in turn."""
     found: tuple[list[float], list[float]] = ([], [])
     for i in range(RUNS):
         found[0].append(one(i))
         found[1].append(other(i))
-        print(f"  {name}, pair {i + 1} of {RUNS}: {found[0][-1]:,.0f} and {found[1][-1]:,.0f}, ratio {found[0][-1] / found[1][-1]:.3f}", flush=True)
+        print(
+            f"  {name}, pair {i + 1} of {RUNS}: {found[0][-1]:,.0f} and {found[1][-1]:,.0f}, ratio {found[0][-1] / found[1][-1]:.3f}",
+            flush=True,
+        )
     return found
 
 
@@ -117,7 +133,9 @@ def program(hidden: int, rounds: int = 100) -> tuple[list[float], list[float]]:
     """Steps a second in the XLA runtime, and of the scan by hand, both compiled."""
     n = rounds * h.ENVS * h.STEPS
     scan = jax.jit(h.make(rounds, hidden)).lower(0).compile()
-    with fl.run(dqn_graph("gymnax:CartPole-v1", hidden), runtime=fl.XlaRuntime(chunk=rounds)) as run:
+    with fl.run(
+        dqn_graph("gymnax:CartPole-v1", hidden), runtime=fl.XlaRuntime(chunk=rounds)
+    ) as run:
         for _ in range(2):
             next(run)
             while run._session.coming:
@@ -128,7 +146,9 @@ def program(hidden: int, rounds: int = 100) -> tuple[list[float], list[float]]:
             jax.device_get(scan(seed))
             return n / (time.perf_counter() - start)
 
-        return pairs(lambda _: n / sum(seconds_of(run, rounds)), by_hand, f"dqn, {hidden}, one program")
+        return pairs(
+            lambda _: n / sum(seconds_of(run, rounds)), by_hand, f"dqn, {hidden}, one program"
+        )
 
 
 def sac_speed(hidden: int, envs: int, rounds: int = 60, skip: int = 20) -> float:
@@ -158,7 +178,13 @@ def buffers() -> list[str]:
             found = [(ours(form, prioritized), theirs(peer, form)) for _ in range(3)]
             kind = "prioritized, cpprb" if prioritized else "uniform, Stable-Baselines3"
             for what in found[0][0]:
-                lines.append(line(f"{text}, {kind}: {what}", [a[what] for a, _ in found], [b[what.partition(",")[0]] for _, b in found]))
+                lines.append(
+                    line(
+                        f"{text}, {kind}: {what}",
+                        [a[what] for a, _ in found],
+                        [b[what.partition(",")[0]] for _, b in found],
+                    )
+                )
                 print(lines[-1], flush=True)
     return lines
 
@@ -232,5 +258,7 @@ Steps a second at the same ratio of updates to steps and the same networks, in o
 
 if __name__ == "__main__":
     if not PEERS.exists():
-        sys.exit("bench/replay.py measures beside others: `make bench` makes the environment that they are in")
+        sys.exit(
+            "bench/replay.py measures beside others: `make bench` makes the environment that they are in"
+        )
     main()

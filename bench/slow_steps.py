@@ -36,7 +36,9 @@ class SlowSteps(gym.Env[Any, int]):
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return self._obs(), {}
 
@@ -51,15 +53,27 @@ class SlowSteps(gym.Env[Any, int]):
 def limits() -> tuple[float, float]:
     """Steps per second with every environment always busy, and with a barrier every so many steps."""
     rng = np.random.default_rng(0)
-    rounds = SHORT * FRAGMENT + (LONG - SHORT) * rng.binomial(FRAGMENT, 1 / EVERY, (20_000, RUNNERS)).max(axis=1)
+    rounds = SHORT * FRAGMENT + (LONG - SHORT) * rng.binomial(
+        FRAGMENT, 1 / EVERY, (20_000, RUNNERS)
+    ).max(axis=1)
     return RUNNERS / (SHORT + (LONG - SHORT) / EVERY), RUNNERS * FRAGMENT / float(rounds.mean())
 
 
 def graphs() -> dict[str, fl.Graph]:
     policy = fl.Policy(fl.MLP, hidden=(64, 64))
-    settings = fl.IMPALASettings(runners=RUNNERS, envs=1, fragment=FRAGMENT, batch=RUNNERS * FRAGMENT // 4, report_every=1, policy=policy)
+    settings = fl.IMPALASettings(
+        runners=RUNNERS,
+        envs=1,
+        fragment=FRAGMENT,
+        batch=RUNNERS * FRAGMENT // 4,
+        report_every=1,
+        policy=policy,
+    )
     free = fl.impala(SlowSteps, settings)
-    return {"every one as it comes": free, "a barrier every 100 steps": free.remove("queue").replace(sample=fl.ParallelSample())}
+    return {
+        "every one as it comes": free,
+        "a barrier every 100 steps": free.remove("queue").replace(sample=fl.ParallelSample()),
+    }
 
 
 def speed(graph: fl.Graph) -> tuple[float, float, str]:
@@ -90,15 +104,21 @@ def starting() -> tuple[float, float]:
     """Seconds until 24 runners answer, and until 24 actors written by hand do."""
     seconds = []
     for hand in (False, True):
-        ray.init(address="local", include_dashboard=False, logging_level="error", log_to_driver=False)
+        ray.init(
+            address="local", include_dashboard=False, logging_level="error", log_to_driver=False
+        )
         spec = graphs()["every one as it comes"].resources["runners"]
         began = time.perf_counter()
         if hand:
-            kind = ray.remote(ByHand).options(num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}})
+            kind = ray.remote(ByHand).options(
+                num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}}
+            )
             actors = [kind.remote() for _ in range(RUNNERS)]
             ray.get([actor.up.remote() for actor in actors])
         else:
-            pool = RayWorkers("runners", RUNNERS, partial(Runner, spec, "runners", 0), None, apart=False)
+            pool = RayWorkers(
+                "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, apart=False
+            )
             for future in [pool.submit(i, "take", None) for i in range(RUNNERS)]:
                 future.result()
         seconds.append(time.perf_counter() - began)
@@ -109,7 +129,9 @@ def starting() -> tuple[float, float]:
 def measured(name: str) -> tuple[float, float, str]:
     """In a process of its own: steps per second, seconds from the command to the first Row, and the explanation."""
     began = time.time()
-    out = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, __file__, name], capture_output=True, text=True, check=True
+    ).stdout
     numbers, told = out.split("\n", 1)
     rate, first = map(float, numbers.split())
     return rate, first - began, told
@@ -125,10 +147,15 @@ def main() -> None:
         runs = []
         for number in range(1, TIMES + 1):
             runs.append(measured(name))
-            print(f"  {name}, {number} of {TIMES}: {runs[-1][0]:,.0f} steps/s of {limit:,.0f}; first row after {runs[-1][1]:.1f} s", flush=True)
+            print(
+                f"  {name}, {number} of {TIMES}: {runs[-1][0]:,.0f} steps/s of {limit:,.0f}; first row after {runs[-1][1]:.1f} s",
+                flush=True,
+            )
         rates, firsts = [rate for rate, _, _ in runs], [first for _, first, _ in runs]
         rate, first, least = statistics.median(rates), statistics.median(firsts), min(rates) / limit
-        lines.append(f"| {name} | {limit:,.0f} | {rate:,.0f} | **{rate / limit:.3f}** | {least:.3f} | {first:.1f} |")
+        lines.append(
+            f"| {name} | {limit:,.0f} | {rate:,.0f} | **{rate / limit:.3f}** | {least:.3f} | {first:.1f} |"
+        )
         tables.append(f"{name[0].upper()}{name[1:]}:\n\n```text\n{runs[-1][2].strip()}\n```\n")
     up = [starting() for _ in range(TIMES)]
     ours, hand = (statistics.median(x) for x in zip(*up, strict=True))

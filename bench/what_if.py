@@ -22,12 +22,42 @@ from flowrl.observe.explain import Explanation  # noqa: E402
 
 SECONDS = 12.0
 CASES = [
-    ("impala, steps of 4 ms", lambda: planted.impala(0.004), "one more runner", lambda g: g.set("runners.count", 3)),
-    ("impala, steps of 4 ms", lambda: planted.impala(0.004), "twice the environments", lambda g: g.set("runners.envs", 4)),
-    ("ppo, steps of 4 ms", lambda: planted.ppo(0.004), "one more runner", lambda g: g.set("runners.count", 3).set("batch.min_steps", 60)),
-    ("ppo, steps of 4 ms", lambda: planted.ppo(0.004), "twice the environments", lambda g: g.set("runners.envs", 4).set("batch.min_steps", 80)),
-    ("impala, a sync of 50 ms", planted.slow_sync, "twice the batch", lambda g: g.set("batch.min_steps", 80)),
-    ("impala, a gradient step of 50 ms", planted.slow_loss_in_minibatches, "twice the batch", lambda g: g.set("batch.min_steps", 80)),
+    (
+        "impala, steps of 4 ms",
+        lambda: planted.impala(0.004),
+        "one more runner",
+        lambda g: g.set("runners.count", 3),
+    ),
+    (
+        "impala, steps of 4 ms",
+        lambda: planted.impala(0.004),
+        "twice the environments",
+        lambda g: g.set("runners.envs", 4),
+    ),
+    (
+        "ppo, steps of 4 ms",
+        lambda: planted.ppo(0.004),
+        "one more runner",
+        lambda g: g.set("runners.count", 3).set("batch.min_steps", 60),
+    ),
+    (
+        "ppo, steps of 4 ms",
+        lambda: planted.ppo(0.004),
+        "twice the environments",
+        lambda g: g.set("runners.envs", 4).set("batch.min_steps", 80),
+    ),
+    (
+        "impala, a sync of 50 ms",
+        planted.slow_sync,
+        "twice the batch",
+        lambda g: g.set("batch.min_steps", 80),
+    ),
+    (
+        "impala, a gradient step of 50 ms",
+        planted.slow_loss_in_minibatches,
+        "twice the batch",
+        lambda g: g.set("batch.min_steps", 80),
+    ),
 ]
 """Graph, change, and the graph with it."""
 
@@ -52,7 +82,9 @@ def main() -> None:
         got = measured(edit(build())).steps_per_second
         told = "none" if predicted is None else f"{predicted:,.0f}"
         off = float("nan") if predicted is None else predicted / got - 1
-        lines.append(f"| {name} | {change} | {base.steps_per_second:,.0f} | {told} | {got:,.0f} | {off:+.1%} |")
+        lines.append(
+            f"| {name} | {change} | {base.steps_per_second:,.0f} | {told} | {got:,.0f} | {off:+.1%} |"
+        )
         print(lines[-1], flush=True)
     machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}"
     text = f"""# What if

@@ -25,7 +25,11 @@ from flowrl.core.profile import from_text
 
 ROOT = Path(__file__).parents[1]
 PAIRS = 15
-SIZES = {4: 300, 256: 10, 2048: 2} if jax.default_backend() == "cpu" else {256: 200, 4096: 100, 65536: 10}
+SIZES = (
+    {4: 300, 256: 10, 2048: 2}
+    if jax.default_backend() == "cpu"
+    else {256: 200, 4096: 100, 65536: 10}
+)
 """Environments, and the updates of one measurement."""
 
 
@@ -62,7 +66,10 @@ def side_by_side(envs: int, updates: int) -> dict[str, Any]:
             theirs.append(time.perf_counter() - start)
     steps = updates * envs * scan.STEPS
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    print(f"  {envs:,} environments: ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
+    print(
+        f"  {envs:,} environments: ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+        flush=True,
+    )
     return {
         "envs": envs,
         "ours": steps / statistics.median(ours),
@@ -155,7 +162,11 @@ Chunks of the size that flowrl chooses cost {chunks:+.1%} beside chunks of 600 r
 {many_update:.1f} s without starting and compiling. One seed: {one:.1f} s and {one_update:.1f} s, so 32 commands one after another take
 {32 * one / many:.1f} times as long, and {32 * one_update / many_update:.2f} times as long without starting and compiling.
 """
-    name = "xla" if jax.default_backend() == "cpu" else f"xla-{re.sub(r'[^a-z0-9]+', '-', device.lower())}"
+    name = (
+        "xla"
+        if jax.default_backend() == "cpu"
+        else f"xla-{re.sub(r'[^a-z0-9]+', '-', device.lower())}"
+    )
     target = ROOT / f"docs/benchmarks/{name}.md"
     target.write_text(text, encoding="utf-8")
     print(text)

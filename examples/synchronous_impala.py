@@ -15,7 +15,9 @@ def main(steps: int = 200_000) -> list[fl.Run]:
         print(graph.compile())
         with fl.run(graph, steps=steps) as run:
             row = list(run)[-1]
-        print(f"{graph.name}: return {row['return_mean']:.1f}, {row['steps_per_second']:,.0f} steps/s, lag {row['lag_mean']:.1f}")
+        print(
+            f"{graph.name}: return {row['return_mean']:.1f}, {row['steps_per_second']:,.0f} steps/s, lag {row['lag_mean']:.1f}"
+        )
         runs.append(run)
     return runs
 

@@ -190,7 +190,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         from flowrl.errors import unknown
 
-        raise AttributeError(f"flowrl has no {unknown('name', name, __all__).removeprefix('unknown ')}")
+        raise AttributeError(
+            f"flowrl has no {unknown('name', name, __all__).removeprefix('unknown ')}"
+        )
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
     return value
 

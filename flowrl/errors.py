@@ -55,7 +55,9 @@ class CheckError(GraphError):
     def __init__(self, name: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__("\n".join([f"{name} can't run: {count}", *(f"  {p}" for p in self.problems)]))
+        super().__init__(
+            "\n".join([f"{name} can't run: {count}", *(f"  {p}" for p in self.problems)])
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_check_error, (self.message, self.problems))
@@ -109,7 +111,9 @@ def raised(error: BaseException) -> str:
 def line_of(error: BaseException) -> str:
     """The line of a user's own code that an error came from, such as `` (mine.py:12)``; nothing if it came from none."""
     frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 

@@ -93,23 +93,45 @@ def run(
     if not isinstance(graph, Graph | Plan):
         raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
     if until is not None and not callable(until):
-        raise SettingError(f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}")
+        raise SettingError(
+            f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}"
+        )
     plan = graph if isinstance(graph, Plan) else graph.compile()
     if not isinstance(observers, Iterable):
         raise SettingError(f"observers must be a list of them, got {observers!r}")
     observers = tuple(observers)
     for observer in observers:
-        if isinstance(observer, type) or not callable(observer) or not isinstance(getattr(observer, "kinds", None), tuple):
+        if (
+            isinstance(observer, type)
+            or not callable(observer)
+            or not isinstance(getattr(observer, "kinds", None), tuple)
+        ):
             raise SettingError(
                 f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it takes, and is called with each, as fl.Csv(path) is"
             )
     if not isinstance(record, bool | Record):
-        raise SettingError(f"record must be True, False or one such as fl.Record(every=100), got {record!r}")
+        raise SettingError(
+            f"record must be True, False or one such as fl.Record(every=100), got {record!r}"
+        )
     if record:
         if out is None:
-            raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
-        observers = (*observers, Recorder(Path(out) / RECORDS, Record() if record is True else record, seed))
-    return Run(plan, as_runtime(runtime), seed, steps, until, out, observers, Tracing(trace, otlp) if trace or otlp else None)
+            raise SettingError(
+                "record keeps updates in the run's directory; give out='runs/mine' too"
+            )
+        observers = (
+            *observers,
+            Recorder(Path(out) / RECORDS, Record() if record is True else record, seed),
+        )
+    return Run(
+        plan,
+        as_runtime(runtime),
+        seed,
+        steps,
+        until,
+        out,
+        observers,
+        Tracing(trace, otlp) if trace or otlp else None,
+    )
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:
@@ -154,14 +176,24 @@ class Run:
         self._goal = ""
         """Which goal was reached, while rows that were closed already are still being given."""
         self._log = EventLog()
-        if not any(Warned in observer.kinds for observer in observers):  # a warning reaches somebody: standard error, if nobody set `logging` up
-            observers = (*observers, Tap(lambda event: logging.getLogger("flowrl").warning("flowrl: %s", event.text), Warned))
+        if not any(
+            Warned in observer.kinds for observer in observers
+        ):  # a warning reaches somebody: standard error, if nobody set `logging` up
+            observers = (
+                *observers,
+                Tap(
+                    lambda event: logging.getLogger("flowrl").warning("flowrl: %s", event.text),
+                    Warned,
+                ),
+            )
         self._stream = Stream(observers if out is None else (self._log, *observers))
         self._cut = False
         """Whether it was said that evaluated episodes were cut."""
         self._final: TrainedPolicy | None = None
         self._profiled: tuple[Profile, Profile] | None = None
-        self._profile_due = time.perf_counter() + PROFILE_SECONDS / 10  # soon, for who asks at once why it is slow
+        self._profile_due = (
+            time.perf_counter() + PROFILE_SECONDS / 10
+        )  # soon, for who asks at once why it is slow
         self._audited: Audit | None = None
         files: dict[str, str] = {}
         self._dir: RunDir | None = None
@@ -229,7 +261,9 @@ class Run:
         if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._cut:
             self._cut = True
             text = "did not end within the max_steps of Evaluate and were cut; their returns until then count. The column eval/cut_episodes goes on"
-            self._stream.emit(Warned(f"{self.graph.name}: {cut:g} evaluated episodes {text} counting them"))
+            self._stream.emit(
+                Warned(f"{self.graph.name}: {cut:g} evaluated episodes {text} counting them")
+            )
 
     # -- what there is to use
 
@@ -244,14 +278,28 @@ class Run:
             return self._final
         learners = [(n, r) for n, r in self.graph.resources.items() if isinstance(r, Learner)]
         if len(learners) != 1:
-            raise GraphError(f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one")
+            raise GraphError(
+                f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one"
+            )
         name, learner = learners[0]
         runners = self.graph.resources[str(learner.runners)]
-        env, wrappers, settings = (runners.env, runners.wrappers, runners.env_settings) if isinstance(runners, Runners) else (None, (), {})
+        env, wrappers, settings = (
+            (runners.env, runners.wrappers, runners.env_settings)
+            if isinstance(runners, Runners)
+            else (None, (), {})
+        )
         handle: LearnerHandle
         with self._session.handle(name) as handle:
             weights = jax.device_get(handle.weights()[0])
-        return TrainedPolicy(learner.policy, handle.core.spaces, weights, env, wrappers, settings, handle.core.loss.values)
+        return TrainedPolicy(
+            learner.policy,
+            handle.core.spaces,
+            weights,
+            env,
+            wrappers,
+            settings,
+            handle.core.loss.values,
+        )
 
     def counts(self) -> Counter[str]:
         """What was done so far, by the counters of `Plan.per_row`."""
@@ -300,14 +348,29 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end("closed" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(
+            "closed"
+            if error is None
+            else "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else "failed",
+            error,
+        )
 
     def _end(self, reason: str, error: BaseException | None) -> None:
         if self.reason is not None:
             return
         self.reason = reason
-        with interrupts_wait() as pressed, ExitStack() as last:  # each of these is done, the last one first, whatever the others raise
+        with (
+            interrupts_wait() as pressed,
+            ExitStack() as last,
+        ):  # each of these is done, the last one first, whatever the others raise
             if self._tracing is not None:
                 last.callback(noting(error, self._tracing.close))
             last.callback(noting(error, partial(self._finish, error)))
@@ -340,12 +403,20 @@ class Run:
         if self._dir is None:
             return
         try:
-            self._dir.finish(self._final, self._told() | (failure(error) if self.reason == "failed" and error is not None else {}))
+            self._dir.finish(
+                self._final,
+                self._told()
+                | (failure(error) if self.reason == "failed" and error is not None else {}),
+            )
         except OSError as problem:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 
     def _told(self) -> dict[str, str]:
-        told = {"audit.txt": str(self.audit()), "explain.txt": str(self.explain()), "profile.json": to_text(self.profile(), self.explain().profile)}
+        told = {
+            "audit.txt": str(self.audit()),
+            "explain.txt": str(self.explain()),
+            "profile.json": to_text(self.profile(), self.explain().profile),
+        }
         if isinstance(self._session.rows, MemberRows) and self.rows:
             curves = self.curves()
             told |= {"curves.txt": str(curves), "members.jsonl": curves.text()}

@@ -7,7 +7,9 @@ import shutil
 import signal
 import tempfile
 
-if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
+if (
+    "FLOWRL_TESTS" not in os.environ
+):  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
     os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it,
@@ -20,7 +22,9 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
     }
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts by `&`: what tests start would never see it either
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in what a shell's script starts by `&`: what tests start would never see it either
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
@@ -85,7 +89,10 @@ def remembered(graph, count, runtime="local"):
 
 def timeless(rows):
     """Rows without what differs from run to run."""
-    return [{k: v for k, v in row.items() if k not in ("seconds", "steps_per_second") and v == v} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "steps_per_second") and v == v}
+        for row in rows
+    ]
 
 
 def close(rows, others, rtol=1e-4, atol=1e-5):

@@ -89,11 +89,19 @@ class Planted(Clockwork):
     def step(self, action):
         self.life += 1
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, float("nan") if (self.life, self.mine) == (self.at, self.seed) else reward, terminated, truncated, info
+        return (
+            obs,
+            float("nan") if (self.life, self.mine) == (self.at, self.seed) else reward,
+            terminated,
+            truncated,
+            info,
+        )
 
 
 def vector_of(mode, lengths_by_env):
-    return SyncVectorEnv([lambda k=k: Clockwork(k) for k in lengths_by_env], autoreset_mode=AutoresetMode(mode))
+    return SyncVectorEnv(
+        [lambda k=k: Clockwork(k) for k in lengths_by_env], autoreset_mode=AutoresetMode(mode)
+    )
 
 
 LENGTHS = ((3, 2, 5, 1), (1, 1, 2), (7, 4), (40,))

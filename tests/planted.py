@@ -96,14 +96,35 @@ class Naps(fl.Operator):
 
 def impala(seconds, **settings):
     """Sampling and learning side by side."""
-    settings = {"runners": 2, "envs": 2, "fragment": 10, "batch": 40, "report_every": 4, "policy": POLICY, **settings}
-    return fl.impala(Slow, fl.IMPALASettings(**settings)).set("runners.env_settings", {"seconds": seconds})
+    settings = {
+        "runners": 2,
+        "envs": 2,
+        "fragment": 10,
+        "batch": 40,
+        "report_every": 4,
+        "policy": POLICY,
+        **settings,
+    }
+    return fl.impala(Slow, fl.IMPALASettings(**settings)).set(
+        "runners.env_settings", {"seconds": seconds}
+    )
 
 
 def ppo(seconds, **settings):
     """Sampling and learning in turn."""
-    settings = {"runners": 2, "envs": 2, "fragment": 10, "batch": 40, "minibatch": 20, "epochs": 2, "policy": POLICY, **settings}
-    return fl.ppo(Slow, fl.PPOSettings(**settings)).set("runners.env_settings", {"seconds": seconds})
+    settings = {
+        "runners": 2,
+        "envs": 2,
+        "fragment": 10,
+        "batch": 40,
+        "minibatch": 20,
+        "epochs": 2,
+        "policy": POLICY,
+        **settings,
+    }
+    return fl.ppo(Slow, fl.PPOSettings(**settings)).set(
+        "runners.env_settings", {"seconds": seconds}
+    )
 
 
 def slow_environment(scale=1):
@@ -120,13 +141,19 @@ def slow_sync(scale=1):
 
 
 def tiny_queue(scale=1):
-    return impala(0.002 * scale).set("queue.capacity", 1).insert(after="sync", naps=Naps(12, 0.25 * scale))
+    return (
+        impala(0.002 * scale)
+        .set("queue.capacity", 1)
+        .insert(after="sync", naps=Naps(12, 0.25 * scale))
+    )
 
 
 def straggler(folder, scale=1):
     folder = Path(folder) / str(scale)
     folder.mkdir()
-    return ppo(0.002, runners=3, batch=60).set("runners.env_settings", {"seconds": 0.002 * scale, "marks": str(folder)})
+    return ppo(0.002, runners=3, batch=60).set(
+        "runners.env_settings", {"seconds": 0.002 * scale, "marks": str(folder)}
+    )
 
 
 def slow_loss_in_minibatches():

@@ -10,10 +10,19 @@ import flowrl as fl
 from environments import Corridor
 from flowrl.runtime.ray import start
 
-SETTINGS = fl.PPOSettings(envs=8, fragment=8, batch=64, epochs=2, minibatch=32, policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True))
+SETTINGS = fl.PPOSettings(
+    envs=8,
+    fragment=8,
+    batch=64,
+    epochs=2,
+    minibatch=32,
+    policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True),
+)
 GYM = fl.ppo("CartPole-v1", SETTINGS).set("train.shuffle", False)
 JAX = fl.ppo(Corridor, SETTINGS).set("train.shuffle", False)
-QUICK = fl.IMPALASettings(envs=4, fragment=4, batch=32, report_every=2, policy=fl.Policy(fl.MLP, hidden=(4,)))
+QUICK = fl.IMPALASettings(
+    envs=4, fragment=4, batch=32, report_every=2, policy=fl.Policy(fl.MLP, hidden=(4,))
+)
 ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went in, left to itself."""
 RUNS = {
@@ -29,7 +38,9 @@ RUNS = {
 def spread(run):
     """Whether arrays of an XLA program are split over all devices."""
     arrays = getattr(run._session.turns, "arrays", ())
-    return any(len(x.sharding.device_set) == 4 and not x.sharding.is_fully_replicated for x in arrays)
+    return any(
+        len(x.sharding.device_set) == 4 and not x.sharding.is_fully_replicated for x in arrays
+    )
 
 
 def main():

@@ -43,7 +43,13 @@ CASES = {
     "vtrace": (MLP, DISCRETE, fl.VTraceLoss(), T * 8, (2, 4)),
     "dqn": (Q, DISCRETE, fl.DQNLoss(), 256, (2, 4)),
     "sac": (SAC, BOX, fl.SACLoss(), 256, (2, 4)),
-    "ppo, less than a line": (fl.Policy(fl.MLP, hidden=(8,), normalize=True), DISCRETE, fl.PPOLoss(), 8, (4,)),
+    "ppo, less than a line": (
+        fl.Policy(fl.MLP, hidden=(8,), normalize=True),
+        DISCRETE,
+        fl.PPOLoss(),
+        8,
+        (4,),
+    ),
     "appo": (MLP, DISCRETE, fl.APPOLoss(standardize=True), T * B, (4,)),
     "recurrent": (RNN, DISCRETE, fl.VTraceLoss(), T * 8, (4,)),
     "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.PGLoss(), T * B, ()),
@@ -55,12 +61,28 @@ def example(core, carry):
     """A batch of random numbers in which each column has another number of valid rows, and the columns of sequences."""
     random = np.random.default_rng(0)
     t, b = (1, DRAWN) if "next_obs" in core.loss.needs else (T, B)
-    action = random.uniform(-1, 1, (t, b, 2)).astype(np.float32) if core.spaces is BOX else random.integers(0, 3, (t, b)).astype(np.int32)
-    numbers = {k: random.normal(size=(t, b)).astype(np.float32) for k in ("reward", "advantage", "target", "value", "discount", "weight")}
+    action = (
+        random.uniform(-1, 1, (t, b, 2)).astype(np.float32)
+        if core.spaces is BOX
+        else random.integers(0, 3, (t, b)).astype(np.int32)
+    )
+    numbers = {
+        k: random.normal(size=(t, b)).astype(np.float32)
+        for k in ("reward", "advantage", "target", "value", "discount", "weight")
+    }
     flags = {k: np.zeros((t, b), bool) for k in ("terminated", "truncated")}
-    observations = {k: random.normal(size=(t, b, 16)).astype(np.float32) for k in ("obs", "next_obs")}
+    observations = {
+        k: random.normal(size=(t, b, 16)).astype(np.float32) for k in ("obs", "next_obs")
+    }
     valid = random.uniform(size=(t, b)) < np.linspace(0.4, 1, b)
-    data = {**observations, **numbers, **flags, "action": action, "logp": numbers["value"] * 0.1 - 1, "valid": valid}
+    data = {
+        **observations,
+        **numbers,
+        **flags,
+        "action": action,
+        "logp": numbers["value"] * 0.1 - 1,
+        "valid": valid,
+    }
     columns = {"bootstrap_obs": random.normal(size=(b, 16)).astype(np.float32), **carry}
     return data, columns if core.sequences else {}
 
@@ -74,14 +96,19 @@ def updated(name, shards, shuffle=False, optimizer=ADAM, **more):
     carry = net.begin(state["weights"], net.memory(state["weights"], B)) if net.recurrent else {}
     data, columns = example(core, {k: np.asarray(x) for k, x in carry.items()})
     how = {"epochs": 2, "minibatch": minibatch, "shuffle": shuffle, "shards": shards, **more}
-    compiled = jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
+    compiled = (
+        jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
+    )
     new, metrics, priority = compiled(state, data, columns)
     return compiled, (new["weights"], metrics.values, priority)
 
 
 def gathered(compiled):
     """The numbers that each all-gather and other exchange of rows brings to a device."""
-    found = re.findall(r" = \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)(?:-start)?\(", compiled.as_text())
+    found = re.findall(
+        r" = \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)(?:-start)?\(",
+        compiled.as_text(),
+    )
     return [int(np.prod([int(n) for n in shape.split(",") if n])) for shape in found]
 
 
@@ -112,12 +139,22 @@ def main():
     obs = example(core_of(*CASES["tracking"][:2], as_loss(fl.PGLoss()), STILL), {})[0]["obs"]
     found["statistics"] = {
         "gathered": [],
-        "spread": furthest([shard.data for shard in statistics.addressable_shards], [np.asarray(statistics)] * 4),
+        "spread": furthest(
+            [shard.data for shard in statistics.addressable_shards], [np.asarray(statistics)] * 4
+        ),
         "off": furthest(statistics, obs.mean((0, 1))),
     }
-    means = shared(lambda x, weight: mean_of_devices(x / weight, weight[0]), 4, (PartitionSpec(AXIS), PartitionSpec(AXIS)), PartitionSpec())
+    means = shared(
+        lambda x, weight: mean_of_devices(x / weight, weight[0]),
+        4,
+        (PartitionSpec(AXIS), PartitionSpec(AXIS)),
+        PartitionSpec(),
+    )
     weights = jnp.float32([1, 2, 0, 1])  # one device has no row that counts
-    found["a mean"] = {"gathered": [], "mean": float(jax.jit(means)(jnp.float32([1, 6, 0, 4]), weights)[0])}
+    found["a mean"] = {
+        "gathered": [],
+        "mean": float(jax.jit(means)(jnp.float32([1, 6, 0, 4]), weights)[0]),
+    }
     before = len(EPOCHS)
     jax.block_until_ready(updated("ppo", 4, traced=True)[1])
     jax.effects_barrier()

@@ -19,7 +19,19 @@ from flowrl.cli.commands import _imports, _runtime, parse_until
 from flowrl.cli.main import main, parser
 from flowrl.observe.sinks import columns
 
-SMALL = ["--set", "envs=4", "--set", "fragment=16", "--set", "batch=64", "--set", "minibatch=32", "--set", "epochs=1", "--untuned"]
+SMALL = [
+    "--set",
+    "envs=4",
+    "--set",
+    "fragment=16",
+    "--set",
+    "batch=64",
+    "--set",
+    "minibatch=32",
+    "--set",
+    "epochs=1",
+    "--untuned",
+]
 
 
 @pytest.fixture
@@ -41,12 +53,26 @@ def flowrl(capsys, tmp_path, monkeypatch):
 def test_list_is_a_line_for_each_stock_graph(flowrl):
     status, out, _ = flowrl("list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "ppo",
+        "a2c",
+        "pg",
+        "impala",
+        "appo",
+        "dqn",
+        "apex",
+        "sac",
+    ]
 
 
 def test_check_plan_and_draw(flowrl, tmp_path):
     assert flowrl("check", "ppo")[:2] == (0, "ppo is sound: 7 operators, 2 resources, 1 stage\n")
-    assert "320 gradient steps" in flowrl("plan", "ppo", "--env", "CartPole-v1", "--set", "batch=4096", "--set", "minibatch=128")[1]
+    assert (
+        "320 gradient steps"
+        in flowrl(
+            "plan", "ppo", "--env", "CartPole-v1", "--set", "batch=4096", "--set", "minibatch=128"
+        )[1]
+    )
     assert "● " in flowrl("draw", "a2c")[1]
     assert flowrl("draw", "ppo", "--format", "mermaid")[1].startswith("flowchart")
     assert flowrl("draw", "ppo", "--format", "svg", "-o", "ppo.svg")[:2] == (0, "")
@@ -54,7 +80,9 @@ def test_check_plan_and_draw(flowrl, tmp_path):
 
 
 def test_run_then_eval(flowrl, tmp_path):
-    status, out, err = flowrl("run", "ppo", *SMALL, "--steps", "200", "--out", "here", "--seed", "3")
+    status, out, err = flowrl(
+        "run", "ppo", *SMALL, "--steps", "200", "--out", "here", "--seed", "3"
+    )
     assert (status, out) == (0, "")
     assert err.startswith("ppo on CartPole-v1, default settings, set envs=4, fragment=16, batch=64")
     assert "done: 2" in err
@@ -67,7 +95,12 @@ def test_run_then_eval(flowrl, tmp_path):
 
 
 def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path):
-    ignored = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]  # as a shell has it for what is started by &
+    ignored = [
+        "sh",
+        "-c",
+        "trap '' INT; exec \"$@\"",
+        "sh",
+    ]  # as a shell has it for what is started by &
     command = [sys.executable, "-m", "flowrl", "run", "ppo", *SMALL, "--out", str(tmp_path / "run")]
     run = subprocess.Popen([*ignored, *command], stderr=subprocess.DEVNULL)
     rows, deadline = tmp_path / "run/rows.jsonl", time.monotonic() + 240
@@ -145,14 +178,25 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
     )
     assert flowrl("check", "mine.py:fixed")[0] == 0
     status, _, err = flowrl("check", "mine.py:fixed", "--env", "CartPole-v1")
-    assert (status, err) == (2, "flowrl: fixed takes no environment, so --env CartPole-v1 can't be used; leave it out\n")
-    assert "kw: 1 stage" in flowrl("plan", "mine.py:keywords", "--env", "CartPole-v1", "--set", "lr=1")[1]
-    assert flowrl("plan", "mine.py:keywords")[2] == "flowrl: keywords needs an environment: --env ID\n"
+    assert (status, err) == (
+        2,
+        "flowrl: fixed takes no environment, so --env CartPole-v1 can't be used; leave it out\n",
+    )
+    assert (
+        "kw: 1 stage"
+        in flowrl("plan", "mine.py:keywords", "--env", "CartPole-v1", "--set", "lr=1")[1]
+    )
+    assert (
+        flowrl("plan", "mine.py:keywords")[2] == "flowrl: keywords needs an environment: --env ID\n"
+    )
     assert "1,024 steps, [" in flowrl("plan", "mine.py:withdata", "--set", "size=1000")[1]
     monkeypatch.syspath_prepend(tmp_path)
     assert flowrl("check", "mine:withdata")[0] == 0
     assert flowrl("check", "mine.py:bad")[2] == "flowrl: bad returned an int, not a Graph\n"
-    assert "its parameter width must have a default" in flowrl("check", "mine.py:needs", "--env", "CartPole-v1")[2]
+    assert (
+        "its parameter width must have a default"
+        in flowrl("check", "mine.py:needs", "--env", "CartPole-v1")[2]
+    )
     assert "has no function 'fixd'; did you mean 'fixed'?" in flowrl("check", "mine.py:fixd")[2]
 
 
@@ -216,39 +260,74 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
         "--env arcade.py needs what makes the environment in it: arcade.py:NAME; it has Short, other, g, p"
         in flowrl("plan", "pg", "--env", "arcade.py")[2]
     )
-    assert "arcade.py has no function or class 'Shrt'; did you mean 'Short'?" in flowrl("plan", "pg", "--env", "arcade.py:Shrt")[2]
+    assert (
+        "arcade.py has no function or class 'Shrt'; did you mean 'Short'?"
+        in flowrl("plan", "pg", "--env", "arcade.py:Shrt")[2]
+    )
     _, _, err = flowrl("run", "arcade.py:p", "--steps", "20", "--out", "p")
     assert (
         err.rstrip().endswith("eval p --import arcade.py")
-        and "of Short" in Path("p/plan.txt").read_text() + flowrl("plan", "p", "--import", "arcade.py")[1]
+        and "of Short"
+        in Path("p/plan.txt").read_text() + flowrl("plan", "p", "--import", "arcade.py")[1]
     )
-    assert ": mean 3.0," in flowrl("eval", "p", "--episodes", "1", "--import", "arcade.py")[1], "a partial is saved with its arguments"
+    assert ": mean 3.0," in flowrl("eval", "p", "--episodes", "1", "--import", "arcade.py")[1], (
+        "a partial is saved with its arguments"
+    )
     _, _, err = flowrl("run", "arcade.py:g", "--steps", "20", "--out", "g", "--record")
-    assert "records flowrl replay g --import arcade.py" in err and "eval g --env FILE.py:FUNCTION, for the environment has no name" in err
+    assert (
+        "records flowrl replay g --import arcade.py" in err
+        and "eval g --env FILE.py:FUNCTION, for the environment has no name" in err
+    )
     assert "flowrl eval DIR --env FILE.py:FUNCTION" in flowrl("eval", "g")[2]
     assert ": mean 2.0," in flowrl("eval", "g", "--env", "arcade.py:Short", "--episodes", "1")[1]
-    assert "other has other spaces than this policy: obs Box(" in flowrl("eval", "g", "--env", "arcade.py:other")[2]
+    assert (
+        "other has other spaces than this policy: obs Box("
+        in flowrl("eval", "g", "--env", "arcade.py:other")[2]
+    )
 
 
-def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_process(flowrl, tmp_path, monkeypatch):
+def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_process(
+    flowrl, tmp_path, monkeypatch
+):
     monkeypatch.setattr(gym.envs.registration, "registry", known := dict(gym.registry))
     monkeypatch.setattr(gym, "registry", known)
     text = "import gymnasium as gym\nfrom environments import Clockwork\ngym.register('Own/Clock-v0', entry_point=Clockwork)\n"
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/clocks.py").write_text(text)
     words = ["--import", "json", "--import", "sub/clocks.py"]
-    _, _, err = flowrl("run", "pg", "--env", "Own/Clock-v0", *words, "--set", "batch=64", "--set", "fragment=8", "--steps", "20", "--out", "c")
+    _, _, err = flowrl(
+        "run",
+        "pg",
+        "--env",
+        "Own/Clock-v0",
+        *words,
+        "--set",
+        "batch=64",
+        "--set",
+        "fragment=8",
+        "--steps",
+        "20",
+        "--out",
+        "c",
+    )
     assert err.rstrip().endswith("eval c --import json --import sub/clocks.py")
     args = parser().parse_args(["run", "pg", *words, "--runtime", "ray", "--working-dir", "sub"])
     _imports(args)
     runtime = _runtime(args)
-    assert runtime.imports == ("json", "sub/clocks.py") and runtime.init == {"runtime_env": {"working_dir": "sub"}}
+    assert runtime.imports == ("json", "sub/clocks.py") and runtime.init == {
+        "runtime_env": {"working_dir": "sub"}
+    }
 
 
-def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(flowrl, tmp_path, monkeypatch):
+def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(
+    flowrl, tmp_path, monkeypatch
+):
     (tmp_path / "unguarded.py").write_text("import flowrl as fl\nfl.run(fl.ppo())\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "put what starts it behind `if __name__ == '__main__':`" in flowrl("check", "unguarded:g")[2]
+    assert (
+        "put what starts it behind `if __name__ == '__main__':`"
+        in flowrl("check", "unguarded:g")[2]
+    )
 
 
 def test_a_saved_graph_runs_again(flowrl):
@@ -256,7 +335,10 @@ def test_a_saved_graph_runs_again(flowrl):
     status, _, err = flowrl("run", "a/graph.txt", "--steps", "60", "--out", "b")
     assert status == 0, err
     assert Path("a/graph.txt").read_text() == Path("b/graph.txt").read_text()
-    rows = [[json.loads(line)["loss"] for line in Path(f"{d}/rows.jsonl").read_text().splitlines()] for d in "ab"]
+    rows = [
+        [json.loads(line)["loss"] for line in Path(f"{d}/rows.jsonl").read_text().splitlines()]
+        for d in "ab"
+    ]
     assert rows[0] == rows[1]
 
 
@@ -284,50 +366,122 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
     ("args", "says"),
     [
         (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
-        (["plan", "ppo", "--set", "epoch=3"], "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: runners, envs,"),
+        (
+            ["plan", "ppo", "--set", "epoch=3"],
+            "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: runners, envs,",
+        ),
         (
             ["plan", "ppo", "--set", "train.epoch=3"],
             "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, minibatch, shuffle, learner",
         ),
-        (["plan", "ppo", "--set", "trian.epochs=3"], "ppo: unknown node or resource 'trian'; did you mean 'train'?"),
+        (
+            ["plan", "ppo", "--set", "trian.epochs=3"],
+            "ppo: unknown node or resource 'trian'; did you mean 'train'?",
+        ),
         (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes int, got 'many'"),
         (["plan", "ppo", "--set", "train.epochs=0"], "ppo.train: epochs must be at least 1, got 0"),
-        (["plan", "ppo", "--set", "lr=Linaer(1e-3, 0, 9)"], "--set lr: line 1: unknown name 'Linaer'; did you mean 'Linear'?"),
-        (["plan", "ppo", "--set", "learner.optimizer.lr=Linear(1e-3, 0"], "--set learner.optimizer.lr: line 1 is no value: '(' was never closed"),
-        (["plan", "ppo", "--set", "lr=Linear(1e-3)"], "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: 'end' and"),
-        (["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"], "--set lr: line 1: steps of a schedule must be at least 1, got 0"),
-        (["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"], "start and end of a schedule must be finite and not negative, got start=-1, end=0"),
-        (["plan", "ppo", "--set", "lr=Linear('1', 0, 9)"], "Linear takes the numbers start, end and steps, got ('1', 0, 9)"),
-        (["plan", "ppo", "--set", "lr=Adam()"], "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam("),
-        (["plan", "ppo", "--set", "lr=fast"], "ppo.lr: takes float or Linear(...) or Cosine(...), got 'fast'"),
-        (["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"], "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam("),
-        (["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"], "is more than plain data"),
-        (["plan", "ppo", "--set", "lr=load('os:getcwd')()"], "this needs code from 'os', which is not flowrl's own; allow it with --import os"),
+        (
+            ["plan", "ppo", "--set", "lr=Linaer(1e-3, 0, 9)"],
+            "--set lr: line 1: unknown name 'Linaer'; did you mean 'Linear'?",
+        ),
+        (
+            ["plan", "ppo", "--set", "learner.optimizer.lr=Linear(1e-3, 0"],
+            "--set learner.optimizer.lr: line 1 is no value: '(' was never closed",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=Linear(1e-3)"],
+            "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: 'end' and",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"],
+            "--set lr: line 1: steps of a schedule must be at least 1, got 0",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"],
+            "start and end of a schedule must be finite and not negative, got start=-1, end=0",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=Linear('1', 0, 9)"],
+            "Linear takes the numbers start, end and steps, got ('1', 0, 9)",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=Adam()"],
+            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam(",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=fast"],
+            "ppo.lr: takes float or Linear(...) or Cosine(...), got 'fast'",
+        ),
+        (
+            ["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"],
+            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam(",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"],
+            "is more than plain data",
+        ),
+        (
+            ["plan", "ppo", "--set", "lr=load('os:getcwd')()"],
+            "this needs code from 'os', which is not flowrl's own; allow it with --import os",
+        ),
         (["plan", "ppo", "--set", "epochs"], "--set takes NAME=VALUE, got 'epochs'"),
-        (["plan", "ppo", "--set", "learner.loss.clip=-1"], "ppo.learner.loss: clip must be above 0, got -1.0"),
+        (
+            ["plan", "ppo", "--set", "learner.loss.clip=-1"],
+            "ppo.learner.loss: clip must be above 0, got -1.0",
+        ),
         (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),
         (["plan", "ppo", "--env", "Cartpol-v1"], "did you mean 'CartPole-v1'?"),
-        (["plan", "ppo", "--set", "minibatch=100", "--untuned"], "ppo.train: minibatch=100 does not divide the batch of 1,024 steps; take 64 or 128"),
-        (["run", "ppo", "--until", "return_mean"], "--until takes a comparison such as 'return_mean>=475', got 'return_mean'"),
-        (["run", "ppo", "--until", "return>=475"], "--until: unknown column 'return'; did you mean 'return_mean'?"),
+        (
+            ["plan", "ppo", "--set", "minibatch=100", "--untuned"],
+            "ppo.train: minibatch=100 does not divide the batch of 1,024 steps; take 64 or 128",
+        ),
+        (
+            ["run", "ppo", "--until", "return_mean"],
+            "--until takes a comparison such as 'return_mean>=475', got 'return_mean'",
+        ),
+        (
+            ["run", "ppo", "--until", "return>=475"],
+            "--until: unknown column 'return'; did you mean 'return_mean'?",
+        ),
         (["run", "ppo", "--steps", "-5"], "must be a whole number of at least 1, got -5"),
         (["run", "ppo", "--runtime", "cloud"], "invalid choice: 'cloud'"),
         (["plan", "nothere.py:f"], "there is no file nothere.py"),
         (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),
         (["plan", "none/graph.txt"], "there is no file none/graph.txt"),
-        (["diff", "runs/none", "ppo"], "runs/none is not there; name a run's directory, a stock graph (ppo, a2c"),
+        (
+            ["diff", "runs/none", "ppo"],
+            "runs/none is not there; name a run's directory, a stock graph (ppo, a2c",
+        ),
         (["plan", "/"], "/ has no graph.txt, so it is no run's directory; name"),
         (["eval", "nothing"], "there is no directory nothing"),
-        (["plan", "ppo", "--import", "no_such_package"], "--import no_such_package: No module named 'no_such_package'"),
+        (
+            ["plan", "ppo", "--import", "no_such_package"],
+            "--import no_such_package: No module named 'no_such_package'",
+        ),
         (["draw", "ppo", "--format", "png"], "invalid choice: 'png'"),
         (["draw", "ppo", "-o", "no/such/folder/x.svg"], "No such file or directory"),
-        (["plan", "ppo", "--env", "own_envs:Corridor-v9"], "would import own_envs; import it yourself (--import own_envs"),
-        (["plan", "ppo", "--env", "no.such.module:Corridor"], "can't load 'no.such.module:Corridor'"),
+        (
+            ["plan", "ppo", "--env", "own_envs:Corridor-v9"],
+            "would import own_envs; import it yourself (--import own_envs",
+        ),
+        (
+            ["plan", "ppo", "--env", "no.such.module:Corridor"],
+            "can't load 'no.such.module:Corridor'",
+        ),
         (["plan", "ppo", "--env", "environments:Coridor"], "can't load 'environments:Coridor'"),
-        (["plan", "ppo", "--env", "environments:LENGTHS"], "--env environments:LENGTHS is a tuple; name a function or a class"),
+        (
+            ["plan", "ppo", "--env", "environments:LENGTHS"],
+            "--env environments:LENGTHS is a tuple; name a function or a class",
+        ),
         (["plan", "ppo", "--env", "nothere.py:f"], "there is no file nothere.py"),
-        (["run", "ppo", "--working-dir", "."], "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out"),
-        (["run", "ppo", "--runtime", "xla", "--seeds", "2", "--working-dir", "."], "--working-dir is copied to the nodes of a Ray cluster"),
+        (
+            ["run", "ppo", "--working-dir", "."],
+            "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out",
+        ),
+        (
+            ["run", "ppo", "--runtime", "xla", "--seeds", "2", "--working-dir", "."],
+            "--working-dir is copied to the nodes of a Ray cluster",
+        ),
         ([], "required"),
     ],
 )
@@ -371,7 +525,13 @@ def test_an_error_in_the_users_own_operator_names_its_node(flowrl, tmp_path):
 
 def test_python_dash_m_and_the_script_are_the_same():
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    out = subprocess.run([sys.executable, "-m", "flowrl", "list"], capture_output=True, text=True, env=env, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-m", "flowrl", "list"],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=True,
+    ).stdout
     assert out.startswith("ppo ")
 
 
@@ -384,13 +544,26 @@ def test_until_compares():
 
 def test_evaluations_are_columns_where_there_are_some():
     with_it = fl.ppo().insert(after="sync", play=fl.Evaluate(every=2)).compile()
-    assert "eval/return_mean" in columns(with_it) and "eval/return_mean" not in columns(fl.ppo().compile())
+    assert "eval/return_mean" in columns(with_it) and "eval/return_mean" not in columns(
+        fl.ppo().compile()
+    )
 
 
 def test_a_terminated_run_is_saved(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "flowrl", "run", "ppo", "--json", "--out", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "flowrl",
+        "run",
+        "ppo",
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
         assert process.stdout.readline()
         process.terminate()
         _, said = process.communicate(timeout=240)

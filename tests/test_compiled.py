@@ -72,16 +72,24 @@ def test_a_second_run_with_another_seed_compiles_nothing(name, compilations):
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("ppo", None), ("impala", 2), ("dqn", None)])
-def test_a_second_program_with_another_seed_compiles_nothing(name, seeds, compilations, monkeypatch):
+def test_a_second_program_with_another_seed_compiles_nothing(
+    name, seeds, compilations, monkeypatch
+):
     monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
-    compiles_once(lambda: stock(name, "gymnax:CartPole-v1"), fl.XlaRuntime(chunk=2, seeds=seeds), compilations)
+    compiles_once(
+        lambda: stock(name, "gymnax:CartPole-v1"), fl.XlaRuntime(chunk=2, seeds=seeds), compilations
+    )
 
 
 def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
     monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
-    graph = stock("ppo", "gymnax:CartPole-v1").insert(after="sync", play=fl.Evaluate(every=1, episodes=2))
+    graph = stock("ppo", "gymnax:CartPole-v1").insert(
+        after="sync", play=fl.Evaluate(every=1, episodes=2)
+    )
     trained(graph, 0, fl.XlaRuntime(chunk=2))
-    for got, alone in zip(trained(graph, 7, fl.XlaRuntime(chunk=2)), trained(graph, 7), strict=True):
+    for got, alone in zip(
+        trained(graph, 7, fl.XlaRuntime(chunk=2)), trained(graph, 7), strict=True
+    ):
         np.testing.assert_allclose(got, alone, atol=1e-5)
 
 
@@ -126,7 +134,9 @@ def test_programs_are_released():
     kept = compiled.Recent(2)
     made = [kept.get((f"program {i % 3}",), object) for i in range(3)]
     assert len(kept) == 2
-    assert kept.get(("program 2",), object) is made[2] and kept.get(("program 1",), object) is made[1]
+    assert (
+        kept.get(("program 2",), object) is made[2] and kept.get(("program 1",), object) is made[1]
+    )
     assert kept.get(("program 0",), object) is not made[0]
     assert kept.get([], dict) == {}  # what can't be hashed is made, and not kept
     assert len(kept) == 2
@@ -172,13 +182,17 @@ def test_what_changes_in_an_operator_between_two_runs_changes_the_program():
     runtime, scales = fl.XlaRuntime(chunk=2), Scales(0.0)
     graph = stock("pg", "gymnax:CartPole-v1").insert(after="sample", scales=scales)
     before = trained(graph, 0, runtime)
-    scales.by = np.full(1, 3.0, np.float32)  # an array can't be compared, and each run has a program of its own
+    scales.by = np.full(
+        1, 3.0, np.float32
+    )  # an array can't be compared, and each run has a program of its own
     after = trained(graph, 0, runtime)
     assert not all(np.allclose(x, y) for x, y in zip(before, after, strict=True))
 
 
 def test_settings_that_are_equal_but_of_another_type_are_another_function():
-    whole, fraction = (compiled.jitted(by, (), ("factor", factor))(np.arange(3)) for factor in (2, 2.0))
+    whole, fraction = (
+        compiled.jitted(by, (), ("factor", factor))(np.arange(3)) for factor in (2, 2.0)
+    )
     assert (whole.dtype, fraction.dtype) == (np.int32, np.float32)
 
 
@@ -187,5 +201,8 @@ def test_a_function_that_is_made_anew_with_each_item_is_told(monkeypatch):
     place = Place("g", {}, 0, HereSite)
     for _ in range(20):
         place.jitted(lambda x: x, ())
-    with pytest.raises(fl.ContractError, match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, at the top"):
+    with pytest.raises(
+        fl.ContractError,
+        match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, at the top",
+    ):
         place.jitted(lambda x: x, ())

@@ -21,13 +21,20 @@ POLICY = fl.Policy(fl.MLP, hidden=(8,))
 SETTINGS = fl.PPOSettings(envs=4, fragment=16, batch=64, epochs=1, minibatch=32, policy=POLICY)
 PPO = fl.ppo("CartPole-v1", SETTINGS)
 PLAN = PPO.compile()
-IMPALA = fl.impala("CartPole-v1", fl.IMPALASettings(runners=2, envs=4, fragment=8, batch=64, report_every=2, queue=2, policy=POLICY)).compile()
+IMPALA = fl.impala(
+    "CartPole-v1",
+    fl.IMPALASettings(
+        runners=2, envs=4, fragment=8, batch=64, report_every=2, queue=2, policy=POLICY
+    ),
+).compile()
 
 
 def session(graph, *commands, seed=0):
     """The run, and what was written; the commands of each prompt are in it, too."""
     out = io.StringIO()
-    run = fl.debug(graph, seed=seed, stdin=io.StringIO("".join(f"{c}\n" for c in commands)), stdout=out)
+    run = fl.debug(
+        graph, seed=seed, stdin=io.StringIO("".join(f"{c}\n" for c in commands)), stdout=out
+    )
     assert run.reason is not None
     return run, out.getvalue()
 
@@ -46,11 +53,26 @@ def prompts(text):
 
 
 def test_step_by_step_and_until():
-    text = said(PLAN, "next", "n", "", "until train", "until row", "u row 3", "", "until row 2", "n", "q")
-    wanted = ["row 1, at sample", "row 1, at batch", "row 1, at adv", "row 1, at norm", "row 1, at train", "row 1 closed", "row 3 closed"]
+    text = said(
+        PLAN, "next", "n", "", "until train", "until row", "u row 3", "", "until row 2", "n", "q"
+    )
+    wanted = [
+        "row 1, at sample",
+        "row 1, at batch",
+        "row 1, at adv",
+        "row 1, at norm",
+        "row 1, at train",
+        "row 1 closed",
+        "row 3 closed",
+    ]
     assert prompts(text) == [*wanted, "row 4, at sample"]
-    assert "sample begins a pass\n(row 1, at sample) next\nsample -> batch: a Batch [16, 4], 64 steps\n" in text
-    assert text.count("row 3 is closed already: 3 are; back goes back a row") == 1  # the empty line was the same once more
+    assert (
+        "sample begins a pass\n(row 1, at sample) next\nsample -> batch: a Batch [16, 4], 64 steps\n"
+        in text
+    )
+    assert (
+        text.count("row 3 is closed already: 3 are; back goes back a row") == 1
+    )  # the empty line was the same once more
     assert "\nrow 2: " in text
 
 
@@ -70,11 +92,34 @@ def test_a_run_under_the_debugger_is_the_run_without_it():
 
 
 def test_breaks_at_nodes_and_rows():
-    text = said(PLAN, "break train", "b row when row>=2", "breaks", "c", "c", "clear 1", "c", "clear 7", "clear", "breaks", "u row")
-    assert prompts(text) == ["row 1, at sample", "row 1, at train", "row 2, at train", "row 2 closed", "row 3 closed"]
+    text = said(
+        PLAN,
+        "break train",
+        "b row when row>=2",
+        "breaks",
+        "c",
+        "c",
+        "clear 1",
+        "c",
+        "clear 7",
+        "clear",
+        "breaks",
+        "u row",
+    )
+    assert prompts(text) == [
+        "row 1, at sample",
+        "row 1, at train",
+        "row 2, at train",
+        "row 2 closed",
+        "row 3 closed",
+    ]
     assert "break 1: train\nbreak 2: row when row>=2\n" in text
     assert "break 2: row when row>=2; row is 2" in text
-    assert "removed break 1: train" in text and "unknown break '7'. Known: 2" in text and "no breaks" in text
+    assert (
+        "removed break 1: train" in text
+        and "unknown break '7'. Known: 2" in text
+        and "no breaks" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,12 +147,21 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        ("b trian", "unknown node 'trian'; did you mean 'train'? Known: sample, batch, adv, norm, train, sync, report, row"),
-        ("b", "say where: break train, break train when loss>10 or break row when return_mean>100; got ''"),
+        (
+            "b trian",
+            "unknown node 'trian'; did you mean 'train'? Known: sample, batch, adv, norm, train, sync, report, row",
+        ),
+        (
+            "b",
+            "say where: break train, break train when loss>10 or break row when return_mean>100; got ''",
+        ),
         ("b train 5", "say where: break train"),
         ("b train when los>1", "unknown name 'los'; did you mean 'loss'? Known: steps, lag_mean"),
         ("b train when reward.most>1", "unknown number 'most'. Known: min, mean, max, nan"),
-        ("b train when loss", "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got 'loss'"),
+        (
+            "b train when loss",
+            "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got 'loss'",
+        ),
         ("b row when obs.nan>0", "unknown name 'obs.nan'"),
         ("u", "say where: until train, until row or until row 5; got ''"),
         ("nxet", "unknown command 'nxet'; did you mean 'next'?"),
@@ -117,7 +171,10 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ("show", "nothing is at hand here; show NODE shows what a node gave last: none has yet"),
         ("row", "no row is closed yet; until row"),
         ("settings trian", "unknown node or resource 'trian'; did you mean 'train'?"),
-        ("set train.epochs", "set takes an address and a value, such as set train.epochs 4; got 'train.epochs'"),
+        (
+            "set train.epochs",
+            "set takes an address and a value, such as set train.epochs 4; got 'train.epochs'",
+        ),
         ("set train.epoch 4", "ppo.train: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("set train.epochs many", "ppo.train.epochs: takes int, got 'many'"),
         ("set train.minibatch 100", "minibatch=100 does not divide the batch of 64 steps"),
@@ -125,7 +182,10 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
             "set runners.envs 8",
             "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs=8",
         ),
-        ("set learner.optimizer.clip None", "what the learner holds would have another form, so a change needs a new run"),
+        (
+            "set learner.optimizer.clip None",
+            "what the learner holds would have another form, so a change needs a new run",
+        ),
         ("back", "this is the beginning"),
         ("help nothing", "unknown command 'nothing'"),
     ],
@@ -147,17 +207,36 @@ PLANTED = PPO.insert(after="norm", plant=fl.Map(plant)).compile()
 
 
 def test_show_counts_what_is_not_a_number():
-    text = said(PLANTED, "break plant when mark.nan>2", "c", "show", "show plant->train", "show norm")
-    assert "break 1: plant when mark.nan>2; mark.nan is 3" in text and prompts(text)[1:] == ["row 1, behind plant"]
+    text = said(
+        PLANTED, "break plant when mark.nan>2", "c", "show", "show plant->train", "show norm"
+    )
+    assert "break 1: plant when mark.nan>2; mark.nan is 3" in text and prompts(text)[1:] == [
+        "row 1, behind plant"
+    ]
     marks = [line.split() for line in text.splitlines() if line.startswith("  mark")]
     assert marks == [["mark", "[16,", "4]", "float32", "1", "1", "1", "3"]] * 2
     assert "bootstrap_obs" in text
 
 
 def test_show_where_row_and_help():
-    text = said(PLAN, "u sync", "show", "w", "s batch -> adv", "u row", "s report", "r", "help", "h n", "help quit")
+    text = said(
+        PLAN,
+        "u sync",
+        "show",
+        "w",
+        "s batch -> adv",
+        "u row",
+        "s report",
+        "r",
+        "help",
+        "h n",
+        "help quit",
+    )
     assert "  loss/value" in text and "  lag_max         0\n" in text
-    assert "ppo, seed 0, row 1, at sync: 64 steps sampled, 1 update\n   sample  ParallelSample\n" in text
+    assert (
+        "ppo, seed 0, row 1, at sync: 64 steps sampled, 1 update\n   sample  ParallelSample\n"
+        in text
+    )
     assert "\n-> sync    SyncWeights\n" in text
     assert "a Tally of 1 update" in text
     assert "  updates           1\n" in text
@@ -168,19 +247,33 @@ def test_show_where_row_and_help():
 def test_settings_are_listed_by_their_addresses():
     text = said(PLAN, "settings train", "settings", "settings norm")
     assert "  train.epochs     1\n  train.minibatch  32\n" in text
-    assert "learner.loss                    PPOLoss\n" in text and "learner.loss.clip               0.2\n" in text
+    assert (
+        "learner.loss                    PPOLoss\n" in text
+        and "learner.loss.clip               0.2\n" in text
+    )
     assert 'runners.env                     "CartPole-v1"\n' in text
 
 
 def test_names_are_completed():
-    assert Prompt(PLAN, 0, io.StringIO(), io.StringIO()).completedefault("train.e", "set train.e", 4, 11) == ["train.epochs"]
+    assert Prompt(PLAN, 0, io.StringIO(), io.StringIO()).completedefault(
+        "train.e", "set train.e", 4, 11
+    ) == ["train.epochs"]
 
 
 # -- changing
 
 
 def test_set_changes_what_is_trained_from_there_on():
-    run, text = session(PLAN, "u row", "set train.epochs 3", "u row", "u train", "set train.epochs=1", "u row", "u row")
+    run, text = session(
+        PLAN,
+        "u row",
+        "set train.epochs 3",
+        "u row",
+        "u train",
+        "set train.epochs=1",
+        "u row",
+        "u row",
+    )
     steps = [row["gradient_steps"] for row in run.rows]
     assert np.diff([0, *steps]).tolist() == [2, 6, 2, 2]
     assert "train.epochs was 1 and is 3 from here on" in text
@@ -198,7 +291,10 @@ def test_a_change_of_the_loss_or_of_the_optimiser_keeps_the_weights_and_the_mome
 def test_what_resources_are_told_beforehand_needs_a_new_run():
     text = said(IMPALA, "set queue.max_lag 3", "set queue.on_stale pace")
     assert "queue.max_lag was None and is 3 from here on" in text
-    assert "impala.queue.on_stale: resources are told of this before the first pass, so a change needs a new run: flowrl debug GRAPH --set" in text
+    assert (
+        "impala.queue.on_stale: resources are told of this before the first pass, so a change needs a new run: flowrl debug GRAPH --set"
+        in text
+    )
 
 
 # -- going back
@@ -207,8 +303,16 @@ def test_what_resources_are_told_beforehand_needs_a_new_run():
 def test_back_is_bit_equal_also_after_changes():
     changes = ("u row", "set train.epochs 2", "u train", "set learner.optimizer.lr 0.01", "u row 2")
     straight, _ = session(PLAN, *changes, "u row 4")
-    there, text = session(PLAN, *changes, "u row 3", "u train", "set train.epochs 9", "back", "back", "u row 4")
-    assert prompts(text)[-5:] == ["row 3 closed", "row 4, at train", "row 3 closed", "row 2 closed", "row 4 closed"]
+    there, text = session(
+        PLAN, *changes, "u row 3", "u train", "set train.epochs 9", "back", "back", "u row 4"
+    )
+    assert prompts(text)[-5:] == [
+        "row 3 closed",
+        "row 4, at train",
+        "row 3 closed",
+        "row 2 closed",
+        "row 4 closed",
+    ]
     assert "set train.epochs 9 came later, and is undone\nrunning 3 rows again" in text
     assert "set learner.optimizer.lr 0.01 stays\nrunning 2 rows again" in text
     assert timeless(there.rows) == timeless(straight.rows)
@@ -217,8 +321,19 @@ def test_back_is_bit_equal_also_after_changes():
 
 def test_back_within_a_pass_and_to_the_beginning():
     text = said(PLAN, "u row", "u train", "back", "back", "back", "u row", "w")
-    assert prompts(text) == ["row 1, at sample", "row 1 closed", "row 2, at train", "row 1 closed", "row 1, at sample", "row 1 closed"]
-    assert "running 1 row again" in text and "beginning again" in text and "this is the beginning" in text
+    assert prompts(text) == [
+        "row 1, at sample",
+        "row 1 closed",
+        "row 2, at train",
+        "row 1 closed",
+        "row 1, at sample",
+        "row 1 closed",
+    ]
+    assert (
+        "running 1 row again" in text
+        and "beginning again" in text
+        and "this is the beginning" in text
+    )
 
 
 COUNT = []
@@ -231,7 +346,10 @@ def counted(batch):
 
 def test_rows_that_do_not_follow_from_the_seed_are_told():
     text = said(PPO.insert(after="sample", odd=fl.Map(counted)), "u row 2", "back")
-    assert "row 1 came out in another way than before: something in it does not follow from the seed" in text
+    assert (
+        "row 1 came out in another way than before: something in it does not follow from the seed"
+        in text
+    )
 
 
 # -- stages
@@ -272,9 +390,24 @@ def fail():
 
 
 def test_after_an_error_the_prompt_is_there_to_see_why():
-    commands = ["u row 5", "show", "s mine", "w", "settings train", "n", "set train.epochs 2", "pdb", "q", "back", "u row 2"]
+    commands = [
+        "u row 5",
+        "show",
+        "s mine",
+        "w",
+        "settings train",
+        "n",
+        "set train.epochs 2",
+        "pdb",
+        "q",
+        "back",
+        "u row 2",
+    ]
     run, text = armed(lambda: None, fail, commands=commands)
-    assert "ZeroDivisionError: by hand\n(row 2, failed at mine) show\na Batch [16, 4], 64 steps" in text
+    assert (
+        "ZeroDivisionError: by hand\n(row 2, failed at mine) show\na Batch [16, 4], 64 steps"
+        in text
+    )
     assert "\n-> mine    Map\n" in text and "train.epochs     1" in text
     assert text.count("the run is over: it failed") == 2
     assert "-> raise ZeroDivisionError" in text
@@ -307,7 +440,13 @@ def test_ctrl_c_on_the_way_back_stops_there():
     def go_on():
         pass
 
-    text = armed(go_on, go_on, go_on, press, commands=["u row 2", "set train.epochs 3", "u row", "back", "w", "u row 3"])[1]
+    text = armed(
+        go_on,
+        go_on,
+        go_on,
+        press,
+        commands=["u row 2", "set train.epochs 3", "u row", "back", "w", "u row 3"],
+    )[1]
     assert "set train.epochs 3 stays\nrunning 2 rows again\ninterrupted\nmine -> adv" in text
     assert prompts(text)[-3:] == ["row 3 closed", "row 1, at adv", "row 3 closed"]
 
@@ -331,7 +470,12 @@ def test_ctrl_c_at_the_prompt_leaves_it_there():
 def test_pdb_goes_into_the_step_of_a_node():
     text = said(PLAN, "u train", "pdb", "p batch.steps, self.epochs", "c", "n", "u row", "pdb", "q")
     assert "(64, 1)" in text and "flowrl/ops/train.py" in text
-    assert prompts(text)[1:] == ["row 1, at train", "row 1, at sync", "row 1, at report", "row 1 closed"]
+    assert prompts(text)[1:] == [
+        "row 1, at train",
+        "row 1, at sync",
+        "row 1, at report",
+        "row 1 closed",
+    ]
     assert "pdb goes into the step of a node that is about to take an item" in text
 
 
@@ -378,13 +522,24 @@ def small():
 def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "flowrl", "debug", "mine.py:small", "--set", "runners.envs=3"],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "flowrl",
+            "debug",
+            "mine.py:small",
+            "--set",
+            "runners.envs=3",
+        ],
         input="c\np 'action', action\nc\np 'seen', batch.steps\nc\n",
         check=False,
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"} | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},  # Ray has its own
+        env={k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"}
+        | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},  # Ray has its own
         timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")

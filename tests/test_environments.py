@@ -177,13 +177,19 @@ if __name__ == "__main__":
 def everywhere(tmp_path_factory):
     """What one driver says that runs all of it, over a node that has its folder and a node that lacks it; the folder, and where runners were."""
     folder, marks = tmp_path_factory.mktemp("driver"), tmp_path_factory.mktemp("marks")
-    (folder / "driver.py").write_text(DRIVER.format(envs=ENVS, registered=REGISTERED, graphs=GRAPHS))
+    (folder / "driver.py").write_text(
+        DRIVER.format(envs=ENVS, registered=REGISTERED, graphs=GRAPHS)
+    )
     (folder / "shelled.py").write_text('WAY = "Shell"\n' + ENVS + REGISTERED + GRAPHS)
     (folder / "filed.py").write_text('WAY = "File"\n' + ENVS)
-    (folder / "packaged.py").write_text('WAY = "Packaged"\n' + ENVS + REGISTERED + "\n\ndef same(batch):\n    return batch\n")
+    (folder / "packaged.py").write_text(
+        'WAY = "Packaged"\n' + ENVS + REGISTERED + "\n\ndef same(batch):\n    return batch\n"
+    )
     env = {**os.environ, "PYTHONPATH": str(TESTS.parent), "MARKS": str(marks)}
     command = [sys.executable, "driver.py", str(TESTS / "lacking")]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines(), folder, {path.name for path in marks.iterdir()}
 
@@ -203,7 +209,12 @@ def test_from_python_they_train_and_are_evaluated(everywhere, case, runtime):
     lines, _, marks = everywhere
     value = float(RETURNS[case])
     steps, closed, played, evaluated = said(lines, f"{case} {runtime} ").split(" ", 3)
-    assert int(steps) >= 2_000 and closed == "True" and float(played) == value and evaluated == str([value, value])
+    assert (
+        int(steps) >= 2_000
+        and closed == "True"
+        and float(played) == value
+        and evaluated == str([value, value])
+    )
     way = "File" if case == "function" else "Python"
     assert {f"{way}-{case}-has", f"{way}-{case}-lacking"} <= marks, "runners on both nodes"
 
@@ -211,7 +222,9 @@ def test_from_python_they_train_and_are_evaluated(everywhere, case, runtime):
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("case", RETURNS)
-def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(everywhere, case, capsys, monkeypatch):
+def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(
+    everywhere, case, capsys, monkeypatch
+):
     lines, folder, marks = everywhere
     assert {f"Shell-{case}-has", f"Shell-{case}-lacking"} <= marks, "runners on both nodes"
     monkeypatch.chdir(folder)
@@ -219,13 +232,17 @@ def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(eve
     for runtime in ("local", "ray"):
         status, command = said(lines, f"shell {case} {runtime} ").split(" ", 1)
         assert status == "0"
-        command = command.partition(", for the environment has no name")[0].replace("FILE.py:FUNCTION", "shelled.py:ninefold")
+        command = command.partition(", for the environment has no name")[0].replace(
+            "FILE.py:FUNCTION", "shelled.py:ninefold"
+        )
         words = shlex.split(command)
         assert words[0] == f"{case}-{runtime}" and len(words) == 3
         monkeypatch.delitem(sys.modules, "shelled", raising=False)
         for name in [name for name in gym.registry if name.startswith("Own/")]:
             monkeypatch.delitem(gym.registry, name)
-        assert main(["eval", words[0]]) == 2, "without what the command names there is no environment"
+        assert main(["eval", words[0]]) == 2, (
+            "without what the command names there is no environment"
+        )
         assert main(["eval", *words, "--episodes", "2"]) == 0
         assert f"mean {RETURNS[case]:.1f}, std 0.0" in capsys.readouterr().out
 
@@ -237,11 +254,21 @@ def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_
     assert said(lines, "placed ") == "True [50.0]"
     for what in ("id", "chain", "imports", "learner"):
         text = said(lines, f"{what} SettingError ")
-        assert text.startswith("pg.map: learner: " if what == "learner" else "pg.sample: runners, worker ")
+        assert text.startswith(
+            "pg.map: learner: " if what == "learner" else "pg.sample: runners, worker "
+        )
         assert " has no module 'packaged'" in text and "started anew" not in text
-        assert f"; here it is in the folder {folder.resolve()}. Let Ray copy that to every node: " in text
-        assert "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line" in text
-    assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(lines, "id SettingError ")
+        assert (
+            f"; here it is in the folder {folder.resolve()}. Let Ray copy that to every node: "
+            in text
+        )
+        assert (
+            "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line"
+            in text
+        )
+    assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(
+        lines, "id SettingError "
+    )
     assert said(lines, "shell packaged ray ") == "0 packaged-ray --import packaged"
     assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks
     assert (folder / "packaged-ray/policy").is_dir()

@@ -58,13 +58,20 @@ class Largest(fl.Operator):
 
 @pytest.mark.parametrize("runtime", ["local", "ray", "xla"], indirect=True)
 def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime):
-    settings = fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    settings = fl.PPOSettings(
+        envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,))
+    )
     env = "gymnax:CartPole-v1" if isinstance(runtime, fl.XlaRuntime) else "CartPole-v1"
     graph = fl.ppo(env, settings).insert(after="sample", clip=clip, largest=Largest())
     with fl.run(graph, runtime=runtime) as run:
         for _ in range(4):
             next(run)
         (loop,) = run._session.turns.loops
-        assert [float(x) for x in loop.states["largest"]["found"]] == [0.5, 1.0, 1.0, 1.0]  # CartPole gives 1 a step
+        assert [float(x) for x in loop.states["largest"]["found"]] == [
+            0.5,
+            1.0,
+            1.0,
+            1.0,
+        ]  # CartPole gives 1 a step
         assert float(loop.states["clip"]["steps"]) == 32
     assert run.audit().closed

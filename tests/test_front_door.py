@@ -24,7 +24,9 @@ def test_the_readmes_python_runs_and_prints_what_it_says(tmp_path, monkeypatch, 
     said = io.StringIO()
     for block in PYTHON:
         with redirect_stdout(said):
-            exec(compile(block.replace("20_000", "8_000"), "README.md", "exec"), names)  # fewer rows, to be quick
+            exec(
+                compile(block.replace("20_000", "8_000"), "README.md", "exec"), names
+            )  # fewer rows, to be quick
     assert str(names["ppo"].compile()) == TEXT[0]
     assert str(names["dqn"].compile()) in TEXT
     assert TEXT[1] in said.getvalue()
@@ -49,7 +51,13 @@ def test_the_readmes_commands_are_those_of_the_command_line(monkeypatch, capsys)
         assert args.act
 
 
-@pytest.mark.parametrize("module", sorted(set(fl._HOME.values()) | {"flowrl.observe.looking", "flowrl.observe.progress", "flowrl.algos.named"}))
+@pytest.mark.parametrize(
+    "module",
+    sorted(
+        set(fl._HOME.values())
+        | {"flowrl.observe.looking", "flowrl.observe.progress", "flowrl.algos.named"}
+    ),
+)
 def test_docstring_examples(module):
     if module == "flowrl.runtime.ray":
         return

@@ -26,9 +26,20 @@ def package(module):
 def imports(path):
     """(module, whether at run time, line) of every import in a file."""
     tree = ast.parse(path.read_text())
-    typing_only = {id(n) for t in ast.walk(tree) if isinstance(t, ast.If) and ast.unparse(t.test) == "TYPE_CHECKING" for n in ast.walk(t)}
+    typing_only = {
+        id(n)
+        for t in ast.walk(tree)
+        if isinstance(t, ast.If) and ast.unparse(t.test) == "TYPE_CHECKING"
+        for n in ast.walk(t)
+    }
     for node in ast.walk(tree):
-        names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names = (
+            [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
         for name in names:
             yield name, id(node) not in typing_only, node.lineno
 
@@ -37,7 +48,9 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent != ROOT / "flowrl" or p.stem != "__init__"], ids=module_of)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent != ROOT / "flowrl" or p.stem != "__init__"], ids=module_of
+)
 def test_imports_run_from_higher_layers_to_lower_ones(path):
     mine = package(module_of(path))
     for name, runs, line in imports(path):
@@ -45,39 +58,62 @@ def test_imports_run_from_higher_layers_to_lower_ones(path):
             continue
         other = package(name)
         allowed = other in ("", mine) or LAYERS[other] < LAYERS[mine]
-        assert allowed, f"{path.name}:{line} imports {name}, which is in layer {LAYERS[other]}, from layer {LAYERS[mine]}"
+        assert allowed, (
+            f"{path.name}:{line} imports {name}, which is in layer {LAYERS[other]}, from layer {LAYERS[mine]}"
+        )
 
 
 def test_there_are_no_circles_among_the_modules():
     import networkx as nx
 
-    g = nx.DiGraph((module_of(p), name) for p in FILES for name, runs, _ in imports(p) if runs and name.startswith("flowrl."))
+    g = nx.DiGraph(
+        (module_of(p), name)
+        for p in FILES
+        for name, runs, _ in imports(p)
+        if runs and name.startswith("flowrl.")
+    )
     within = [c for c in nx.simple_cycles(g) if len({package(m) for m in c}) == 1]
-    lazy = {("flowrl.graph.graph", "flowrl.graph.compile"), ("flowrl.graph.graph", "flowrl.graph.draw")}  # verbs of Graph, imported when called
+    lazy = {
+        ("flowrl.graph.graph", "flowrl.graph.compile"),
+        ("flowrl.graph.graph", "flowrl.graph.draw"),
+    }  # verbs of Graph, imported when called
     assert not [c for c in within if not lazy & set(zip(c, [*c[1:], c[0]], strict=True))]
 
 
 def test_only_one_file_imports_ray():
-    assert {module_of(p) for p in FILES for name, _, _ in imports(p) if name.partition(".")[0] == "ray"} == {"flowrl.runtime.ray"}
+    assert {
+        module_of(p) for p in FILES for name, _, _ in imports(p) if name.partition(".")[0] == "ray"
+    } == {"flowrl.runtime.ray"}
 
 
 def test_runtimes_never_import_operators_nor_operators_runtimes():
     for path in FILES:
         mine = package(module_of(path))
         for name, _, _ in imports(path):
-            assert (mine, package(name)) not in {("runtime", "ops"), ("ops", "runtime"), ("runtime", "rl")}
+            assert (mine, package(name)) not in {
+                ("runtime", "ops"),
+                ("ops", "runtime"),
+                ("runtime", "rl"),
+            }
 
 
 def test_importing_flowrl_loads_neither_jax_nor_ray():
     code = "import sys, flowrl; print([m for m in ('jax', 'ray', 'flax', 'numpy', 'gymnasium', 'networkx', 'orbax') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_every_public_name_is_there_and_documented_and_a_wrong_one_gives_the_nearest():
     for name in fl.__all__:
         assert (getattr(fl, name).__doc__ or "").strip(), name
     assert set(fl.__all__) <= set(dir(fl))
-    with pytest.raises(AttributeError, match=r"flowrl has no name 'Lerner'; did you mean 'Learner'\?"):
+    with pytest.raises(
+        AttributeError, match=r"flowrl has no name 'Lerner'; did you mean 'Learner'\?"
+    ):
         fl.Lerner  # noqa: B018
 
 
@@ -102,15 +138,29 @@ def definitions(node, public=True):
 
 
 def test_everything_public_has_a_docstring():
-    assert [f"{p.name}:{d.lineno} {d.name}" for p in FILES for d in definitions(ast.parse(p.read_text())) if not ast.get_docstring(d)] == []
+    assert [
+        f"{p.name}:{d.lineno} {d.name}"
+        for p in FILES
+        for d in definitions(ast.parse(p.read_text()))
+        if not ast.get_docstring(d)
+    ] == []
 
 
 def code_lines(path):
     """Lines that hold code: no blank ones, no comments, no docstrings."""
     text = path.read_text()
     tree = ast.parse(text)
-    prose = {n for d in ast.walk(tree) if isinstance(d, ast.Expr) and isinstance(d.value, ast.Constant) for n in range(d.lineno, d.end_lineno + 1)}
-    return sum(1 for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#") and i not in prose)
+    prose = {
+        n
+        for d in ast.walk(tree)
+        if isinstance(d, ast.Expr) and isinstance(d.value, ast.Constant)
+        for n in range(d.lineno, d.end_lineno + 1)
+    }
+    return sum(
+        1
+        for i, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#") and i not in prose
+    )
 
 
 def test_sizes_stay_small():
@@ -127,7 +177,16 @@ def test_sizes_stay_small():
 
 
 def test_no_place_of_this_machine_and_no_registry_is_named():
-    words = ["/wor" + "k/", "/roo" + "t/", "pyp" + "i.org", "files.python" + "hosted", "--index" + "-url", "--find" + "-links"]
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    words = [
+        "/wor" + "k/",
+        "/roo" + "t/",
+        "pyp" + "i.org",
+        "files.python" + "hosted",
+        "--index" + "-url",
+        "--find" + "-links",
+    ]
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     texts = [ROOT / f for f in listed if not f.endswith((".png", ".svg")) and (ROOT / f).is_file()]
     assert [(p.name, w) for p in texts for w in words if w in p.read_text(errors="replace")] == []

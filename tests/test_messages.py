@@ -32,8 +32,14 @@ class Own(fl.Stateless):
             lambda b: np.clip(b["reward"], -1, 1),
             r"ppo\.mine: TypeError: .*\(test_messages\.py:\d+\); while a graph is checked a step sees shapes: put maths",
         ),
-        (lambda b: b["reward"].mean(), r"ppo\.mine: AttributeError: .*put maths on arrays into ctx\.run\(function, \.\.\.\)"),
-        (lambda b: b["rewards"], r"ppo\.mine: the batch has no field: unknown field 'rewards'; did you mean 'reward'\?"),
+        (
+            lambda b: b["reward"].mean(),
+            r"ppo\.mine: AttributeError: .*put maths on arrays into ctx\.run\(function, \.\.\.\)",
+        ),
+        (
+            lambda b: b["rewards"],
+            r"ppo\.mine: the batch has no field: unknown field 'rewards'; did you mean 'reward'\?",
+        ),
     ],
 )
 def test_a_step_that_touches_arrays_is_told_the_way_out(work, says):
@@ -53,9 +59,18 @@ def forgets_to_return(batch):
 @pytest.mark.parametrize(
     ("fn", "says"),
     [
-        (lambda b: b.with_(reward=b["rewrd"]), r"ppo\.mine: the batch has no field: unknown field 'rewrd'; did you mean 'reward'\?"),
-        (lambda b: b.rewards, r"ppo\.mine: AttributeError: 'Batch' object has no attribute 'rewards' \(test_messages\.py:\d+\)"),
-        (changes_in_place, r"ppo\.mine: ValueError: assignment destination is read-only .*; other nodes may have the same item: change a copy"),
+        (
+            lambda b: b.with_(reward=b["rewrd"]),
+            r"ppo\.mine: the batch has no field: unknown field 'rewrd'; did you mean 'reward'\?",
+        ),
+        (
+            lambda b: b.rewards,
+            r"ppo\.mine: AttributeError: 'Batch' object has no attribute 'rewards' \(test_messages\.py:\d+\)",
+        ),
+        (
+            changes_in_place,
+            r"ppo\.mine: ValueError: assignment destination is read-only .*; other nodes may have the same item: change a copy",
+        ),
         (forgets_to_return, r"ppo\.batch: mine gives it None"),
     ],
     ids=["a field", "an attribute", "in place", "no return"],
@@ -71,10 +86,15 @@ def test_a_choice_is_told_by_its_options():
 
 
 def test_a_loss_and_a_network_of_the_wrong_form_are_told_the_right_one():
-    with pytest.raises(fl.CheckError, match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number returned one float"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number returned one float",
+    ):
         PPO.set("learner.loss", only_a_number).check()
     policy = fl.Policy(OneArray)
-    with pytest.raises(fl.CheckError, match=r"OneArray must return \(action outputs, value\), but it returned"):
+    with pytest.raises(
+        fl.CheckError, match=r"OneArray must return \(action outputs, value\), but it returned"
+    ):
         PPO.set("learner.policy", policy).set("runners.policy", policy).check()
 
 
@@ -88,7 +108,9 @@ class OneArray(fl.MLP):
 
 
 def test_until_is_a_function():
-    with pytest.raises(fl.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"):
+    with pytest.raises(
+        fl.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"
+    ):
         fl.run(PPO, until="return_mean>=1")
 
 
@@ -107,25 +129,35 @@ def test_a_number_of_steps_that_is_none_is_told(capsys):
 
 
 def test_a_bare_name_is_told_the_addresses_that_end_so():
-    with pytest.raises(fl.SettingError, match=r"unknown node or resource 'lr'.*did you mean learner\.optimizer\.lr\?"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"unknown node or resource 'lr'.*did you mean learner\.optimizer\.lr\?",
+    ):
         PPO.set("lr", 1e-3)
 
 
 def test_a_file_without_a_function_lists_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "whole_file.py").write_text("import flowrl as fl\nfrom math import sqrt\n\ndef mine():\n    return fl.ppo()\n\nready = fl.a2c()\n")
+    (tmp_path / "whole_file.py").write_text(
+        "import flowrl as fl\nfrom math import sqrt\n\ndef mine():\n    return fl.ppo()\n\nready = fl.a2c()\n"
+    )
     assert main(["check", "whole_file.py"]) == 2
     assert capsys.readouterr().err.endswith("whole_file.py:FUNCTION; it has mine, ready\n")
 
 
 def test_allow_names_packages():
     for wrong in ("numpy", [OneArray]):
-        with pytest.raises(fl.SettingError, match=r"allow takes a list of package names, such as \['my_package'\]"):
+        with pytest.raises(
+            fl.SettingError, match=r"allow takes a list of package names, such as \['my_package'\]"
+        ):
             fl.Graph.from_text(PPO.text(), allow=wrong)
 
 
 def test_numpy_in_a_compiled_function_is_told_the_way_out():
-    with pytest.raises(fl.CheckError, match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy",
+    ):
         PPO.insert(after="sample", mine=InRun(lambda r: np.clip(r, -1, 1))).check()
 
 
@@ -149,7 +181,10 @@ class Anneals(fl.Stateless):
 
 
 def test_a_method_of_what_may_change_is_not_compiled():
-    with pytest.raises(fl.CheckError, match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals a frozen dataclass"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals a frozen dataclass",
+    ):
         PPO.insert(after="sample", mine=Anneals()).check()
 
 
@@ -158,14 +193,23 @@ class NoSpaces(gym.Env):
 
 
 def test_an_environment_without_spaces_and_one_made_already_are_told():
-    with pytest.raises(fl.CheckError, match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets self\.observation_space and"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets self\.observation_space and",
+    ):
         fl.ppo(NoSpaces).check()
-    with pytest.raises(fl.SettingError, match="env must be an id, a class or a function that makes an environment, got one that is made already"):
+    with pytest.raises(
+        fl.SettingError,
+        match="env must be an id, a class or a function that makes an environment, got one that is made already",
+    ):
         fl.ppo(gym.make("CartPole-v1"))
 
 
 def test_an_id_that_would_import_a_module_is_refused():
-    with pytest.raises(fl.CheckError, match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write 'E-v0'"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write 'E-v0'",
+    ):
         fl.ppo("evil:E-v0").check()
 
 

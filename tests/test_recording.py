@@ -26,7 +26,9 @@ from flowrl.rollout.sample import seed_of
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
 TINY = {"runners": 2, "envs": 2, "fragment": 8}
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**TINY, batch=32, epochs=2, minibatch=16, policy=POLICY))
-IMPALA = fl.impala("CartPole-v1", fl.IMPALASettings(**TINY, batch=32, report_every=2, policy=POLICY))
+IMPALA = fl.impala(
+    "CartPole-v1", fl.IMPALASettings(**TINY, batch=32, report_every=2, policy=POLICY)
+)
 SMALL = fl.PPOSettings(**TINY, batch=32, epochs=1, minibatch=None, policy=POLICY)
 ENV = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parent}"}
 
@@ -51,22 +53,33 @@ def three(tmp_path_factory):
 # -- replay
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
 @pytest.mark.parametrize("graph", [PPO, IMPALA], ids=lambda g: g.name)
 def test_a_replay_tells_the_same_to_the_bit(graph, runtime, tmp_path):
     run = recorded(graph, tmp_path / "run", runtime=runtime)
     every = [replay(tmp_path / "run", r.number) for r in records(tmp_path / "run")]
     assert len(every) >= 3
     assert all(r.equal for r in every), "\n".join(map(str, every))
-    assert [float(r.again["loss"]) for r in every][: len(run.rows)] == [row["loss"] for row in run.rows] or graph is IMPALA
+    assert [float(r.again["loss"]) for r in every][: len(run.rows)] == [
+        row["loss"] for row in run.rows
+    ] or graph is IMPALA
 
 
 @pytest.mark.parametrize("name", ["recurrent", "dqn"])
 def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
     if name == "recurrent":
-        graph = fl.impala("CartPole-v1", fl.IMPALASettings(**TINY, batch=32, policy=fl.Policy(fl.RNN, hidden=(4,), size=4, cell="lstm")))
+        graph = fl.impala(
+            "CartPole-v1",
+            fl.IMPALASettings(
+                **TINY, batch=32, policy=fl.Policy(fl.RNN, hidden=(4,), size=4, cell="lstm")
+            ),
+        )
     else:
-        settings = fl.ApexSettings(**TINY, batch=16, start=32, report_every=2, policy=fl.Policy(fl.QNetwork))
+        settings = fl.ApexSettings(
+            **TINY, batch=16, start=32, report_every=2, policy=fl.Policy(fl.QNetwork)
+        )
         graph = fl.apex("CartPole-v1", settings).set("replay.shards", 1)
     recorded(graph, tmp_path / "run", rows=1)
     (*_, last) = records(tmp_path / "run")
@@ -79,12 +92,29 @@ def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
 def test_what_is_set_is_shown_beside_both(three, capsys):
     run, out = three
     assert (
-        main(["replay", str(out), "--update", "2", "--set", "learner.loss.clip=0.3", "--set", "train.epochs=4", "--set", "train.minibatch=None"]) == 0
+        main(
+            [
+                "replay",
+                str(out),
+                "--update",
+                "2",
+                "--set",
+                "learner.loss.clip=0.3",
+                "--set",
+                "train.epochs=4",
+                "--set",
+                "train.minibatch=None",
+            ]
+        )
+        == 0
     )
     said = capsys.readouterr().out
     assert said.startswith("update 2 of learner, recorded because: every 1\n")
     assert "with learner.loss.clip=0.3, train.epochs=4, train.minibatch=None" in said
-    loss, steps = (next(line for line in said.splitlines() if line.startswith(name)).split() for name in ("loss ", "gradient_steps"))
+    loss, steps = (
+        next(line for line in said.splitlines() if line.startswith(name)).split()
+        for name in ("loss ", "gradient_steps")
+    )
     assert loss[1] == loss[2] == f"{run.rows[1]['loss']:.8g}" != loss[3]
     assert steps[1:] == ["4", "4", "4"]
     assert said.endswith("the replay is equal to the record to the bit\n")
@@ -94,13 +124,18 @@ def test_what_a_single_step_of_the_optimiser_does_is_seen_by_the_weights(three):
     _, out = three
     done = replay(out, 3, [("learner.optimizer.lr", 3e-3)])
     assert done.moved[1] > 2 * done.moved[0] > 0
-    assert [line.split()[:3] for line in str(done).splitlines() if line.startswith("weights moved")] == [["weights", "moved", "-"]]
+    assert [
+        line.split()[:3] for line in str(done).splitlines() if line.startswith("weights moved")
+    ] == [["weights", "moved", "-"]]
 
 
 def test_what_can_not_be_set_is_told(three):
     _, out = three
     for change, says in {
-        ("learner.loss.clipp", 0.3): r"unknown setting 'learner.loss.clipp'; did you mean 'learner.loss.clip'\?",
+        (
+            "learner.loss.clipp",
+            0.3,
+        ): r"unknown setting 'learner.loss.clipp'; did you mean 'learner.loss.clip'\?",
         ("adv.gamma", 0.9): "A replay begins with the batch, so only what trains on it can be set",
         ("train.epochs", 1.5): "train.epochs: takes int, got 1.5",
         ("train.minibatch", 7): "minibatch=7 does not divide the batch of 32 steps",
@@ -123,19 +158,30 @@ def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
         print(main(["replay", "out", "--update", "1"]), "ray" in sys.modules, "gymnasium.envs.classic_control" in sys.modules)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    said = subprocess.run(command, cwd=tmp_path, env=ENV, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        command, cwd=tmp_path, env=ENV, check=True, capture_output=True, text=True
+    ).stdout
     assert said.endswith("the replay is equal to the record to the bit\n0 False False\n")
 
 
 def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, capsys):
     _, out = three
     assert main(["replay", str(out)]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["update", "1", "2", "3"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "update",
+        "1",
+        "2",
+        "3",
+    ]
     assert main(["replay", str(out), "--set", "learner.loss.clip=0.3"]) == 2
-    assert "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
+    assert (
+        "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
+    )
     assert "(2 before; flowrl replay" in listed(out, 1) and len(listed(out, 1).splitlines()) == 3
     assert main(["replay", str(out), "--update", "812"]) == 2
-    assert "update 812 was not recorded; the nearest that were are 1, 2, 3" in capsys.readouterr().err
+    assert (
+        "update 812 was not recorded; the nearest that were are 1, 2, 3" in capsys.readouterr().err
+    )
     with pytest.raises(fl.SaveError, match="holds no records of critic; it does of learner"):
         find(out, 1, "critic")
 
@@ -163,12 +209,18 @@ AT = 20
 
 def planted(**more):
     env = {"at": AT, "seed": seed_of(0, "runners", 1) + 1}
-    return fl.ppo("CartPole-v1", SMALL).replace(runners=fl.Runners(Planted, POLICY, count=2, envs=2, fragment=8, env_settings=env, **more))
+    return fl.ppo("CartPole-v1", SMALL).replace(
+        runners=fl.Runners(Planted, POLICY, count=2, envs=2, fragment=8, env_settings=env, **more)
+    )
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
 def test_a_planted_nan_is_traced_to_its_runner_environment_and_step(runtime, tmp_path, capsys):
-    with pytest.raises(fl.EnvironmentFailed, match=f"nan, at its step {AT} since it was made") as failed:
+    with pytest.raises(
+        fl.EnvironmentFailed, match=f"nan, at its step {AT} since it was made"
+    ) as failed:
         recorded(planted(), tmp_path / "run", 9, runtime)
     facts = json.loads((tmp_path / "run/failure.json").read_text())["facts"]
     assert facts == failed.value.facts
@@ -207,17 +259,24 @@ def test_a_runner_that_is_started_anew_lets_the_run_go_on_and_why_knows_its_new_
 def test_a_nan_of_an_environment_in_jax_is_traced_too(tmp_path):
     graph = fl.ppo(Corridor, SMALL).set("runners.env_settings", {"nan_at": 3})
     with pytest.raises(
-        fl.EnvironmentFailed, match="environment 0, counted over all runners, which is one of runner 0, at its step 3 with its resets"
+        fl.EnvironmentFailed,
+        match="environment 0, counted over all runners, which is one of runner 0, at its step 3 with its resets",
     ):
         recorded(graph, tmp_path / "run")
-    assert "environment 0 of the runners, one of runner 0, gave what is not finite at its step 3 since it was made" in why(tmp_path / "run")
+    assert (
+        "environment 0 of the runners, one of runner 0, gave what is not finite at its step 3 since it was made"
+        in why(tmp_path / "run")
+    )
 
 
 def poisoned(batch):
     """Makes one reward NaN: of environment 2, in its row 21."""
     if not isinstance(batch["reward"], np.ndarray):
         return batch
-    reward, step = batch["reward"].copy(), batch.columns["first"] + np.arange(len(batch["reward"]))[:, None] + 1
+    reward, step = (
+        batch["reward"].copy(),
+        batch.columns["first"] + np.arange(len(batch["reward"]))[:, None] + 1,
+    )
     reward[(batch.columns["env"] == 2) & (step == 21)] = np.nan
     return batch.with_(reward=reward)
 
@@ -231,12 +290,17 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
     }  # fmt: skip
     assert main(["why", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert "reward is not finite in 1 place:\n  nan of runner 1, environment 2, step 21, row 4, column 2\n" in said
+    assert (
+        "reward is not finite in 1 place:\n  nan of runner 1, environment 2, step 21, row 4, column 2\n"
+        in said
+    )
     assert said.index("reward is not finite") < said.index("advantage is not finite")
     assert replay(tmp_path / "run", 3).equal
     with pytest.raises(fl.NotFinite):
         recorded(graph, tmp_path / "unknown", 9, record=False)
-    assert "was not recorded. Run it again with --record, then ask why again" in why(tmp_path / "unknown")
+    assert "was not recorded. Run it again with --record, then ask why again" in why(
+        tmp_path / "unknown"
+    )
 
 
 def wild(policy, params, batch):
@@ -247,9 +311,17 @@ def wild(policy, params, batch):
 
 def test_a_nan_that_the_loss_makes_is_told_so(tmp_path):
     with pytest.raises(fl.NotFinite):
-        recorded(fl.ppo("CartPole-v1", SMALL).set("learner.loss", wild), tmp_path / "run", record=True)
-    assert "all of the batch and of the learner before it is finite: the update itself made what is not" in why(tmp_path / "run")
-    with pytest.raises(fl.SaveError, match="needs code from 'test_recording'.* allow it with --import test_recording"):
+        recorded(
+            fl.ppo("CartPole-v1", SMALL).set("learner.loss", wild), tmp_path / "run", record=True
+        )
+    assert (
+        "all of the batch and of the learner before it is finite: the update itself made what is not"
+        in why(tmp_path / "run")
+    )
+    with pytest.raises(
+        fl.SaveError,
+        match="needs code from 'test_recording'.* allow it with --import test_recording",
+    ):
         replay(tmp_path / "run", 1)
     assert replay(tmp_path / "run", 1, allow=["test_recording"]).equal
 
@@ -263,7 +335,12 @@ def large_once(batch):
 
 
 def test_the_first_and_outliers_are_kept_with_those_before_and_nothing_else(tmp_path):
-    recorded(fl.ppo("CartPole-v1", SMALL).insert(after="batch", large=fl.Map(large_once)), tmp_path / "run", 28, record=True)
+    recorded(
+        fl.ppo("CartPole-v1", SMALL).insert(after="batch", large=fl.Map(large_once)),
+        tmp_path / "run",
+        28,
+        record=True,
+    )
     kept = {r.number: r.header["why"][0] for r in records(tmp_path / "run")}
     assert {1, 22, 23, 24} <= kept.keys()
     assert (kept[1], kept[22], kept[23]) == ("first", "2 before update 24", "1 before update 24")
@@ -280,7 +357,9 @@ def test_where_large_losses_are_common_few_are_outliers():
             found.append(i)
         recent.append(loss)
     assert 0 < len(found) < 0.015 * len(losses)
-    assert outlier(1e9, recent).startswith("outlier: the loss is 1e+09, the median before it ") and not outlier(1.0, [1.0] * 20)
+    assert outlier(1e9, recent).startswith(
+        "outlier: the loss is 1e+09, the median before it "
+    ) and not outlier(1.0, [1.0] * 20)
 
 
 def test_disk_and_memory_are_bounded(three, tmp_path, monkeypatch):
@@ -293,14 +372,24 @@ def test_disk_and_memory_are_bounded(three, tmp_path, monkeypatch):
     assert {1, 30} <= {*numbers} and len(numbers) < 30
     monkeypatch.setattr("flowrl.observe.record.HELD", 1)
     held, recorder = [], Recorder(tmp_path / "held", Record(around=5))
-    with fl.run(PPO, observers=[recorder, Tap(lambda e: held.append(len(recorder.held["learner"])), Updated)], steps=200) as run:
+    with fl.run(
+        PPO,
+        observers=[recorder, Tap(lambda e: held.append(len(recorder.held["learner"])), Updated)],
+        steps=200,
+    ) as run:
         list(run)
     assert set(held) == {1}
 
 
 def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_goes_on(tmp_path):
     told = []
-    run = recorded(PPO, tmp_path / "run", 2, record=Record(most_bytes=1000), observers=[Tap(told.append, Warned)])
+    run = recorded(
+        PPO,
+        tmp_path / "run",
+        2,
+        record=Record(most_bytes=1000),
+        observers=[Tap(told.append, Warned)],
+    )
     assert len(run.rows) == 2
     assert "but records may take most_bytes=1 KB; allow more" in told[0].text
 
@@ -325,7 +414,9 @@ def test_a_killed_run_leaves_whole_records(tmp_path):
     assert why(tmp_path / "run").startswith("this run goes on, or was killed")
 
 
-def test_nothing_is_recorded_nor_copied_where_nobody_asks_and_records_may_be_removed(three, tmp_path):
+def test_nothing_is_recorded_nor_copied_where_nobody_asks_and_records_may_be_removed(
+    three, tmp_path
+):
     fl.run(PPO, out=tmp_path / "plain", steps=32).close()
     assert not (tmp_path / "plain/records").exists()
     recorded(PPO, tmp_path / "run", 1)
@@ -336,32 +427,54 @@ def test_nothing_is_recorded_nor_copied_where_nobody_asks_and_records_may_be_rem
     with fl.run(PPO, observers=[Tap(seen.append, Updating, Updated)]) as run:
         next(run)
         next(run)
-    assert [(type(e), e.version) for e in seen] == [(Updating, 0), (Updated, 0), (Updating, 1), (Updated, 1)]
+    assert [(type(e), e.version) for e in seen] == [
+        (Updating, 0),
+        (Updated, 0),
+        (Updating, 1),
+        (Updated, 1),
+    ]
     assert all(not x.is_deleted() for x in jax.tree.leaves(seen[0].state))
 
 
 def test_wrong_inputs_are_told(three, tmp_path, capsys):
     _, out = three
-    with pytest.raises(fl.SettingError, match=r"record keeps updates in the run's directory; give out='runs/mine' too"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"record keeps updates in the run's directory; give out='runs/mine' too",
+    ):
         fl.run(PPO, record=True)
-    with pytest.raises(fl.SettingError, match="an update is a part of the program, so that it can't be recorded; take the local runtime"):
+    with pytest.raises(
+        fl.SettingError,
+        match="an update is a part of the program, so that it can't be recorded; take the local runtime",
+    ):
         fl.run(fl.ppo(Corridor, SMALL), runtime="xla", record=True, out=tmp_path / "xla")
     for settings in ({"every": 0}, {"around": -1}, {"most_bytes": 0}):
-        with pytest.raises(fl.SettingError, match=f"{next(iter(settings))}.* at least 1|around must"):
+        with pytest.raises(
+            fl.SettingError, match=f"{next(iter(settings))}.* at least 1|around must"
+        ):
             Record(**settings)
     assert main(["why", str(tmp_path / "nowhere")]) == 2
     assert "there is no directory" in capsys.readouterr().err
     assert main(["why", str(tmp_path)]) == 2
     assert "is no run's directory: it has no graph.txt" in capsys.readouterr().err
     (tmp_path / "graph.txt").write_text("")
-    assert why(tmp_path) == f"this run goes on, or was killed: it left no error\n{tmp_path} holds no records of updates; run it with --record"
+    assert (
+        why(tmp_path)
+        == f"this run goes on, or was killed: it left no error\n{tmp_path} holds no records of updates; run it with --record"
+    )
     for wrong in (100, "yes", Record):
-        with pytest.raises(fl.SettingError, match=r"record must be True, False or one such as fl.Record\(every=100\), got"):
+        with pytest.raises(
+            fl.SettingError,
+            match=r"record must be True, False or one such as fl.Record\(every=100\), got",
+        ):
             fl.run(PPO, record=wrong, out=tmp_path / "run")
     with pytest.raises(fl.SettingError, match="observers must be a list of them, got"):
         fl.run(PPO, observers=print)
     for wrong in (print, fl.Csv, "csv"):
-        with pytest.raises(fl.SettingError, match=r"observers: .* is none; it needs `kinds`, a tuple of the events that it takes"):
+        with pytest.raises(
+            fl.SettingError,
+            match=r"observers: .* is none; it needs `kinds`, a tuple of the events that it takes",
+        ):
             fl.run(PPO, observers=[wrong])
     (tmp_path / "records").mkdir()
     whole = (out / "records/update-000002.npz").read_bytes()

@@ -22,7 +22,9 @@ PPO = fl.ppo("CartPole-v1", SETTINGS)
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "one"
-    with fl.run(PPO.set("runners.policy", _normed()).set("learner.policy", _normed()), out=path, steps=150) as run:
+    with fl.run(
+        PPO.set("runners.policy", _normed()).set("learner.policy", _normed()), out=path, steps=150
+    ) as run:
         list(run)
     return path, run
 
@@ -32,7 +34,9 @@ def _normed():
 
 
 def test_it_stops_at_a_number_of_steps_or_where_a_row_says_so():
-    with pytest.raises(fl.SettingError, match=r"run takes a graph, such as fl.ppo\('CartPole-v1'\), got 'ppo'"):
+    with pytest.raises(
+        fl.SettingError, match=r"run takes a graph, such as fl.ppo\('CartPole-v1'\), got 'ppo'"
+    ):
         fl.run("ppo")
     with fl.run(PPO, steps=150) as run:
         rows = list(run)
@@ -72,15 +76,23 @@ def test_a_runs_directory_holds_what_it_should(saved):
     assert rows[0]["lag_max"] == 0
     assert fl.Graph.from_text((path / "graph.txt").read_text()) == run.graph
     assert (path / "plan.txt").read_text() == str(run.plan)
-    assert b"pickle" not in b"".join(p.read_bytes() for p in path.rglob("*") if p.is_file() and p.suffix in (".json", ".txt", ".jsonl"))
+    assert b"pickle" not in b"".join(
+        p.read_bytes()
+        for p in path.rglob("*")
+        if p.is_file() and p.suffix in (".json", ".txt", ".jsonl")
+    )
 
 
 def test_nan_is_null_in_the_rows_file(tmp_path):
-    graph = PPO.replace(runners=fl.Runners(_long, PPO.resources["runners"].policy, envs=4, fragment=16))
+    graph = PPO.replace(
+        runners=fl.Runners(_long, PPO.resources["runners"].policy, envs=4, fragment=16)
+    )
     with fl.run(graph, steps=60, out=tmp_path / "r") as run:
         list(run)
     assert math.isnan(run.rows[0]["return_mean"])
-    assert json.loads((tmp_path / "r/rows.jsonl").read_text().splitlines()[0])["return_mean"] is None
+    assert (
+        json.loads((tmp_path / "r/rows.jsonl").read_text().splitlines()[0])["return_mean"] is None
+    )
 
 
 def _long():
@@ -92,22 +104,35 @@ def test_a_loaded_policy_acts_and_evaluates_like_the_one_that_was_saved(saved):
     loaded = fl.load(path)
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     np.testing.assert_array_equal(loaded.act(obs), run.policy.act(obs))
-    np.testing.assert_array_equal(loaded.act(obs, greedy=False, seed=3), run.policy.act(obs, greedy=False, seed=3))
+    np.testing.assert_array_equal(
+        loaded.act(obs, greedy=False, seed=3), run.policy.act(obs, greedy=False, seed=3)
+    )
     assert isinstance(int(loaded.act(obs[0])), int)
     np.testing.assert_array_equal(loaded.evaluate(3, seed=1), run.policy.evaluate(3, seed=1))
-    assert set(loaded.weights.rest) == {"encoder/norm/mean", "encoder/norm/var", "encoder/norm/count"}
+    assert set(loaded.weights.rest) == {
+        "encoder/norm/mean",
+        "encoder/norm/var",
+        "encoder/norm/count",
+    }
     assert loaded.weights.rest["encoder/norm/count"] > 100
-    with pytest.raises(fl.ContractError, match=r"an observation of shape \[4\], or several of them; got \[3\]"):
+    with pytest.raises(
+        fl.ContractError, match=r"an observation of shape \[4\], or several of them; got \[3\]"
+    ):
         loaded.act(np.zeros(3))
 
 
-@pytest.mark.parametrize("where", ["policy/policy.json", "rows.jsonl", "graph.txt", "a weights file"])
+@pytest.mark.parametrize(
+    "where", ["policy/policy.json", "rows.jsonl", "graph.txt", "a weights file"]
+)
 def test_a_flipped_bit_anywhere_is_found_before_anything_is_loaded(saved, tmp_path, where):
     import shutil
 
     path = tmp_path / "copy"
     shutil.copytree(saved[0], path)
-    largest = max((p for p in (path / "policy/weights").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest = max(
+        (p for p in (path / "policy/weights").rglob("*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
     file = largest if where == "a weights file" else path / where
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
@@ -130,7 +155,9 @@ def test_what_is_no_saved_run_is_refused_with_the_reason(saved, tmp_path):
     with pytest.raises(fl.SaveError, match=r"manifest\.json is damaged"):
         fl.load(path)
     (path / "manifest.json").unlink()
-    with pytest.raises(fl.SaveError, match=r"no manifest\.json: it is no run's directory, or its run was killed"):
+    with pytest.raises(
+        fl.SaveError, match=r"no manifest\.json: it is no run's directory, or its run was killed"
+    ):
         fl.load(path)
 
 
@@ -149,15 +176,21 @@ def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
     import own_policy
 
     policy = fl.Policy(own_policy.Tiny, width=4)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy))
+    graph = fl.ppo(
+        "CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy)
+    )
     with fl.run(graph, steps=10, out=tmp_path / "r") as run:
         list(run)
-    with pytest.raises(fl.SaveError, match=r"needs code from 'own_policy'.*allow it with --import own_policy"):
+    with pytest.raises(
+        fl.SaveError, match=r"needs code from 'own_policy'.*allow it with --import own_policy"
+    ):
         fl.load(tmp_path / "r")
     assert fl.load(tmp_path / "r", allow=["own_policy"]).policy == policy
 
 
-def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_at_the_start(tmp_path):
+def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_at_the_start(
+    tmp_path,
+):
     told = Notes()
     graph = PPO.set("runners.env", lambda: Clockwork((5,)))
     with fl.run(graph, steps=60, out=tmp_path / "r", observers=[told]) as run:
@@ -170,7 +203,9 @@ def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_a
     with fl.run(graph.set("runners.wrappers", (longer,)), steps=60, out=tmp_path / "w") as run:
         list(run)
     named = fl.load(tmp_path / "w", allow=["gymnasium"], env=Clockwork)
-    assert named.env is Clockwork and list(named.evaluate(4)) == [3, 4, 9, 4], "within the wrapper that could be saved"
+    assert named.env is Clockwork and list(named.evaluate(4)) == [3, 4, 9, 4], (
+        "within the wrapper that could be saved"
+    )
 
     class Local(fl.MLP):
         pass
@@ -209,7 +244,9 @@ def test_observers_are_told_and_a_failing_one_is_switched_off():
     assert [e.row for e in notes.of(RowClosed)] == run.rows
     assert {e.node for e in notes.of(OperatorRan)} == {n.name for n in PPO.nodes}
     assert sum(e.seconds for e in notes.of(OperatorRan)) < run.rows[-1]["seconds"]
-    assert [e.text for e in notes.of(Warned)] == ["observer Broken failed and is switched off: OSError: disk full"]
+    assert [e.text for e in notes.of(Warned)] == [
+        "observer Broken failed and is switched off: OSError: disk full"
+    ]
     assert Broken.calls == 1
 
 
@@ -291,7 +328,9 @@ def test_an_interrupted_run_is_saved(tmp_path):
 
 
 def test_wrong_arguments_are_told_before_anything_starts(tmp_path):
-    with pytest.raises(fl.SettingError, match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray"):
+    with pytest.raises(
+        fl.SettingError, match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray"
+    ):
         fl.run(PPO, runtime="lokal", out=tmp_path / "r")
     with pytest.raises(fl.CheckError, match=r"ppo\.report"):
         fl.run(PPO.then(again=fl.Report()), out=tmp_path / "r")
@@ -302,8 +341,13 @@ def test_an_error_in_until_or_in_closing_an_environment_still_shuts_down_and_sav
     with pytest.raises(KeyError, match="retrun_mean"):
         list(fl.run(PPO, until=lambda row: row["retrun_mean"] > 3, out=tmp_path / "a"))
     fl.load(tmp_path / "a")
-    graph = PPO.replace(runners=fl.Runners(BadEnd, PPO.resources["runners"].policy, envs=4, fragment=16))
-    with pytest.raises(RuntimeError, match="can't close"), fl.run(graph, steps=60, out=tmp_path / "b") as run:
+    graph = PPO.replace(
+        runners=fl.Runners(BadEnd, PPO.resources["runners"].policy, envs=4, fragment=16)
+    )
+    with (
+        pytest.raises(RuntimeError, match="can't close"),
+        fl.run(graph, steps=60, out=tmp_path / "b") as run,
+    ):
         list(run)
     fl.load(tmp_path / "b", allow=["test_run"])
 
@@ -340,7 +384,9 @@ def test_seeds_and_steps_are_checked():
 
 
 def test_the_first_error_is_the_one_to_see(tmp_path):
-    graph = PPO.replace(runners=fl.Runners(TwiceBad, PPO.resources["runners"].policy, envs=1, fragment=16))
+    graph = PPO.replace(
+        runners=fl.Runners(TwiceBad, PPO.resources["runners"].policy, envs=1, fragment=16)
+    )
     with (
         pytest.raises(fl.EnvironmentFailed, match="ValueError: first") as caught,
         fl.run(graph.set("batch.min_steps", 16).set("train.minibatch", None)) as run,
@@ -359,7 +405,10 @@ class TwiceBad(Clockwork):
 
 
 def test_a_loss_may_not_report_what_every_row_has():
-    with pytest.raises(fl.CheckError, match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it another name"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it another name",
+    ):
         fl.run(PPO.set("learner.loss", _boasting))
 
 
@@ -370,7 +419,10 @@ def _boasting(policy, params, batch):
 
 def test_a_run_without_a_learner_is_saved_without_a_policy(tmp_path):
     runners = PPO.resources["runners"]
-    with fl.run(fl.Graph("look", runners=runners).then(sample=fl.ParallelSample(), report=fl.Report()), steps=50) as run:
+    with fl.run(
+        fl.Graph("look", runners=runners).then(sample=fl.ParallelSample(), report=fl.Report()),
+        steps=50,
+    ) as run:
         list(run)
     run.save(tmp_path / "a")
     assert (tmp_path / "a/manifest.json").exists()

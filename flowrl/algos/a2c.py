@@ -45,7 +45,14 @@ def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "a2c",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
+        runners=Runners(
+            env,
+            policy,
+            count=s.runners,
+            envs=s.envs,
+            fragment=s.fragment,
+            clip_rewards=s.clip_rewards,
+        ),
         learner=Learner(policy, PGLoss(entropy=s.entropy), RMSProp(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

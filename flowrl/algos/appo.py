@@ -26,5 +26,12 @@ def appo(env: Make = "CartPole-v1", settings: APPOSettings | None = None) -> Gra
     s = given(settings, APPOSettings)
     own = ("clip", "kl", "target_every")
     plain = IMPALASettings(**{k: v for k, v in vars(s).items() if k not in own})
-    loss = APPOLoss(clip=s.clip, gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy, kl=s.kl)
-    return impala(env, plain).rename("appo").set("learner.loss", loss).insert(after="train", target=UpdateTarget(every=s.target_every))
+    loss = APPOLoss(
+        clip=s.clip, gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy, kl=s.kl
+    )
+    return (
+        impala(env, plain)
+        .rename("appo")
+        .set("learner.loss", loss)
+        .insert(after="train", target=UpdateTarget(every=s.target_every))
+    )

@@ -23,7 +23,9 @@ def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
     except FlowrlError:  # of the environment, which the graph's check will report
         images = False
     if images and normalize:
-        raise SettingError(f"normalize: the policy {NOT_NORMALIZED}, or give policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers")
+        raise SettingError(
+            f"normalize: the policy {NOT_NORMALIZED}, or give policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers"
+        )
     if images:
         return Policy(CNN)
     return Policy(MLP) if normalize is None else Policy(MLP, normalize=normalize)

@@ -65,8 +65,16 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
     return Graph(
         "dqn",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, explore=explore),
-        replay=Replay(s.capacity, prioritized=s.prioritized, beta_steps=s.beta_steps, n_step=s.n_step, gamma=s.gamma),
+        runners=Runners(
+            env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, explore=explore
+        ),
+        replay=Replay(
+            s.capacity,
+            prioritized=s.prioritized,
+            beta_steps=s.beta_steps,
+            n_step=s.n_step,
+            gamma=s.gamma,
+        ),
         learner=Learner(policy, DQNLoss(double=s.double), Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

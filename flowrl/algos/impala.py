@@ -52,7 +52,14 @@ def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) ->
     loss = VTraceLoss(gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy)
     return Graph(
         "impala",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
+        runners=Runners(
+            env,
+            policy,
+            count=s.runners,
+            envs=s.envs,
+            fragment=s.fragment,
+            clip_rewards=s.clip_rewards,
+        ),
         learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(mode="async", in_flight=s.in_flight),

@@ -63,18 +63,34 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
         if not path.is_file():
             raise GraphError(f"there is no file {name}")
         graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
-        return Source(graph.name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={})
+        return Source(
+            graph.name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={}
+        )
     where, colon, function = name.rpartition(":")
     if name.endswith(".py"):
-        raise GraphError(f"{name} needs the function in it that makes the graph: {name}:FUNCTION; it has {', '.join(_functions(name)) or 'none'}")
+        raise GraphError(
+            f"{name} needs the function in it that makes the graph: {name}:FUNCTION; it has {', '.join(_functions(name)) or 'none'}"
+        )
     if not colon and (Path(name).is_dir() or len(Path(name).parts) > 1):
-        there = "has no graph.txt, so it is no run's directory" if Path(name).is_dir() else "is not there"
-        raise GraphError(f"{name} {there}; name a run's directory, a stock graph ({', '.join(STOCK)}), or file.py:function")
+        there = (
+            "has no graph.txt, so it is no run's directory"
+            if Path(name).is_dir()
+            else "is not there"
+        )
+        raise GraphError(
+            f"{name} {there}; name a run's directory, a stock graph ({', '.join(STOCK)}), or file.py:function"
+        )
     if not colon:
-        raise GraphError(f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function")
-    target = getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)
+        raise GraphError(
+            f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function"
+        )
+    target = (
+        getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)
+    )
     if target is None:
-        raise GraphError(f"{where} has no {unknown('function', function, _functions(where)).removeprefix('unknown ')}")
+        raise GraphError(
+            f"{where} has no {unknown('function', function, _functions(where)).removeprefix('unknown ')}"
+        )
     if isinstance(target, Graph):
         return Source(name, lambda: target, None, takes_env=False, settings={}, kind=None, hints={})
     if not callable(target):
@@ -91,27 +107,41 @@ def environment(text: str) -> Make:
     """
     where, _, name = text.rpartition(":")
     if text.endswith(".py"):
-        raise GraphError(f"--env {text} needs what makes the environment in it: {text}:NAME; it has {', '.join(_makers(text)) or 'none'}")
+        raise GraphError(
+            f"--env {text} needs what makes the environment in it: {text}:NAME; it has {', '.join(_makers(text)) or 'none'}"
+        )
     if not where or where in ADAPTERS or re.search(r"-v\d+$", name):
         return text
     found = getattr(file_module(where), name, None) if where.endswith(".py") else values.named(text)
     if found is None:
-        raise GraphError(f"{where} has no {unknown('function or class', name, _makers(where)).removeprefix('unknown ')}")
+        raise GraphError(
+            f"{where} has no {unknown('function or class', name, _makers(where)).removeprefix('unknown ')}"
+        )
     if not callable(found):
-        raise SettingError(f"--env {text} is {a(found)}; name a function or a class that makes an environment")
+        raise SettingError(
+            f"--env {text} is {a(found)}; name a function or a class that makes an environment"
+        )
     return typing.cast("Make", found)
 
 
 def _makers(path: str) -> list[str]:
     """The functions and classes that a file defines."""
     module = file_module(path)
-    return [n for n, v in vars(module).items() if (inspect.isfunction(v) or inspect.isclass(v)) and v.__module__ == module.__name__]
+    return [
+        n
+        for n, v in vars(module).items()
+        if (inspect.isfunction(v) or inspect.isclass(v)) and v.__module__ == module.__name__
+    ]
 
 
 def _functions(path: str) -> list[str]:
     """The functions and graphs that a file defines."""
     module = file_module(path)
-    return [n for n, v in vars(module).items() if isinstance(v, Graph) or (inspect.isfunction(v) and v.__module__ == module.__name__)]
+    return [
+        n
+        for n, v in vars(module).items()
+        if isinstance(v, Graph) or (inspect.isfunction(v) and v.__module__ == module.__name__)
+    ]
 
 
 def file_module(path: str) -> Any:
@@ -125,7 +155,11 @@ def file_module(path: str) -> Any:
         raise GraphError(f"there is no file {path}")
     name = file.stem
     known = sys.modules.get(name)
-    origin = known.__file__ if known is not None else getattr(importlib.util.find_spec(name), "origin", None)
+    origin = (
+        known.__file__
+        if known is not None
+        else getattr(importlib.util.find_spec(name), "origin", None)
+    )
     if origin is not None and Path(origin).resolve() != file:
         raise GraphError(f"{path} has the name of another module, {origin}; rename it")
     if known is not None:
@@ -154,11 +188,15 @@ def _source(name: str, function: Callable[..., Any]) -> Source:
         if kind is None:
             raise GraphError(f"{name}: its parameter `settings` must be annotated with a dataclass")
         settings = {f.name: _default(f) for f in dataclasses.fields(kind)}
-        return Source(name, function, default, env is not None, settings, kind, typing.get_type_hints(kind))
+        return Source(
+            name, function, default, env is not None, settings, kind, typing.get_type_hints(kind)
+        )
     settings = {k: p.default for k, p in parameters.items() if k != "env"}
     missing = [k for k, v in settings.items() if v is inspect.Parameter.empty]
     if missing:
-        raise GraphError(f"{name}: its parameter{'s' * (len(missing) > 1)} {', '.join(missing)} must have a default to be a setting")
+        raise GraphError(
+            f"{name}: its parameter{'s' * (len(missing) > 1)} {', '.join(missing)} must have a default to be a setting"
+        )
     return Source(name, function, default, env is not None, settings, None, hints)
 
 
@@ -168,7 +206,11 @@ def _dataclass_in(hint: Any) -> type | None:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return (
+        field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else field.default
+    )
 
 
 MADE = re.compile(r"[\s(\[{]*[A-Za-z_][\w.]*\s*\(")
@@ -199,14 +241,18 @@ def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value"
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def build(source: Source, env: Make | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> Graph:
+def build(
+    source: Source, env: Make | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]
+) -> Graph:
     """The graph of a source, with its settings and then single fields changed.
 
     Raises:
         SettingError: a setting is unknown or can't take the value, or `env` is given to a function that takes none.
     """
     if env is not None and not source.takes_env:
-        raise SettingError(f"{source.name} takes no environment, so --env {env_name(env)} can't be used; leave it out")
+        raise SettingError(
+            f"{source.name} takes no environment, so --env {env_name(env)} can't be used; leave it out"
+        )
     if env is None and source.takes_env and source.env is None:
         raise SettingError(f"{source.name} needs an environment: --env ID")
     settings, fields = dict(tuned), []
@@ -215,7 +261,9 @@ def build(source: Source, env: Make | None, tuned: Mapping[str, Any], changes: S
             fields.append((name, value))
         elif name not in source.settings:
             hint = unknown("setting", name, source.settings)
-            raise SettingError(f"{hint}. Any field of the graph works too: --set node.field=value", source.name)
+            raise SettingError(
+                f"{hint}. Any field of the graph works too: --set node.field=value", source.name
+            )
         else:
             settings[name] = values.fit(value, source.hints.get(name, Any), f"{source.name}.{name}")
     graph = source.graph(env, settings)
@@ -227,7 +275,9 @@ def build(source: Source, env: Make | None, tuned: Mapping[str, Any], changes: S
 def imports_for(text: str) -> list[str]:
     """What must be imported, as ``--import`` takes it, for a saved text: the packages and files of what it loads."""
     modules = dict.fromkeys(re.findall(r'load\("([\w.]+):', text))
-    return list(dict.fromkeys(_import_of(module) for module in modules if not module.startswith("flowrl.")))
+    return list(
+        dict.fromkeys(_import_of(module) for module in modules if not module.startswith("flowrl."))
+    )
 
 
 def _import_of(module: str) -> str:

@@ -43,7 +43,14 @@ def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "pg",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, clip_rewards=s.clip_rewards),
+        runners=Runners(
+            env,
+            policy,
+            count=s.runners,
+            envs=s.envs,
+            fragment=s.fragment,
+            clip_rewards=s.clip_rewards,
+        ),
         learner=Learner(policy, PGLoss(entropy=s.entropy), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),

@@ -52,7 +52,15 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph
     scale = s.gamma if s.normalize_rewards else None
     return Graph(
         "ppo",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, normalize_rewards=scale, clip_rewards=s.clip_rewards),
+        runners=Runners(
+            env,
+            policy,
+            count=s.runners,
+            envs=s.envs,
+            fragment=s.fragment,
+            normalize_rewards=scale,
+            clip_rewards=s.clip_rewards,
+        ),
         learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
     ).then(
         sample=ParallelSample(),

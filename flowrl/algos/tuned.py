@@ -45,4 +45,13 @@ def tuned(graph: str, env: str) -> dict[str, Any]:
     {'clip_rewards': 1.0}
     """
     id_ = env.removeprefix("gymnax:")
-    return dict(next((settings for (name, pattern), settings in TUNED.items() if name == graph and fnmatchcase(id_, pattern)), {}))
+    return dict(
+        next(
+            (
+                settings
+                for (name, pattern), settings in TUNED.items()
+                if name == graph and fnmatchcase(id_, pattern)
+            ),
+            {},
+        )
+    )

@@ -40,7 +40,9 @@ def check(args: argparse.Namespace) -> int:
     graph, _ = _graph(args)
     graph.check()
     stages = len(graph.stages())
-    print(f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {stages} stage{'s' * (stages > 1)}")
+    print(
+        f"{graph.name} is sound: {len(graph.nodes)} operators, {len(graph.resources)} resources, {stages} stage{'s' * (stages > 1)}"
+    )
     return 0
 
 
@@ -85,8 +87,14 @@ def _share_cores(runs: int) -> None:
     """Let each core be a device of its own, as many as divide the runs: XLA itself finds little to share in small networks. Not once JAX is up."""
     flag, flags = "--xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", "")
     if flag not in flags:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ["XLA_FLAGS"] = f"{flags} {flag}={max(n for n in range(1, cores + 1) if runs % n == 0)}".strip()
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        os.environ["XLA_FLAGS"] = (
+            f"{flags} {flag}={max(n for n in range(1, cores + 1) if runs % n == 0)}".strip()
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,25 +109,50 @@ def run(args: argparse.Namespace) -> int:
     graph, about = _graph(args)
     planned = graph.compile()
     until = parse_until(args.until, columns(planned)) if args.until else None
-    out = Path(args.out) if args.out else _fresh("-".join([graph.name, *([_slug(about.env)] if about.env else []), time.strftime("%Y%m%d-%H%M%S")]))
+    out = (
+        Path(args.out)
+        if args.out
+        else _fresh(
+            "-".join(
+                [
+                    graph.name,
+                    *([_slug(about.env)] if about.env else []),
+                    time.strftime("%Y%m%d-%H%M%S"),
+                ]
+            )
+        )
+    )
     runtime, record = _runtime(args), args.record
     if args.record_every is not None:
         from flowrl.observe.record import Record
 
         record = Record(every=args.record_every)
-    goal = " or ".join([*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])])
+    goal = " or ".join(
+        [*([args.until] if args.until else []), *([f"{args.steps:,} steps"] if args.steps else [])]
+    )
     where = f" on {about.env}" if about.env else ""
-    seeds = f"seed {args.seed}" if args.seeds is None else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
-    print(f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}", file=sys.stderr)
+    seeds = (
+        f"seed {args.seed}"
+        if args.seeds is None
+        else f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
+    )
+    print(
+        f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; until {goal or 'Ctrl-C'}",
+        file=sys.stderr,
+    )
     sinks = [sink(text, out) for text in args.to]
     observers: list[Any] = [*sinks]
     with ExitStack() as last:
         if not args.json:
             observers.append(Progress(steps=args.steps))
             last.callback(observers[-1].close)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by &: it must be possible to end it, and save
+        if (
+            signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        ):  # as in what a script starts by &: it must be possible to end it, and save
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what ends a job saves as Ctrl-C does
+        signal.signal(
+            signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)
+        )  # what ends a job saves as Ctrl-C does
         try:
             ran = start(
                 planned,
@@ -134,7 +167,10 @@ def run(args: argparse.Namespace) -> int:
                 record=record,
             )
         except KeyboardInterrupt:
-            print("interrupted while it was being opened; nothing was trained or saved", file=sys.stderr)
+            print(
+                "interrupted while it was being opened; nothing was trained or saved",
+                file=sys.stderr,
+            )
             raise
         last.pop_all()
     try:
@@ -155,10 +191,14 @@ def run(args: argparse.Namespace) -> int:
 def _runtime(args: argparse.Namespace) -> Any:
     """The runtime that the arguments name."""
     if args.runtime != "ray" and args.working_dir is not None:
-        raise SettingError("--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out")
+        raise SettingError(
+            "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out"
+        )
     if args.seeds is not None:
         if args.runtime != "xla":
-            raise SettingError("--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed")
+            raise SettingError(
+                "--seeds runs many seeds at once as one program: add --runtime xla, or start one run for each --seed"
+            )
         from flowrl.runtime.xla import XlaRuntime
 
         return XlaRuntime(seeds=args.seeds)
@@ -212,10 +252,18 @@ def replay(args: argparse.Namespace) -> int:
     _imports(args)
     if args.update is None:
         if args.changes:
-            raise SettingError(f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, NEWEST)}")
+            raise SettingError(
+                f"--set changes an update that is run again; name it: --update N\n{listed(args.dir, NEWEST)}"
+            )
         print(listed(args.dir))
         return 0
-    done = again(args.dir, args.update, _changes(args.changes, args.allow), learner=args.learner, allow=args.allow)
+    done = again(
+        args.dir,
+        args.update,
+        _changes(args.changes, args.allow),
+        learner=args.learner,
+        allow=args.allow,
+    )
     print(done)
     return 0 if done.equal else 1
 
@@ -273,12 +321,20 @@ def _graph(args: argparse.Namespace) -> tuple[Graph, About]:
     best = {} if args.untuned or env is None else tuned(args.graph, env)
     wanted = env if source.takes_env or args.env else None
     graph = build(source, None if wanted is None else environment(wanted), best, changes)
-    said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})" if best else "default settings"
+    said = (
+        f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})"
+        if best
+        else "default settings"
+    )
     if changes:
         said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
     where, colon, _ = args.graph.rpartition(":")
     own = [where if where.endswith(".py") else where.partition(".")[0]] if colon else []
-    new = [id_ for id_, spec in gym.registry.items() if before.get(id_) is not spec and spec.namespace not in FAMILIES]
+    new = [
+        id_
+        for id_, spec in gym.registry.items()
+        if before.get(id_) is not spec and spec.namespace not in FAMILIES
+    ]
     return graph, About(env or "", said, dict.fromkeys(new, (*own, *args.imports)))
 
 
@@ -317,13 +373,22 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
     try:
         goal = comparison(text)
     except SettingError:
-        raise SettingError(f"--until takes a comparison such as 'return_mean>=475', got {text!r}") from None
+        raise SettingError(
+            f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
+        ) from None
     if goal.name not in names:
         raise SettingError(f"--until: {unknown('column', goal.name, names)}")
     return lambda row: goal.name in row and goal.holds(row[goal.name])
 
 
-def summary(run: Run, until: str | None, out: Path, registered: Mapping[str, Sequence[str]], places: Sequence[str], trace: str | None) -> str:
+def summary(
+    run: Run,
+    until: str | None,
+    out: Path,
+    registered: Mapping[str, Sequence[str]],
+    places: Sequence[str],
+    trace: str | None,
+) -> str:
     """How a run ended, where everything is, and what to do next.
 
     Args:
@@ -339,11 +404,15 @@ def summary(run: Run, until: str | None, out: Path, registered: Mapping[str, Seq
 
     row = run.rows[-1] if run.rows else None
     steps = (
-        f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {number(row['return_mean'])}" if row else "0 steps, before the first row"
+        f"{row['env_steps']:,} steps in {duration(row['seconds'])}, return {number(row['return_mean'])}"
+        if row
+        else "0 steps, before the first row"
     )
     head = {
         "until": f"solved: {until} after {steps}",
-        "steps": f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}",
+        "steps": f"not solved: {until} was not reached within {steps}"
+        if until
+        else f"done: {steps}",
         "interrupted": f"interrupted after {steps}",
     }.get(str(run.reason), f"ended after {steps}")
     lines = [head, f"  rows    {', '.join([str(out / 'rows.jsonl'), *places])}"]
@@ -371,9 +440,22 @@ def _try_it(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
 
     saved = json.loads((out / "policy/policy.json").read_text(encoding="utf-8"))
     env = saved["env"].strip("\"'")
-    needs = [*imports_for(" ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))), *registered.get(env, ())]
-    called = sys.argv[0] if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py") else "flowrl"
-    called = os.path.relpath(called) if called != "flowrl" and not os.path.relpath(called).startswith("..") else called
+    needs = [
+        *imports_for(
+            " ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))
+        ),
+        *registered.get(env, ()),
+    ]
+    called = (
+        sys.argv[0]
+        if os.sep in sys.argv[0] and not sys.argv[0].endswith("__main__.py")
+        else "flowrl"
+    )
+    called = (
+        os.path.relpath(called)
+        if called != "flowrl" and not os.path.relpath(called).startswith("..")
+        else called
+    )
     command = shlex.join([called, "eval", str(out), *_by_import(list(dict.fromkeys(needs)))])
     if env == "None":
         return f"{command} --env FILE.py:FUNCTION, for the environment has no name that could be saved: a function or class of a file has one"

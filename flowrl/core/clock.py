@@ -95,11 +95,15 @@ class Clock:
         """What is being counted."""
         self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.since = perf_counter() if since is None else since
-        self.spans: deque[Span | Mark] | None = deque(maxlen=SPANS) if os.environ.get(TRACE) else None
+        self.spans: deque[Span | Mark] | None = (
+            deque(maxlen=SPANS) if os.environ.get(TRACE) else None
+        )
 
     def at(self, node: str) -> None:
         """From now on this node is at work."""
-        now = perf_counter()  # as in `_count`, which a call would make a third slower: this is done twice for each hop
+        now = (
+            perf_counter()
+        )  # as in `_count`, which a call would make a third slower: this is done twice for each hop
         self.spent[self.slot] += now - self.since
         if self.spans is not None:
             self.spans.append(Span(*self.slot, self.since, now))
@@ -140,7 +144,11 @@ class Clock:
     def reading(self) -> Reading:
         """All that it tells; each span only once."""
         spans = self.spans or ()
-        return Reading(self.read(), tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (), AHEAD)
+        return Reading(
+            self.read(),
+            tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (),
+            AHEAD,
+        )
 
 
 EPOCHS: deque[Span] = deque(maxlen=SPANS)
@@ -212,4 +220,18 @@ class By:
         _here.clock = self.before
 
 
-START, RESET, STEP, INFERENCE, TRANSFER, WAITING, BLOCKED, CONCAT, REPLAY, UPDATE, WEIGHTS, EVALUATION, OTHER = map(Work, KINDS[:-1])
+(
+    START,
+    RESET,
+    STEP,
+    INFERENCE,
+    TRANSFER,
+    WAITING,
+    BLOCKED,
+    CONCAT,
+    REPLAY,
+    UPDATE,
+    WEIGHTS,
+    EVALUATION,
+    OTHER,
+) = map(Work, KINDS[:-1])

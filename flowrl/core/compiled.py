@@ -34,7 +34,12 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
 
 
 @lru_cache(maxsize=FUNCTIONS)
-def kept(fn: Callable[..., Any], donate: tuple[int, ...], static: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Any:  # noqa: ARG001
+def kept(
+    fn: Callable[..., Any],
+    donate: tuple[int, ...],
+    static: tuple[tuple[str, Any], ...],
+    types: tuple[type, ...],
+) -> Any:  # noqa: ARG001
     """Hold what `jitted` returns. The types of the settings distinguish 2 from 2.0, which Python takes for equal."""
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)

@@ -120,7 +120,20 @@ class Ended(NamedTuple):
     error: BaseException | None = None
 
 
-Event = Started | Took | OperatorRan | QueueLevel | Dropped | WeightsSent | Restarted | Updating | Updated | RowClosed | Warned | Ended
+Event = (
+    Started
+    | Took
+    | OperatorRan
+    | QueueLevel
+    | Dropped
+    | WeightsSent
+    | Restarted
+    | Updating
+    | Updated
+    | RowClosed
+    | Warned
+    | Ended
+)
 MANY: tuple[type, ...] = (OperatorRan, QueueLevel, Dropped, WeightsSent)
 """Events that are dropped, and counted, where observers can't keep up."""
 MOST = 10_000
@@ -168,7 +181,9 @@ class Stream:
         self._later: dict[type, list[Observer]] = {}
         for observer in observers:
             for kind in observer.kinds:
-                (self._live if getattr(observer, "live", False) is True else self._later).setdefault(kind, []).append(observer)
+                (
+                    self._live if getattr(observer, "live", False) is True else self._later
+                ).setdefault(kind, []).append(observer)
         self._waiting: deque[Event | None] = deque()
         self._wake, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -206,9 +221,13 @@ class Stream:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="flowrl observers", daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._work, name="flowrl observers", daemon=True
+                    )
                     self._thread.start()
-        if not many or waiting == MOST // 2:  # to wake it for each of many would cost the run more than all else
+        if (
+            not many or waiting == MOST // 2
+        ):  # to wake it for each of many would cost the run more than all else
             self._wake.set()
 
     @contextmanager
@@ -232,11 +251,24 @@ class Stream:
     def close(self) -> None:
         """Let every observer take what is waiting for it."""
         if self._lost:
-            self.emit(Warned(f"observers could not keep up, so {self._lost:,} events were not told"))
+            self.emit(
+                Warned(f"observers could not keep up, so {self._lost:,} events were not told")
+            )
         if self._thread is not None:
             self._waiting.append(None)
             self._wake.set()
-            self._thread.join(max([CLOSING_SECONDS, *(getattr(o, "patience", 0.0) for each in self._later.values() for o in each)]))
+            self._thread.join(
+                max(
+                    [
+                        CLOSING_SECONDS,
+                        *(
+                            getattr(o, "patience", 0.0)
+                            for each in self._later.values()
+                            for o in each
+                        ),
+                    ]
+                )
+            )
             self._thread = None
 
     def _work(self) -> None:
@@ -261,4 +293,8 @@ class Stream:
     def _switch_off(self, observer: Observer, error: Exception) -> None:
         for listeners in (*self._live.values(), *self._later.values()):
             listeners[:] = [o for o in listeners if o is not observer]
-        self.emit(Warned(f"observer {type(observer).__name__} failed and is switched off: {type(error).__name__}: {error}"))
+        self.emit(
+            Warned(
+                f"observer {type(observer).__name__} failed and is switched off: {type(error).__name__}: {error}"
+            )
+        )

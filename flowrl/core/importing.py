@@ -27,4 +27,6 @@ def forbid_while_importing() -> None:
         GraphError: with the way out.
     """
     if _importing:
-        raise GraphError(f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`")
+        raise GraphError(
+            f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`"
+        )

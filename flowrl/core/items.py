@@ -91,7 +91,9 @@ class Batch:
 
 
 def _unpacked(data: Sequence[str], columns: Sequence[str], arrays: Packed) -> Batch:
-    return Batch(dict(zip(data, arrays, strict=False)), dict(zip(columns, arrays[len(data) :], strict=True)))
+    return Batch(
+        dict(zip(data, arrays, strict=False)), dict(zip(columns, arrays[len(data) :], strict=True))
+    )
 
 
 ALIGNED = 64
@@ -140,7 +142,9 @@ def concatenate(xs: Sequence[Array], axis: int) -> Array:
         if len(rests) > 1:  # jax tells what does not fit
             return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
         shape = xs[0].shape
-        return jax.ShapeDtypeStruct((*shape[:axis], sum(x.shape[axis] for x in xs), *shape[axis + 1 :]), xs[0].dtype)
+        return jax.ShapeDtypeStruct(
+            (*shape[:axis], sum(x.shape[axis] for x in xs), *shape[axis + 1 :]), xs[0].dtype
+        )
     return jnp.concatenate(xs, axis)
 
 
@@ -235,4 +239,9 @@ def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
 
 def plain_copy(tree: Any) -> Any:
     """A copy of a tree of arrays, with random keys as plain numbers: what computes with the tree's own may reuse their buffers."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x), tree)
+    return jax.tree.map(
+        lambda x: (
+            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x)
+        ),
+        tree,
+    )

@@ -25,7 +25,9 @@ def devices(count: int | None = None) -> Mesh | AbstractMesh:
     count = count or jax.local_device_count()
     if count > jax.local_device_count():
         return AbstractMesh((count,), (AXIS,), axis_types=(AxisType.Auto,))
-    return jax.make_mesh((count,), (AXIS,), devices=jax.local_devices()[:count], axis_types=(AxisType.Auto,))
+    return jax.make_mesh(
+        (count,), (AXIS,), devices=jax.local_devices()[:count], axis_types=(AxisType.Auto,)
+    )
 
 
 def split(x: Any, axis: int) -> Any:
@@ -34,13 +36,23 @@ def split(x: Any, axis: int) -> Any:
     if size == 1 or not isinstance(x, jax.Array | np.ndarray):
         return x
     fits = x.ndim > axis and x.shape[axis] % size == 0
-    where = NamedSharding(devices(), PartitionSpec(*[None] * axis, AXIS) if fits else PartitionSpec())
-    return jax.lax.with_sharding_constraint(x, where) if isinstance(x, jax.core.Tracer) else jax.device_put(x, where)
+    where = NamedSharding(
+        devices(), PartitionSpec(*[None] * axis, AXIS) if fits else PartitionSpec()
+    )
+    return (
+        jax.lax.with_sharding_constraint(x, where)
+        if isinstance(x, jax.core.Tracer)
+        else jax.device_put(x, where)
+    )
 
 
 def on_one(x: jax.Array) -> jax.Array:
     """An array that several devices hold whole, as it lies on the first of them; any other as it is."""
-    if isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1 or not x.is_fully_replicated:
+    if (
+        isinstance(x, jax.core.Tracer)
+        or len(x.sharding.device_set) == 1
+        or not x.is_fully_replicated
+    ):
         return x
     whole: jax.Array = x.addressable_shards[0].data
     return whole
@@ -55,7 +67,9 @@ def shared(fn: Callable[..., Any], count: int, given: Any, returned: Any) -> Cal
         given: a `jax.sharding.PartitionSpec` for each argument, or a tree of them: which axis is split.
         returned: the same for what it returns. What is not split must be equal on all devices.
     """
-    return jax.shard_map(fn, mesh=devices(count), in_specs=given, out_specs=returned, check_vma=False)
+    return jax.shard_map(
+        fn, mesh=devices(count), in_specs=given, out_specs=returned, check_vma=False
+    )
 
 
 def total(tree: Any) -> Any:
@@ -72,7 +86,11 @@ def mean_of_devices(tree: Any, weight: Array) -> Any:
         return tree
     leaves, form = jax.tree.flatten(tree)
     weight = weight.astype(jnp.float32)  # of one type all of them are added up by one message
-    weighed = {i: jnp.where(weight > 0, x * weight, 0) for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)}
+    weighed = {
+        i: jnp.where(weight > 0, x * weight, 0)
+        for i, x in enumerate(leaves)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    }
     everything, weights = total((weighed, weight))
     means = {i: x / jnp.maximum(weights, 1) for i, x in everything.items()}
     return jax.tree.unflatten(form, [means.get(i, x) for i, x in enumerate(leaves)])

@@ -35,12 +35,16 @@ class Summed(NamedTuple):
     def of(values: Any) -> Summed:
         """Of an array of numbers."""
         x = np.asarray(values, np.float64).reshape(-1)
-        return Summed(x.size, float(x.sum()), float(x.min()), float(x.max())) if x.size else Summed()
+        return (
+            Summed(x.size, float(x.sum()), float(x.min()), float(x.max())) if x.size else Summed()
+        )
 
     def plus(self, other: Summed) -> Summed:
         """Of both."""
         least, most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
-        return Summed(self.number + other.number, self.total + other.total, float(least), float(most))
+        return Summed(
+            self.number + other.number, self.total + other.total, float(least), float(most)
+        )
 
     def columns(self, name: str) -> dict[str, float]:
         """As a Row tells it: the mean under the name itself, then the least and the most; NaN where no value came."""
@@ -93,21 +97,29 @@ class Metered:
         if name not in self.names and (wrong := misnamed(name)):
             raise ContractError(wrong)
         if isinstance(value, jax.core.Tracer):
-            raise ContractError(f"metric '{name}' is told within a compiled function; let that return it, and tell it outside")
+            raise ContractError(
+                f"metric '{name}' is told within a compiled function; let that return it, and tell it outside"
+            )
         if not isinstance(value, bool | int | float):
             shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", object)
             if shape != () or not any(jnp.issubdtype(dtype, kind) for kind in KINDS):
                 got = repr(value) if shape is None else f"{dtype}{list(shape)}"
-                raise ContractError(f"metric '{name}' is one number or an array of shape [], got {got}; take its mean first: ctx.run(jnp.mean, x)")
+                raise ContractError(
+                    f"metric '{name}' is one number or an array of shape [], got {got}; take its mean first: ctx.run(jnp.mean, x)"
+                )
         with self._lock:
             self.names[name] = self.names.get(name) or by
             if isinstance(value, bool | int | float | np.ndarray | np.generic):
-                self._sums[name] = self._sums.get(name, Summed()).plus(Summed(1, *(float(value),) * 3))
+                self._sums[name] = self._sums.get(name, Summed()).plus(
+                    Summed(1, *(float(value),) * 3)
+                )
             elif not isinstance(value, jax.ShapeDtypeStruct):
                 held = self._arrays.setdefault(name, [])
                 held.append(value)
                 if len(held) > MOST:
-                    self._sums[name] = self._sums.get(name, Summed()).plus(Summed.of([np.asarray(x) for x in held]))
+                    self._sums[name] = self._sums.get(name, Summed()).plus(
+                        Summed.of([np.asarray(x) for x in held])
+                    )
                     held.clear()
 
     def merge(self, sums: Mapping[str, Summed], by: str = "") -> None:
@@ -124,9 +136,15 @@ class Metered:
         with self._lock:
             sums, self._sums = self._sums, {}
             arrays, self._arrays = self._arrays, {}
-            return {name: (sums.get(name, Summed()), tuple(arrays.get(name, ()))) for name in sorted(self.names)}
+            return {
+                name: (sums.get(name, Summed()), tuple(arrays.get(name, ())))
+                for name in sorted(self.names)
+            }
 
 
 def summed(drained: Mapping[str, tuple[Summed, tuple[Array, ...]]]) -> dict[str, Summed]:
     """What was drained, with all of it summed up. Waits for the device."""
-    return {name: known.plus(Summed.of(jax.device_get(list(rest)))) for name, (known, rest) in drained.items()}
+    return {
+        name: known.plus(Summed.of(jax.device_get(list(rest))))
+        for name, (known, rest) in drained.items()
+    }

@@ -45,13 +45,28 @@ class Profile:
             self.seconds - earlier.seconds,
             self.rows - earlier.rows,
             self.env_steps - earlier.env_steps,
-            {name: _less(spent, earlier.processes.get(name, {})) for name, spent in self.processes.items()},
+            {
+                name: _less(spent, earlier.processes.get(name, {}))
+                for name, spent in self.processes.items()
+            },
             self.stages,
-            {key: _less(numbers, earlier.counts.get(key, {})) for key, numbers in self.counts.items()},
-            {edge: (n - earlier.edges.get(edge, (0, 0))[0], s - earlier.edges.get(edge, (0, 0))[1]) for edge, (n, s) in self.edges.items()},
+            {
+                key: _less(numbers, earlier.counts.get(key, {}))
+                for key, numbers in self.counts.items()
+            },
+            {
+                edge: (
+                    n - earlier.edges.get(edge, (0, 0))[0],
+                    s - earlier.edges.get(edge, (0, 0))[1],
+                )
+                for edge, (n, s) in self.edges.items()
+            },
             self.queues,
             self.ops,
-            {name: _since(facts, earlier.facts.get(name, {})) for name, facts in self.facts.items()},
+            {
+                name: _since(facts, earlier.facts.get(name, {}))
+                for name, facts in self.facts.items()
+            },
             self.cores,
             self.busy - earlier.busy,
             self.findings,
@@ -68,32 +83,67 @@ class Profile:
     @property
     def going(self) -> float:
         """The seconds in which no thread that runs stages compiled, at least 1e-9."""
-        return max(self.seconds - max((self.wall(t) - self.uptime(t) for t in self.stages if t in self.processes), default=0.0), 1e-9)
+        return max(
+            self.seconds
+            - max(
+                (self.wall(t) - self.uptime(t) for t in self.stages if t in self.processes),
+                default=0.0,
+            ),
+            1e-9,
+        )
 
     def node_seconds(self, node: str) -> dict[str, float]:
         """The seconds of a node by kind of work, in all threads that run stages."""
-        return by_kind({key: x for thread in self.stages for key, x in self.processes.get(thread, {}).items() if key[0] == node})
+        return by_kind(
+            {
+                key: x
+                for thread in self.stages
+                for key, x in self.processes.get(thread, {}).items()
+                if key[0] == node
+            }
+        )
 
     def work(self, thread: str) -> dict[tuple[str, str], float]:
         """What a thread that runs stages does, by node and kind. What waits for an update behind the node that dispatched it is that node's."""
         names = self.stages[thread]
-        trainer = next((n for n in names if any(c.get("updates") for (m, _), c in self.counts.items() if m == n)), "")
+        trainer = next(
+            (
+                n
+                for n in names
+                if any(c.get("updates") for (m, _), c in self.counts.items() if m == n)
+            ),
+            "",
+        )
         found: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (node, kind), seconds in self.processes[thread].items():
             if kind in IDLE or kind == "start":
                 continue
-            late = trainer and kind == "update" and (not node or (node in names and names.index(node) > names.index(trainer)))
+            late = (
+                trainer
+                and kind == "update"
+                and (not node or (node in names and names.index(node) > names.index(trainer)))
+            )
             found[trainer if late else node, kind] += seconds
         return dict(found)
 
     def sampling(self) -> list[str]:
         """The threads that sampling has to do with: what it feeds; all of them, if it ever waits for room."""
-        samplers = {node for (node, _), counts in self.counts.items() if counts.get("sampled_steps")}
+        samplers = {
+            node for (node, _), counts in self.counts.items() if counts.get("sampled_steps")
+        }
         fed = set(samplers)
         for node in self.ops:  # what comes before stands before
             fed |= {node} if any(b == node and a in fed for a, b in self.edges) else set()
-        held = any(self.node_seconds(names[0]).get("blocked", 0.0) > 0 for names in self.stages.values() if samplers & {*names})
-        return [thread for thread, names in self.stages.items() if held or not samplers or not names or fed & {*names}]
+        held = any(
+            self.node_seconds(names[0]).get("blocked", 0.0) > 0
+            for names in self.stages.values()
+            if samplers & {*names}
+        )
+        return [
+            thread
+            for thread, names in self.stages.items()
+            if held or not samplers or not names or fed & {*names}
+        ]
 
     def total(self, counter: str) -> int:
         """A counter, summed over all nodes."""
@@ -101,21 +151,31 @@ class Profile:
 
     def workers(self, resource: str) -> dict[str, dict[str, float]]:
         """By worker of a resource that is elsewhere: its seconds by kind."""
-        return {name: by_kind(spent) for name, spent in self.processes.items() if name.startswith(f"{resource}, ")}
+        return {
+            name: by_kind(spent)
+            for name, spent in self.processes.items()
+            if name.startswith(f"{resource}, ")
+        }
 
     def plain(self) -> dict[str, Any]:
         """As plain data, for `Profile.of`."""
         plain = asdict(self)
         for name in ("counts", "edges"):
             plain[name] = [[*key, value] for key, value in plain[name].items()]
-        plain["processes"] = {name: [[*key, value] for key, value in spent.items()] for name, spent in self.processes.items()}
+        plain["processes"] = {
+            name: [[*key, value] for key, value in spent.items()]
+            for name, spent in self.processes.items()
+        }
         return plain
 
     @staticmethod
     def of(told: Mapping[str, Any]) -> Profile:
         """What `plain` gave."""
         plain = dict(told)
-        plain["processes"] = {name: {(node, kind): x for node, kind, x in spent} for name, spent in plain["processes"].items()}
+        plain["processes"] = {
+            name: {(node, kind): x for node, kind, x in spent}
+            for name, spent in plain["processes"].items()
+        }
         plain["counts"] = {(node, resource): numbers for node, resource, numbers in plain["counts"]}
         plain["edges"] = {(a, b): tuple(numbers) for a, b, numbers in plain["edges"]}
         plain["queues"] = {name: tuple(x) for name, x in plain["queues"].items()}
@@ -136,7 +196,9 @@ def from_text(text: str) -> tuple[Profile, Profile]:
 
 def use(spent: Mapping[str, float]) -> float:
     """The share of its time in which a process works. To be started is no work."""
-    return (sum(spent.values()) - idle(spent) - spent.get("start", 0.0)) / max(sum(spent.values()), 1e-9)
+    return (sum(spent.values()) - idle(spent) - spent.get("start", 0.0)) / max(
+        sum(spent.values()), 1e-9
+    )
 
 
 def idle(spent: Mapping[str, float]) -> float:
@@ -153,7 +215,9 @@ def _less(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Lists count what happened, so their differences do; all else is as it is now."""
     return {
-        key: [a - b for a, b in zip(x, before[key], strict=True)] if isinstance(x, list) and len(before.get(key, ())) == len(x) else x
+        key: [a - b for a, b in zip(x, before[key], strict=True)]
+        if isinstance(x, list) and len(before.get(key, ())) == len(x)
+        else x
         for key, x in now.items()
     }
 

@@ -89,7 +89,12 @@ class Joining:
 def join(xs: Sequence[Any], axis: int) -> Far:
     """Arrays side by side, some of which are far."""
     first = xs[0].shape
-    return Far((*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]), xs[0].dtype, Joining(xs, axis), 0)
+    return Far(
+        (*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]),
+        xs[0].dtype,
+        Joining(xs, axis),
+        0,
+    )
 
 
 def near(tree: Any) -> Any:

@@ -34,7 +34,9 @@ class Failed:
 class HereWorkers:
     """Workers as plain objects in this process; a call runs at once."""
 
-    def __init__(self, count: int, make: Callable[[int, int], Any], pick: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, count: int, make: Callable[[int, int], Any], pick: Callable[[int], int] | None = None
+    ) -> None:
         self.make = make
         self.pick = pick
         self.objects = [make(i, 0) for i in range(count)]

@@ -23,7 +23,11 @@ class Spot(NamedTuple):
     node: str = ""
 
     def __str__(self) -> str:
-        return f"row {self.row} closed" if self.how == "closed" else f"row {self.row}, {self.how} {self.node}".rstrip()
+        return (
+            f"row {self.row} closed"
+            if self.how == "closed"
+            else f"row {self.row}, {self.how} {self.node}".rstrip()
+        )
 
 
 class Break(NamedTuple):
@@ -63,4 +67,8 @@ def stop_at(plan: Plan, node: str, text: str = "") -> Break:
         return Break(node, when)
     if head in arrays:
         raise SettingError(unknown("number", stat, STATS))
-    raise SettingError(unknown("name", when.name, dict.fromkeys([*plain, *(f"{name}.mean" for name in arrays), *rows])))
+    raise SettingError(
+        unknown(
+            "name", when.name, dict.fromkeys([*plain, *(f"{name}.mean" for name in arrays), *rows])
+        )
+    )

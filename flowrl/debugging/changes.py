@@ -28,7 +28,9 @@ def settings(graph: Graph) -> dict[str, Any]:
             yield from within(f"{where}.{name}", inner)
 
     owners = {**{n.name: n.op for n in graph.nodes}, **graph.resources}
-    return {address: value for name, owner in owners.items() for address, value in within(name, owner)}
+    return {
+        address: value for name, owner in owners.items() for address, value in within(name, owner)
+    }
 
 
 def plan_of(graph: Graph) -> Plan:
@@ -82,7 +84,9 @@ def _swap_node(session: Session, node: Node, refuse: Callable[[str], NoReturn]) 
     unit.op, unit.step = node.op, node.op.step
 
 
-def _swap_resource(session: Session, name: str, old: Any, new: Any, refuse: Callable[[str], NoReturn]) -> None:
+def _swap_resource(
+    session: Session, name: str, old: Any, new: Any, refuse: Callable[[str], NoReturn]
+) -> None:
     handle = session.place.handles[name]
     if not isinstance(new, Learner) or not isinstance(handle, LearnerHandle):
         refuse(f"{name} is made when a run begins")

@@ -54,7 +54,9 @@ class Control:
     live = True
     kinds: ClassVar[tuple[type, ...]] = (Took, OperatorRan)
 
-    def __init__(self, plan: Plan, seed: int, ask: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, ask: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self.first = self.plan = plan
         self.seed = seed
         self.ask = ask
@@ -157,9 +159,13 @@ class Control:
         self._catch_up()
         number = len(self.rows)
         if self.begin is None:
-            self.say(f"row {number}: {row['env_steps']:,} steps, return {shown(row['return_mean'])}, loss {row['loss']:.4g}")
+            self.say(
+                f"row {number}: {row['env_steps']:,} steps, return {shown(row['return_mean'])}, loss {row['loss']:.4g}"
+            )
         elif number <= len(self.before) and _timeless(row) != _timeless(self.before[number - 1]):
-            self.say(f"row {number} came out in another way than before: something in it does not follow from the seed")
+            self.say(
+                f"row {number} came out in another way than before: something in it does not follow from the seed"
+            )
         self._arrive(Spot(number, "closed"), row)
 
     def _catch_up(self) -> None:
@@ -197,7 +203,10 @@ class Control:
         """What makes a break stop here, in words if there are any; None where it does not. It does so once for an item."""
         if spot.how == "at":
             self._met.discard(number)
-        if stop.node not in ((ROWS,) if spot.how == "closed" else (spot.node, "")) or number in self._met:
+        if (
+            stop.node not in ((ROWS,) if spot.how == "closed" else (spot.node, ""))
+            or number in self._met
+        ):
             return None
         if stop.when is None:
             return None if spot.how == "behind" else []
@@ -224,7 +233,9 @@ class Control:
     def _failed(self, error: BaseException) -> None:
         self.error, self.pressed = error, False
         self._lead()
-        self.spot = Spot(len(self.rows) + 1, "failed at" if (node := self._culprit(error)) else "failed", node)
+        self.spot = Spot(
+            len(self.rows) + 1, "failed at" if (node := self._culprit(error)) else "failed", node
+        )
         self.item = self.took.get(node)
         kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
         self.say(f"{kind}{error}".removesuffix(": "))
@@ -254,7 +265,9 @@ class Control:
         Raises:
             GraphError: there is none of this name.
         """
-        units = {name: unit for loop in self.session.turns.loops for name, unit in loop.units.items()}
+        units = {
+            name: unit for loop in self.session.turns.loops for name, unit in loop.units.items()
+        }
         if node not in units:
             raise GraphError(unknown("node", node, units))
         return units[node]
@@ -270,7 +283,9 @@ class Control:
             self.unit(after)
             sources = next(n.after for n in self.plan.graph.nodes if n.name == after)
             if before not in sources:
-                raise GraphError(f"there is no edge {before} -> {after}; {after} takes from {', '.join(sources) or 'no node'}")
+                raise GraphError(
+                    f"there is no edge {before} -> {after}; {after} takes from {', '.join(sources) or 'no node'}"
+                )
         if before not in self.given:
             raise GraphError(f"{before} has given nothing yet; until {before}, then next")
         return self.given[before]
@@ -285,7 +300,10 @@ class Control:
         before = settings(self.plan.graph)
         self.plan = change(self.session, self.plan, address, value)
         self.changes.append(Change(self.tick, address, value))
-        old, new = (to_text(known.get(address), defaults=False) for known in (before, settings(self.plan.graph)))
+        old, new = (
+            to_text(known.get(address), defaults=False)
+            for known in (before, settings(self.plan.graph))
+        )
         return f"{address} was {old} and is {new} from here on"
 
     def alive(self) -> None:
@@ -295,7 +313,9 @@ class Control:
             GraphError: it is over.
         """
         if self.error is not None:
-            raise GraphError("the run is over: it failed; look at it with show, where, settings and pdb, or go back, or quit")
+            raise GraphError(
+                "the run is over: it failed; look at it with show, where, settings and pdb, or go back, or quit"
+            )
 
     def back(self) -> None:
         """Go to the end of the last row, or from there to that of the row before it.
@@ -308,7 +328,9 @@ class Control:
             raise GraphError("this is the beginning")
         kept = [c for c in self.changes if c.tick <= self.marks[row]]
         for each in self.changes:
-            self.say(f"set {each.address} {each.value} {'stays' if each in kept else 'came later, and is undone'}")
+            self.say(
+                f"set {each.address} {each.value} {'stays' if each in kept else 'came later, and is undone'}"
+            )
         self.changes, self.before, self.begin = kept, self.rows, row
         self.say(f"running {row} row{'s' * (row != 1)} again" if row else "beginning again")
 
@@ -316,7 +338,10 @@ class Control:
         """The nodes in a list, an arrow at the one where the run stands, what each holds; and how far it is."""
         ledger, graph = self.session.counts(), self.plan.graph
         channels, held = self.session.turns.channels, self.session.audit().held_steps
-        wide, kinds = (max(map(len, names)) for names in ([n.name for n in graph.nodes], [type(n.op).__name__ for n in graph.nodes]))
+        wide, kinds = (
+            max(map(len, names))
+            for names in ([n.name for n in graph.nodes], [type(n.op).__name__ for n in graph.nodes])
+        )
         lines = [
             f"{graph.name}, seed {self.seed}, {self.spot}: {ledger['sampled_steps']:,} steps sampled, {amount(Fraction(ledger['updates']), 'update')}"
         ]
@@ -327,14 +352,18 @@ class Control:
                 holds = f"holds {len(channels[node.name])} of {channels[node.name].capacity}"
             source = f"<- {', '.join(node.after)}" if node.after not in ((), (before,)) else ""
             mark = "->" if node.name == self.spot.node else "  "
-            lines.append(f"{mark} {node.name:<{wide}}  {type(node.op).__name__:<{kinds}}  {'  '.join(filter(None, (source, holds)))}".rstrip())
+            lines.append(
+                f"{mark} {node.name:<{wide}}  {type(node.op).__name__:<{kinds}}  {'  '.join(filter(None, (source, holds)))}".rstrip()
+            )
             before = node.name
         return "\n".join(lines)
 
 
 def _timeless(row: Row) -> dict[str, float]:
     """A row without what differs from run to run."""
-    return {name: x for name, x in row.items() if name not in ("seconds", "steps_per_second") and x == x}  # noqa: PLR0124 - NaN
+    return {
+        name: x for name, x in row.items() if name not in ("seconds", "steps_per_second") and x == x
+    }  # noqa: PLR0124 - NaN
 
 
 def _quit_by_pdb(error: BaseException | None) -> bool:

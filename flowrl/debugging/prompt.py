@@ -22,12 +22,45 @@ from flowrl.graph.plan import Plan
 from flowrl.observe import looking
 from flowrl.running import Run
 
-COMMANDS = ("next", "until", "continue", "break", "breaks", "clear", "show", "where", "row", "settings", "set", "back", "pdb", "quit", "help")
-SHORT = {"n": "next", "u": "until", "c": "continue", "b": "break", "s": "show", "w": "where", "r": "row", "p": "pdb", "q": "quit", "h": "help"}
+COMMANDS = (
+    "next",
+    "until",
+    "continue",
+    "break",
+    "breaks",
+    "clear",
+    "show",
+    "where",
+    "row",
+    "settings",
+    "set",
+    "back",
+    "pdb",
+    "quit",
+    "help",
+)
+SHORT = {
+    "n": "next",
+    "u": "until",
+    "c": "continue",
+    "b": "break",
+    "s": "show",
+    "w": "where",
+    "r": "row",
+    "p": "pdb",
+    "q": "quit",
+    "h": "help",
+}
 """The letters that stand for commands."""
 
 
-def debug(graph: Graph | Plan, *, seed: int = 0, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> Run:
+def debug(
+    graph: Graph | Plan,
+    *,
+    seed: int = 0,
+    stdin: IO[str] | None = None,
+    stdout: IO[str] | None = None,
+) -> Run:
     """Run a graph in this process and thread, and stop before its first node: `help` tells what to do from there.
 
     ``breakpoint()`` in any operator or environment opens pdb, as in every run of the local runtime.
@@ -45,13 +78,17 @@ def debug(graph: Graph | Plan, *, seed: int = 0, stdin: IO[str] | None = None, s
         CheckError: the graph is faulty; nothing was started.
         SettingError: the seed can't be taken.
     """
-    return Prompt(graph if isinstance(graph, Plan) else plan_of(graph), seed, stdin, stdout).control.work()
+    return Prompt(
+        graph if isinstance(graph, Plan) else plan_of(graph), seed, stdin, stdout
+    ).control.work()
 
 
 class Prompt(cmd.Cmd):
     """Reads commands wherever a run stops. The docstring of each is its help."""
 
-    def __init__(self, plan: Plan, seed: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, seed: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None
+    ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
         self.echo = not self.stdin.isatty()
@@ -68,7 +105,9 @@ class Prompt(cmd.Cmd):
 
     def ask(self) -> None:
         """Read commands until one of them lets the run go on."""
-        if isinstance(getattr(sys.gettrace(), "__self__", None), pdb.Pdb):  # it goes on elsewhere, not within the prompt
+        if isinstance(
+            getattr(sys.gettrace(), "__self__", None), pdb.Pdb
+        ):  # it goes on elsewhere, not within the prompt
             sys.settrace(None)
         self.prompt = f"({self.control.spot}) "
         while True:
@@ -112,7 +151,11 @@ class Prompt(cmd.Cmd):
     def completedefault(self, text: str, *_: Any) -> list[str]:
         """Nodes and addresses that begin so."""
         graph = self.control.plan.graph
-        return [name for name in (*(n.name for n in graph.nodes), *settings(graph)) if name.startswith(text)]
+        return [
+            name
+            for name in (*(n.name for n in graph.nodes), *settings(graph))
+            if name.startswith(text)
+        ]
 
     # -- going on
 
@@ -131,7 +174,9 @@ class Prompt(cmd.Cmd):
         if node == ROWS and when.isdecimal():
             closed = len(self.control.rows)
             if int(when) <= closed:
-                raise GraphError(f"row {when} is closed already: {closed} {'is' if closed == 1 else 'are'}; back goes back a row")
+                raise GraphError(
+                    f"row {when} is closed already: {closed} {'is' if closed == 1 else 'are'}; back goes back a row"
+                )
             return self._go(stop_at(self.control.plan, ROWS, f"row>={when}"))
         return self._go(stop_at(self.control.plan, node, when))
 
@@ -155,12 +200,19 @@ class Prompt(cmd.Cmd):
         """`break NODE` (b): stop whenever NODE takes an item; `break NODE when loss>10`, reward.mean or obs.nan; `break row when return_mean>100`."""
         breaks = self.control.breaks
         number = max(breaks, default=0) + 1
-        breaks[number] = stop_at(self.control.plan, *_place(rest, "break train, break train when loss>10 or break row when return_mean>100"))
+        breaks[number] = stop_at(
+            self.control.plan,
+            *_place(
+                rest, "break train, break train when loss>10 or break row when return_mean>100"
+            ),
+        )
         self.say(f"break {number}: {breaks[number]}")
 
     def do_breaks(self, rest: str) -> None:
         """`breaks`: all of them."""
-        self.say("\n".join(f"break {n}: {b}" for n, b in self.control.breaks.items()) or "no breaks")
+        self.say(
+            "\n".join(f"break {n}: {b}" for n, b in self.control.breaks.items()) or "no breaks"
+        )
 
     def do_clear(self, rest: str) -> None:
         """`clear N`: remove a break; `clear`: all."""
@@ -178,7 +230,9 @@ class Prompt(cmd.Cmd):
         if rest:
             item = self.control.on_edge(before, after if arrow else None)
         elif self.control.item is None:
-            raise GraphError(f"nothing is at hand here; show NODE shows what a node gave last: {', '.join(self.control.given) or 'none has yet'}")
+            raise GraphError(
+                f"nothing is at hand here; show NODE shows what a node gave last: {', '.join(self.control.given) or 'none has yet'}"
+            )
         else:
             item = self.control.item
         self.say(looking.whole(item))
@@ -201,10 +255,19 @@ class Prompt(cmd.Cmd):
         owners = [*(n.name for n in graph.nodes), *graph.resources]
         if rest and rest not in owners:
             raise GraphError(unknown("node or resource", rest, owners))
-        found = {address: value for address, value in settings(graph).items() if not rest or address.startswith(f"{rest}.")}
+        found = {
+            address: value
+            for address, value in settings(graph).items()
+            if not rest or address.startswith(f"{rest}.")
+        }
         wide = max(map(len, found), default=0)
-        inner = {address for address in found if any(other.startswith(f"{address}.") for other in found)}
-        lines = [f"  {address:<{wide}}  {_head(value) if address in inner else _text(value)}" for address, value in found.items()]
+        inner = {
+            address for address in found if any(other.startswith(f"{address}.") for other in found)
+        }
+        lines = [
+            f"  {address:<{wide}}  {_head(value) if address in inner else _text(value)}"
+            for address, value in found.items()
+        ]
         self.say("\n".join(lines) or f"{rest} has no settings")
 
     # -- changing
@@ -213,7 +276,9 @@ class Prompt(cmd.Cmd):
         """`set ADDRESS VALUE`: change a setting from here on: `set train.epochs 4`, `set learner.loss.clip 0.3`."""
         match = re.fullmatch(r"(\S+?)(?:\s*=\s*|\s+)(.+)", rest)
         if match is None:
-            raise SettingError(f"set takes an address and a value, such as set train.epochs 4; got {rest!r}")
+            raise SettingError(
+                f"set takes an address and a value, such as set train.epochs 4; got {rest!r}"
+            )
         self.say(self.control.set(match[1], parse_value(match[2], source=match[1])))
 
     def do_pdb(self, rest: str) -> bool:
@@ -225,7 +290,9 @@ class Prompt(cmd.Cmd):
             plain.interaction(None, control.error.__traceback__)
             return False
         if control.spot.how != "at":
-            raise GraphError("pdb goes into the step of a node that is about to take an item: next, then pdb; or write breakpoint() there")
+            raise GraphError(
+                "pdb goes into the step of a node that is about to take an item: next, then pdb; or write breakpoint() there"
+            )
         unit = control.unit(control.spot.node)
         unit.step = _stepping(unit, unit.step, plain)
         return self._go(Break(""))
@@ -237,7 +304,11 @@ class Prompt(cmd.Cmd):
         word = SHORT.get(rest, rest)
         if word and word not in COMMANDS:
             raise GraphError(unknown("command", word, COMMANDS))
-        self.say("\n".join(getattr(self, f"do_{name}").__doc__ for name in ([word] if word else COMMANDS)))
+        self.say(
+            "\n".join(
+                getattr(self, f"do_{name}").__doc__ for name in ([word] if word else COMMANDS)
+            )
+        )
 
 
 def _place(text: str, example: str) -> tuple[str, str]:
@@ -257,7 +328,9 @@ def _head(value: Any) -> str:
     return _text(value.fn) if isinstance(value, values.Spec) else type(value).__name__
 
 
-def _stepping(unit: Any, step: Callable[..., Iterator[Any]], debugger: pdb.Pdb) -> Callable[..., Iterator[Any]]:
+def _stepping(
+    unit: Any, step: Callable[..., Iterator[Any]], debugger: pdb.Pdb
+) -> Callable[..., Iterator[Any]]:
     """A step that is gone through with pdb, this once."""
 
     def once(state: Any, item: Any, ctx: Any) -> Iterator[Any]:

@@ -36,7 +36,11 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     # Scores stay what the game counts, and what is learned from is clipped behind them (`clip_rewards`). A process that is told to compute in
     # one thread steps in one, too; else ale-py takes as many as there are cores.
-    "ALE": Family("ale_py", "atari", {"reward_clipping": False, "num_threads": int(os.environ.get("NPROC", "0"))}),
+    "ALE": Family(
+        "ale_py",
+        "atari",
+        {"reward_clipping": False, "num_threads": int(os.environ.get("NPROC", "0"))},
+    ),
 }
 """By the namespace of their ids."""
 
@@ -62,20 +66,28 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.step(action)
         except Exception as error:
-            raise self._failed(f"{self.label} raised in step({action!r}): {raised(error)}") from error
+            raise self._failed(
+                f"{self.label} raised in step({action!r}): {raised(error)}"
+            ) from error
         if not isinstance(result, tuple) or len(result) != 5:
-            raise self._failed(f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)")
+            raise self._failed(
+                f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)"
+            )
         self._check(result[0], "step")
         return result
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset, and check the observation's shape and type."""
         try:
             result = self.env.reset(seed=seed, options=options)
         except Exception as error:
             raise self._failed(f"{self.label} raised in reset: {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._failed(f"{self.label} returned {_length(result)} from reset; it must be (obs, info)")
+            raise self._failed(
+                f"{self.label} returned {_length(result)} from reset; it must be (obs, info)"
+            )
         self._check(result[0], "reset")
         return result
 
@@ -84,7 +96,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         if getattr(obs, "dtype", None) == dtype and obs.shape == shape:
             return
         got = np.asarray(obs)
-        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {(k, k) for k in "fbui"} | {("i", "u"), ("u", "i")}:
+        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {
+            (k, k) for k in "fbui"
+        } | {("i", "u"), ("u", "i")}:
             raise self._failed(
                 f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, but its observation_space "
                 f"declares {dtype}{list(shape or ())}; mend the environment or its space"
@@ -102,7 +116,9 @@ def env_name(env: Make) -> str:
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
 
 
-def make_env(env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+def make_env(
+    env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]
+) -> Any:
     """`count` environments as a vector, where they have a vectorised form of their own and no wrappers; else one, wrapped.
 
     What runs, what spaces are read from and what is evaluated all come from here, for the two forms may differ: the vectors of Atari games
@@ -135,26 +151,42 @@ def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
     """Whether several of them are stepped one after another, as far as can be told without making one: they have no vector of their own."""
     if not isinstance(env, str):
         return True
-    return ":" not in env and (bool(wrappers) or env not in gym.registry or gym.spec(env).vector_entry_point is None)
+    return ":" not in env and (
+        bool(wrappers) or env not in gym.registry or gym.spec(env).vector_entry_point is None
+    )
 
 
 def _register(env: str, family: Family) -> None:
     try:
         importlib.import_module(family.package)
     except ImportError as error:
-        raise SettingError(f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'") from error
+        raise SettingError(
+            f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'"
+        ) from error
 
 
-def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any], count: int = 1) -> Any:
+def _made(
+    env: Make,
+    make: Callable[..., Any],
+    wrappers: Sequence[Callable[[Any], Any]],
+    settings: Mapping[str, Any],
+    count: int = 1,
+) -> Any:
     try:
         made = make(**settings)
         for wrapper in wrappers:
             made = wrapper(made)
     except gym.error.Error as error:
         if isinstance(env, str) and isinstance(error, gym.error.NamespaceNotFound):
-            raise SettingError(f"unknown environment '{env}': {FIRST.format(env.partition('/')[0])}") from None
-        if isinstance(env, str) and isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound):
-            raise SettingError(f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}") from None
+            raise SettingError(
+                f"unknown environment '{env}': {FIRST.format(env.partition('/')[0])}"
+            ) from None
+        if isinstance(env, str) and isinstance(
+            error, gym.error.NameNotFound | gym.error.VersionNotFound
+        ):
+            raise SettingError(
+                f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}"
+            ) from None
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
     except SettingError as error:
         raise error.at(env_name(env)) from None
@@ -163,7 +195,9 @@ def _made(env: Make, make: Callable[..., Any], wrappers: Sequence[Callable[[Any]
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
     if not isinstance(made, gym.Env | VectorEnv):
-        raise EnvironmentFailed(f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, gymnasium.vector.VectorEnv or fl.JaxEnv")
+        raise EnvironmentFailed(
+            f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, gymnasium.vector.VectorEnv or fl.JaxEnv"
+        )
     return made
 
 
@@ -173,15 +207,22 @@ FIRST = "the package that registers {} must be imported first (--import PACKAGE,
 def _similar(env: str) -> list[str]:
     import difflib
 
-    return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or ["CartPole-v1", "Pendulum-v1"]
+    return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or [
+        "CartPole-v1",
+        "Pendulum-v1",
+    ]
 
 
 def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
     """Environments that are stepped one after another, each watched."""
-    return SyncVectorEnv([lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)], copy=False)  # type: ignore[misc]
+    return SyncVectorEnv(
+        [lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)], copy=False
+    )  # type: ignore[misc]
 
 
-def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> VectorEnv[Any, Any, Any]:
+def make_vector(
+    env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
+) -> VectorEnv[Any, Any, Any]:
     """`count` environments as one vector: the environment's own vectorised form where it has one, else one after another.
 
     Raises:
@@ -198,7 +239,9 @@ def make_vector(env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...
                 on_error.callback(made[-1].close)
             vector = guarded(env, made)
         if vector.num_envs != count:
-            raise SettingError(f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal")
+            raise SettingError(
+                f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal"
+            )
         autoreset_mode(vector, env)
         on_error.pop_all()
     found: VectorEnv[Any, Any, Any] = vector
@@ -219,7 +262,9 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode
     return mode
 
 
-def probe(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]) -> tuple[Spaces, JaxEnv | None]:
+def probe(
+    env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
+) -> tuple[Spaces, JaxEnv | None]:
     """The spaces of an environment, found by making one; and itself, if it is one written in JAX.
 
     Raises:
@@ -228,9 +273,13 @@ def probe(env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mappi
     made = make_env(env, 1, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
-            return Spaces(made.single_observation_space, made.single_action_space), getattr(made, "jax_env", None)
+            return Spaces(made.single_observation_space, made.single_action_space), getattr(
+                made, "jax_env", None
+            )
         return Spaces(made.observation_space, made.action_space), None
     except AttributeError as error:
-        raise EnvironmentFailed(f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__") from None
+        raise EnvironmentFailed(
+            f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__"
+        ) from None
     finally:
         made.close()

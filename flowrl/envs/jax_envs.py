@@ -38,7 +38,9 @@ class JaxEnv(ABC):
         """A new episode: its state, a tree of arrays, and its first observation."""
 
     @abstractmethod
-    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+    def step(
+        self, state: State, action: Array, key: Array
+    ) -> tuple[State, Array, Array, Array, Array]:
         """The state behind an action, observation, reward, whether the episode ended by itself (`terminated`) or was cut (`truncated`)."""
 
 
@@ -62,7 +64,9 @@ class GymnaxEnv(JaxEnv):
         obs, state = self.env.reset_env(key, self.params)
         return state, obs
 
-    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+    def step(
+        self, state: State, action: Array, key: Array
+    ) -> tuple[State, Array, Array, Array, Array]:
         """One step, without the reset that gymnax would do behind the last of an episode."""
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
         return state, obs, reward, terminated, self.env.is_truncated(state, self.params)
@@ -94,11 +98,19 @@ class BraxEnv(JaxEnv):
             state = self.env.reset(key)
         return {"brax": state, "age": jnp.int32(0)}, state.obs
 
-    def step(self, state: State, action: Array, key: Array) -> tuple[State, Array, Array, Array, Array]:
+    def step(
+        self, state: State, action: Array, key: Array
+    ) -> tuple[State, Array, Array, Array, Array]:
         """One step."""
         with _quiet():
             after, age = self.env.step(state["brax"], action), state["age"] + 1
-        return {"brax": after, "age": age}, after.obs, after.reward, after.done > 0, age >= self.episode_length
+        return (
+            {"brax": after, "age": age},
+            after.obs,
+            after.reward,
+            after.done > 0,
+            age >= self.episode_length,
+        )
 
 
 ADAPTERS: Mapping[str, Callable[..., JaxEnv]] = {"gymnax": GymnaxEnv, "brax": BraxEnv}
@@ -110,7 +122,9 @@ def _package(name: str) -> Any:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
-        raise SettingError(f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'") from error
+        raise SettingError(
+            f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'"
+        ) from error
 
 
 @contextmanager
@@ -128,13 +142,19 @@ def _space(space: Any, name: str) -> gym.Space[Any]:
             return gym.spaces.Discrete(int(space.n))
         case "Box":
             dtype = np.dtype(space.dtype)
-            low, high = (np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high))
+            low, high = (
+                np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
+            )
             box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
             return box
-    raise EnvironmentFailed(f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete")
+    raise EnvironmentFailed(
+        f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete"
+    )
 
 
-def advance(env: JaxEnv, states: State, done: Array, action: Array, bits: Array) -> tuple[State, Array, Array, Array, Array]:
+def advance(
+    env: JaxEnv, states: State, done: Array, action: Array, bits: Array
+) -> tuple[State, Array, Array, Array, Array]:
     """A step of n environments in Gymnasium's NEXT_STEP form: one that is `done` begins its next episode, with reward 0.
 
     Args:
@@ -146,16 +166,26 @@ def advance(env: JaxEnv, states: State, done: Array, action: Array, bits: Array)
     """
     after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
     if not isinstance(after, tuple) or len(after) != 5:
-        raise EnvironmentFailed(f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)")
+        raise EnvironmentFailed(
+            f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)"
+        )
     fresh = _begun(env, bits[:, 1])
     _same(env, "state", states, after[0])
     _same(env, "observation", fresh[1], after[1])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
         if jnp.shape(value) != done.shape:
-            raise EnvironmentFailed(f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it must be a single number")
+            raise EnvironmentFailed(
+                f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it must be a single number"
+            )
     state, obs = jax.tree.map(lambda new, old: _where(done, new, old), fresh, after[:2])
     reward, terminated, truncated = after[2:]
-    return state, obs, jnp.where(done, 0.0, reward).astype(jnp.float32), terminated.astype(bool) & ~done, truncated.astype(bool) & ~done
+    return (
+        state,
+        obs,
+        jnp.where(done, 0.0, reward).astype(jnp.float32),
+        terminated.astype(bool) & ~done,
+        truncated.astype(bool) & ~done,
+    )
 
 
 def _where(flags: Array, a: Array, b: Array) -> Array:
@@ -165,7 +195,9 @@ def _where(flags: Array, a: Array, b: Array) -> Array:
 
 def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     """First states and observations of n environments, by random ``uint32[n, 2]``."""
-    states, obs = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), _begun(env, bits))
+    states, obs = jax.tree.map(
+        lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), _begun(env, bits)
+    )
     return states, obs
 
 
@@ -186,16 +218,26 @@ def _same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
     """That what `step` returned has the form of what `reset` did, as it must to go round a loop."""
     form: Any = jax.tree.structure(before)
     if form != (other := jax.tree.structure(after)):
-        raise EnvironmentFailed(f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not {form}")
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        raise EnvironmentFailed(
+            f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not {form}"
+        )
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
         if jnp.shape(a) != jnp.shape(b) or not _fits(jnp.result_type(b), jnp.result_type(a)):
             was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
-            raise EnvironmentFailed(f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but reset's is {was}; make them equal")
+            raise EnvironmentFailed(
+                f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but reset's is {was}; make them equal"
+            )
 
 
 def _fits(found: Any, wanted: Any) -> bool:
     """Whether numbers of one type become another's without loss of their kind."""
-    return found == wanted or np.can_cast(np.dtype(found), np.dtype(wanted), "same_kind") or {np.dtype(x).kind for x in (found, wanted)} == {"i", "u"}
+    return (
+        found == wanted
+        or np.can_cast(np.dtype(found), np.dtype(wanted), "same_kind")
+        or {np.dtype(x).kind for x in (found, wanted)} == {"i", "u"}
+    )
 
 
 def _name(env: JaxEnv) -> str:
@@ -209,13 +251,20 @@ class JaxVector(VectorEnv[Any, Any, Any]):
         self.jax_env = jax_env
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.single_observation_space, self.single_action_space = jax_env.observation_space, jax_env.action_space
-        self.observation_space, self.action_space = (batch_space(s, num_envs) for s in (jax_env.observation_space, jax_env.action_space))
+        self.single_observation_space, self.single_action_space = (
+            jax_env.observation_space,
+            jax_env.action_space,
+        )
+        self.observation_space, self.action_space = (
+            batch_space(s, num_envs) for s in (jax_env.observation_space, jax_env.action_space)
+        )
         self._begin = jax.jit(lambda bits: begin(jax_env, bits))
         self._advance = jax.jit(lambda *args: advance(jax_env, *args))
         self.rng = np.random.default_rng()
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """New episodes everywhere."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)

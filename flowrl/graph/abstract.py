@@ -44,7 +44,9 @@ class AbstractSite(HereSite):
         """One: how many share the work changes no shapes."""
         return 1
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """The shapes that the function returns; found once per function, settings and shapes."""
         leaves, tree = jax.tree.flatten(args)
         slot = (fn, *static.items(), tree, *map(abstract, leaves))
@@ -70,7 +72,10 @@ class AbstractSite(HereSite):
                     raise
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
             known = {id(x) for x in jax.tree.leaves(args)}
-            if any(isinstance(x, bool | int | float | np.generic) and id(x) not in known for x in jax.tree.leaves(result)):
+            if any(
+                isinstance(x, bool | int | float | np.generic) and id(x) not in known
+                for x in jax.tree.leaves(result)
+            ):
                 raise Opaque("what it returns depends on values") from untraceable
             return jax.tree.map(lambda x: x if id(x) in known else _shape_of(x), result)
 
@@ -85,7 +90,13 @@ class AbstractSite(HereSite):
         except Exception as untraceable:
             raise Opaque("it decides by values") from untraceable
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Workers:
         """Twins in the place of workers."""
         return HereWorkers(count, twin)
 
@@ -105,15 +116,25 @@ def _traced(fn: Callable[..., Any], *args: Any) -> Any:
         return [x for x in result if isinstance(x, jax.core.Tracer)]
 
     shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in at)))
-    return jax.tree.unflatten(known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]])
+    return jax.tree.unflatten(
+        known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]]
+    )
 
 
 def _zeros(leaf: Any) -> Any:
-    return read_only(np.zeros(leaf.shape, leaf.dtype)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return (
+        read_only(np.zeros(leaf.shape, leaf.dtype))
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+        else leaf
+    )
 
 
 def _shape_of(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else leaf
+    return (
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        if isinstance(leaf, jax.Array | np.ndarray)
+        else leaf
+    )
 
 
 def abstract(leaf: Any) -> Any:

@@ -34,9 +34,15 @@ def _starts(graph: Graph) -> Iterator[Problem]:
     for node in graph.nodes:
         kind = type(node.op).__name__
         if not node.after and not node.op.source:
-            yield node.name, f"{kind} stands at a start, but it makes no items of its own; begin with a source such as ParallelSample()"
+            yield (
+                node.name,
+                f"{kind} stands at a start, but it makes no items of its own; begin with a source such as ParallelSample()",
+            )
         if len(node.after) > 1 and not node.op.joins:
-            yield node.name, f"takes items from {', '.join(node.after)}, but {kind} is no join (its `joins` is False); let it follow one node only"
+            yield (
+                node.name,
+                f"takes items from {', '.join(node.after)}, but {kind} is no join (its `joins` is False); let it follow one node only",
+            )
 
 
 def ends(graph: Graph) -> Iterator[Problem]:
@@ -45,16 +51,25 @@ def ends(graph: Graph) -> Iterator[Problem]:
         return
     clocks = [n.name for n in graph.nodes if n.op.clock]
     if not clocks:
-        yield graph.ends()[-1], "no Report closes a Row, so a run would show nothing and never stop; add .then(report=Report())"
+        yield (
+            graph.ends()[-1],
+            "no Report closes a Row, so a run would show nothing and never stop; add .then(report=Report())",
+        )
     elif len(clocks) > 1:
         yield clocks[1], f"a graph has exactly one Report, and there is {clocks[0]} too; remove one"
     last = set(graph.ends())
     for node in graph.nodes:
         if node.op.clock and node.name not in last:
             behind = ", ".join(n.name for n in graph.nodes if node.name in n.after)
-            yield node.name, f"closes Rows and passes nothing on, but {behind} stands behind it; move Report to the end"
+            yield (
+                node.name,
+                f"closes Rows and passes nothing on, but {behind} stands behind it; move Report to the end",
+            )
         if node.name in last and not node.op.clock and not node.op.writes:
-            yield node.name, "nothing comes of what it yields: an end must be a Report or an effect such as SyncWeights(); go on from it or remove it"
+            yield (
+                node.name,
+                "nothing comes of what it yields: an end must be a Report or an effect such as SyncWeights(); go on from it or remove it",
+            )
 
 
 def _references(graph: Graph) -> Iterator[Problem]:
@@ -68,13 +83,22 @@ def _references(graph: Graph) -> Iterator[Problem]:
                     if any(n.name == target for n in graph.nodes)
                     else unknown("resource", target, graph.resources)
                 )
-                yield name, f"{what}; add {target}=... to Graph(...), or set {name}.{field} to the right one"
+                yield (
+                    name,
+                    f"{what}; add {target}=... to Graph(...), or set {name}.{field} to the right one",
+                )
             elif not issubclass(graph.resources[target].handle, kind):
                 got = type(graph.resources[target]).__name__
-                yield name, f"its {field} must be what gives a {kind.__name__}, but '{target}' is {got}; set {name}.{field} to the right one"
+                yield (
+                    name,
+                    f"its {field} must be what gives a {kind.__name__}, but '{target}' is {got}; set {name}.{field} to the right one",
+                )
     for name in graph.resources:
         if name not in used:
-            yield name, f"no node uses it; remove it with .remove('{name}'), or name it in the operator that should"
+            yield (
+                name,
+                f"no node uses it; remove it with .remove('{name}'), or name it in the operator that should",
+            )
 
 
 def behind_queues(graph: Graph) -> dict[str, str]:

@@ -25,7 +25,10 @@ def compile_graph(graph: Graph) -> Plan:
     problems = list(broken(graph))
     found = Trace()
     traced = not problems
-    problems += [*ends(graph), *((n.name, text) for n in graph.nodes for text in n.op.review(graph))]
+    problems += [
+        *ends(graph),
+        *((n.name, text) for n in graph.nodes for text in n.op.review(graph)),
+    ]
     if traced:
         found = trace(graph)
         problems += found.problems
@@ -39,7 +42,10 @@ def compile_graph(graph: Graph) -> Plan:
 
 
 def _rejected(graph: Graph, problems: list[Problem]) -> CheckError:
-    lines = [f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}" for where, text in problems]
+    lines = [
+        f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}"
+        for where, text in problems
+    ]
     return CheckError(graph.name, dict.fromkeys(lines))
 
 
@@ -52,14 +58,20 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     queues = behind_queues(graph)
     stuck = found.exact and bool(found.steady) and not found.rows
     for name, resource in graph.resources.items():
-        users = [n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())]
+        users = [
+            n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())
+        ]
         use = Use(
             name,
             graph.resources,
             traced,
             traced and found.exact,
             counts,
-            {n: max(lags, key=lambda x: math.inf if math.isnan(x) else x) for n, lags in found.lags.items() if n in counts.get(name, {})},
+            {
+                n: max(lags, key=lambda x: math.inf if math.isnan(x) else x)
+                for n, lags in found.lags.items()
+                if n in counts.get(name, {})
+            },
             [n for n in users if stuck and not found.steady[n].given],
             {n: q for n, q in queues.items() if n in users},
         )
@@ -74,7 +86,10 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
     for node in graph.nodes:
         traffic = found.steady.get(node.name)
         if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.clock):
-            yield node.name, f"took {traffic.taken:,} items and yielded none, so no Row closes; let it fire sooner"
+            yield (
+                node.name,
+                f"took {traffic.taken:,} items and yielded none, so no Row closes; let it fire sooner",
+            )
             return
     if found.exact:
         yield clocks[0], "no Row closes: the passes repeat without one"
@@ -82,16 +97,26 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
 
 def _twice(found: Trace) -> Iterator[Problem]:
     """A metric of an operator that has the name of one that a loss tells."""
-    trained = {name for form in found.forms.values() if isinstance(form, Trained) for name in form.metrics.names}
+    trained = {
+        name
+        for form in found.forms.values()
+        if isinstance(form, Trained)
+        for name in form.metrics.names
+    }
     for name in sorted(found.metrics.keys() & trained):
-        yield found.metrics[name], f"tells the metric '{name}', which comes from the loss already; give it another name"
+        yield (
+            found.metrics[name],
+            f"tells the metric '{name}', which comes from the loss already; give it another name",
+        )
 
 
 def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:
     """Updates that no Row would tell of: nobody would see a loss of NaN."""
     if found.problems or found.opaque or not found.rows:
         return
-    updates = {name: sum(c["updates"] for c in t.counts.values()) for name, t in found.steady.items()}
+    updates = {
+        name: sum(c["updates"] for c in t.counts.values()) for name, t in found.steady.items()
+    }
     if sum(updates.values()) == found.reported or (found.reported and not found.exact):
         return
     clock = next(n.name for n in graph.nodes if n.op.clock)
@@ -100,5 +125,10 @@ def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:
     import networkx as nx
 
     behind = nx.ancestors(graph.digraph(), clock)
-    for node in [n for n in updates if updates[n] and n not in behind] or [n for n in updates if updates[n]][:1]:
-        yield node, f"its updates do not each reach {clock} once, so rows would not tell of them; put {clock} behind it, in one line"
+    for node in [n for n in updates if updates[n] and n not in behind] or [
+        n for n in updates if updates[n]
+    ][:1]:
+        yield (
+            node,
+            f"its updates do not each reach {clock} once, so rows would not tell of them; put {clock} behind it, in one line",
+        )

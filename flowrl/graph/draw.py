@@ -39,16 +39,29 @@ def _kind(node: Node) -> str:
 def text(graph: Graph) -> str:
     """One line per node, the edges as lanes on the left, the resources on the right."""
     behind = {n.name: [m.name for m in graph.nodes if n.name in m.after] for n in graph.nodes}
-    wide, kinds = (max((len(x) for x in xs), default=0) for xs in ([n.name for n in graph.nodes], [_kind(n) for n in graph.nodes]))
+    wide, kinds = (
+        max((len(x) for x in xs), default=0)
+        for xs in ([n.name for n in graph.nodes], [_kind(n) for n in graph.nodes])
+    )
     lanes: list[str | None] = []  # by lane: the node that its line leads to
     body: list[tuple[str, str]] = []
     for node in graph.nodes:
         mine = [i for i, to in enumerate(lanes) if to == node.name]
         at = mine[0] if mine else _free(lanes, node.name)
-        marks = ["●" if i == at else "┘" if i in mine else "│" if to else " " for i, to in enumerate(lanes)]
+        marks = [
+            "●" if i == at else "┘" if i in mine else "│" if to else " "
+            for i, to in enumerate(lanes)
+        ]
         for i in mine[1:]:
-            marks[at + 1 : i] = ["─" if m == " " else "┼" if m == "│" else m for m in marks[at + 1 : i]]
-        body.append(("".join(marks).rstrip(), f"{node.name:<{wide}}  {_kind(node):<{kinds}}  {_uses(node)}".rstrip()))
+            marks[at + 1 : i] = [
+                "─" if m == " " else "┼" if m == "│" else m for m in marks[at + 1 : i]
+            ]
+        body.append(
+            (
+                "".join(marks).rstrip(),
+                f"{node.name:<{wide}}  {_kind(node):<{kinds}}  {_uses(node)}".rstrip(),
+            )
+        )
         for i in mine:
             lanes[i] = None
         targets = behind[node.name]
@@ -60,11 +73,21 @@ def text(graph: Graph) -> str:
         if any(lanes):
             split = len(targets) > 1
             marks = [
-                "├" if split and i == at else "╮" if split and to in targets[1:] and i != at else "│" if to else " " for i, to in enumerate(lanes)
+                "├"
+                if split and i == at
+                else "╮"
+                if split and to in targets[1:] and i != at
+                else "│"
+                if to
+                else " "
+                for i, to in enumerate(lanes)
             ]
             if split:
                 last = max(i for i, m in enumerate(marks) if m == "╮")
-                marks[at + 1 : last] = ["─" if m == " " else "┬" if m == "╮" else "┼" if m == "│" else m for m in marks[at + 1 : last]]
+                marks[at + 1 : last] = [
+                    "─" if m == " " else "┬" if m == "╮" else "┼" if m == "│" else m
+                    for m in marks[at + 1 : last]
+                ]
             body.append(("".join(marks).rstrip(), ""))
         while lanes and lanes[-1] is None:
             lanes.pop()
@@ -72,7 +95,11 @@ def text(graph: Graph) -> str:
     lines = [graph.name, *(f"  {left:<{room}}  {right}".rstrip() for left, right in body)]
     if graph.resources:
         names = max(len(n) for n in graph.resources)
-        lines += ["", "resources", *(f"  ◆ {n:<{names}}  {r.describe()}" for n, r in graph.resources.items())]
+        lines += [
+            "",
+            "resources",
+            *(f"  ◆ {n:<{names}}  {r.describe()}" for n, r in graph.resources.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +111,10 @@ def _free(lanes: list[str | None], name: str, start: int = 0) -> int:
 
 
 def _uses(node: Node) -> str:
-    found = [(mark, [t for f, (t, _) in refs(node.op).items() if (f in node.op.writes) == wrote]) for mark, wrote in (("◁┄", False), ("┄▷", True))]
+    found = [
+        (mark, [t for f, (t, _) in refs(node.op).items() if (f in node.op.writes) == wrote])
+        for mark, wrote in (("◁┄", False), ("┄▷", True))
+    ]
     return "  ".join(f"{mark} {', '.join(targets)}" for mark, targets in found if targets)
 
 
@@ -97,7 +127,9 @@ def mermaid(graph: Graph) -> str:
     for node in graph.nodes:
         shape = ("[(", ")]") if node.op.queue else ("([", "])") if node.op.clock else ("[", "]")
         lines.append(f'    {_id(node.name)}{shape[0]}"{node.name}<br/>{_kind(node)}"{shape[1]}')
-    lines += [f'    {_id(name)}[/"{name}<br/>{type(r).__name__}"/]' for name, r in graph.resources.items()]
+    lines += [
+        f'    {_id(name)}[/"{name}<br/>{type(r).__name__}"/]' for name, r in graph.resources.items()
+    ]
     lines += [f"    {_id(a)} --> {_id(n.name)}" for n in graph.nodes for a in n.after]
     lines += [f"    {_id(a)} -.-> {_id(b)}" for a, b in _dashed(graph)]
     return "\n".join(lines) + "\n"
@@ -109,9 +141,16 @@ def _id(name: str) -> str:
 
 def dot(graph: Graph) -> str:
     """A graph for Graphviz."""
-    lines = [f"digraph {_quote(graph.name)} {{", "  rankdir=LR;", '  node [shape=box, style=rounded, fontname="Helvetica"];']
+    lines = [
+        f"digraph {_quote(graph.name)} {{",
+        "  rankdir=LR;",
+        '  node [shape=box, style=rounded, fontname="Helvetica"];',
+    ]
     lines += [f"  {_quote(n.name)} [label={_quote(n.name, _kind(n))}];" for n in graph.nodes]
-    lines += [f"  {_quote(n)} [label={_quote(n, type(r).__name__)}, shape=cylinder, style=solid];" for n, r in graph.resources.items()]
+    lines += [
+        f"  {_quote(n)} [label={_quote(n, type(r).__name__)}, shape=cylinder, style=solid];"
+        for n, r in graph.resources.items()
+    ]
     lines += [f"  {_quote(a)} -> {_quote(n.name)};" for n in graph.nodes for a in n.after]
     lines += [f"  {_quote(a)} -> {_quote(b)} [style=dashed];" for a, b in _dashed(graph)]
     return "\n".join([*lines, "}"]) + "\n"
@@ -136,7 +175,9 @@ def svg(graph: Graph) -> str:
     layers = _layers(graph)
     tall = max((len(layer) for layer in layers), default=1)
     spots: dict[str, tuple[float, float]] = {
-        name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP)) for i, layer in enumerate(layers) for j, name in enumerate(layer)
+        name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP))
+        for i, layer in enumerate(layers)
+        for j, name in enumerate(layer)
     }
     floor = MARGIN + tall * (HIGH + DROP) + 2 * DROP
     wide = max(len(layers), len(graph.resources)) * (BOX + GAP) - GAP + 2 * MARGIN
@@ -144,11 +185,28 @@ def svg(graph: Graph) -> str:
     apart = max(BOX + GAP, (wide - 2 * MARGIN - BOX) / (len(stores) + 1))
     first = (wide - BOX - apart * (len(stores) - 1)) / 2
     spots.update({name: (first + k * apart, floor) for k, name in enumerate(stores)})
-    parts = [f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>' for n in graph.nodes for a in n.after]
+    parts = [
+        f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>'
+        for n in graph.nodes
+        for a in n.after
+    ]
     dashed = list(_dashed(graph))
-    parts += [f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>' for a, b in dashed]
-    parts += [_box(n.name, _kind(n), *spots[n.name], "queue" if n.op.queue else "clock" if n.op.clock else "box") for n in graph.nodes]
-    parts += [_box(name, type(r).__name__, *spots[name], "store") for name, r in graph.resources.items()]
+    parts += [
+        f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>'
+        for a, b in dashed
+    ]
+    parts += [
+        _box(
+            n.name,
+            _kind(n),
+            *spots[n.name],
+            "queue" if n.op.queue else "clock" if n.op.clock else "box",
+        )
+        for n in graph.nodes
+    ]
+    parts += [
+        _box(name, type(r).__name__, *spots[name], "store") for name, r in graph.resources.items()
+    ]
     high = (floor + HIGH if graph.resources else MARGIN + tall * (HIGH + DROP) - DROP) + MARGIN + 12
     tips = "".join(
         f'<marker id="{i}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -166,7 +224,10 @@ def _layers(graph: Graph) -> list[list[str]]:
     import networkx as nx
 
     order = {n.name: i for i, n in enumerate(graph.nodes)}
-    return [sorted(layer, key=order.__getitem__) for layer in nx.topological_generations(graph.digraph())]
+    return [
+        sorted(layer, key=order.__getitem__)
+        for layer in nx.topological_generations(graph.digraph())
+    ]
 
 
 def _by_use(graph: Graph, spots: dict[str, tuple[float, float]]) -> list[str]:
@@ -193,10 +254,19 @@ def _across(a: tuple[float, float], b: tuple[float, float]) -> str:
     return f"M{x0:g} {y0:g}C{x0 + bend:g} {y0:g} {x1 - bend:g} {y1:g} {x1:g} {y1:g}"
 
 
-def _down(graph: Graph, spots: dict[str, tuple[float, float]], a: str, b: str, dashed: list[tuple[str, str]]) -> str:
+def _down(
+    graph: Graph,
+    spots: dict[str, tuple[float, float]],
+    a: str,
+    b: str,
+    dashed: list[tuple[str, str]],
+) -> str:
     """A dashed line between a node and a resource below it."""
     store = a if a in graph.resources else b
-    ends = sorted((x for pair in dashed for x in pair if store in pair and x != store), key=lambda n: spots[n][0])
+    ends = sorted(
+        (x for pair in dashed for x in pair if store in pair and x != store),
+        key=lambda n: spots[n][0],
+    )
     other = b if store == a else a
     port = spots[store][0] + BOX * (ends.index(other) + 1) / (len(ends) + 1)
     spot = spots[other][0] + BOX / 2 + (12 if store == a else -12)
@@ -207,4 +277,9 @@ def _down(graph: Graph, spots: dict[str, tuple[float, float]], a: str, b: str, d
     return f"M{spot:g} {top:g}C{spot:g} {top + bend:g} {port:g} {low - bend:g} {port:g} {low - 2:g}"
 
 
-FORMATS: dict[str, Callable[[Graph], str]] = {"text": text, "mermaid": mermaid, "dot": dot, "svg": svg}
+FORMATS: dict[str, Callable[[Graph], str]] = {
+    "text": text,
+    "mermaid": mermaid,
+    "dot": dot,
+    "svg": svg,
+}

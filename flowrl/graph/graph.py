@@ -108,29 +108,46 @@ class Graph:
         for key, resource in resources.items():
             if not isinstance(resource, Resource):
                 hint = "; operators go into .then(...)" if isinstance(resource, Operator) else ""
-                raise GraphError(f"'{key}' must be a resource such as fl.Learner(...), got {_a(resource)}{hint}", name)
+                raise GraphError(
+                    f"'{key}' must be a resource such as fl.Learner(...), got {_a(resource)}{hint}",
+                    name,
+                )
         self._fill(name, resources, ())
 
     def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
-        self.__dict__.update(name=name, resources=MappingProxyType(dict(resources)), nodes=tuple(nodes))
+        self.__dict__.update(
+            name=name, resources=MappingProxyType(dict(resources)), nodes=tuple(nodes)
+        )
         return self
 
     def _with(self, **changed: Any) -> Graph:
-        return Graph.__new__(Graph)._fill(**{"name": self.name, "resources": self.resources, "nodes": self.nodes, **changed})
+        return Graph.__new__(Graph)._fill(
+            **{"name": self.name, "resources": self.resources, "nodes": self.nodes, **changed}
+        )
 
     # -- a value: frozen, compared, hashed, pickled, printed
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("a Graph is immutable: its verbs (then, set, replace, ...) return a new one")
+        raise AttributeError(
+            "a Graph is immutable: its verbs (then, set, replace, ...) return a new one"
+        )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Graph is immutable: its verbs (remove, replace, ...) return a new one")
+        raise AttributeError(
+            "a Graph is immutable: its verbs (remove, replace, ...) return a new one"
+        )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Graph) and (self.name, dict(self.resources), self.nodes) == (other.name, dict(other.resources), other.nodes)
+        return isinstance(other, Graph) and (self.name, dict(self.resources), self.nodes) == (
+            other.name,
+            dict(other.resources),
+            other.nodes,
+        )
 
     def __hash__(self) -> int:
-        return hash((self.name, frozenset(self.resources), tuple((n.name, n.after) for n in self.nodes)))
+        return hash(
+            (self.name, frozenset(self.resources), tuple((n.name, n.after) for n in self.nodes))
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.name, dict(self.resources), self.nodes))
@@ -149,11 +166,18 @@ class Graph:
         """
 
         def lines(items: Iterable[tuple[str, Any]]) -> str:
-            return "".join(f"    {k}={values.to_text(v, defaults=defaults, strict=strict, indent=4)},\n" for k, v in items)
+            return "".join(
+                f"    {k}={values.to_text(v, defaults=defaults, strict=strict, indent=4)},\n"
+                for k, v in items
+            )
 
         text = f"Graph(\n    {values.to_text(self.name, defaults=True)},\n{lines(self.resources.items())})"
         for after, nodes in self._groups():
-            head = "" if after is None else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
+            head = (
+                ""
+                if after is None
+                else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
+            )
             text += f".then(\n{head}{lines(_nest((n.name, n.op) for n in nodes))})"
         return text + "\n"
 
@@ -165,7 +189,9 @@ class Graph:
             follows = node.after == (self.nodes[i - 1].name,) if i else not node.after
             if follows and groups:
                 heads = [n.name.partition(".")[0] for n in groups[-1][1]]
-                follows = head not in heads or (bool(dot) and heads[-1] == head)  # one keyword can't stand twice
+                follows = head not in heads or (
+                    bool(dot) and heads[-1] == head
+                )  # one keyword can't stand twice
             if follows and groups:
                 groups[-1][1].append(node)
             else:
@@ -197,7 +223,8 @@ class Graph:
             ends = self.ends()
             if len(ends) > 1:
                 raise GraphError(
-                    f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)", self.name
+                    f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)",
+                    self.name,
                 )
             after = ends
         previous = self._places(after)
@@ -222,8 +249,12 @@ class Graph:
         """
         i, places = self._index(name), self._places(after)
         if late := [place for place in places if self._index(place) >= i]:
-            raise GraphError(f"'{name}' can't go on from '{late[0]}', which does not stand before it", self.name)
-        return self._with(nodes=[*self.nodes[:i], replace(self.nodes[i], after=places), *self.nodes[i + 1 :]])
+            raise GraphError(
+                f"'{name}' can't go on from '{late[0]}', which does not stand before it", self.name
+            )
+        return self._with(
+            nodes=[*self.nodes[:i], replace(self.nodes[i], after=places), *self.nodes[i + 1 :]]
+        )
 
     def remove(self, *names: str) -> Graph:
         """Take out nodes, joining each one's predecessors to its successors; or resources.
@@ -234,10 +265,14 @@ class Graph:
         graph = self
         for name in names:
             if name in graph.resources:
-                graph = graph._with(resources={k: v for k, v in graph.resources.items() if k != name})
+                graph = graph._with(
+                    resources={k: v for k, v in graph.resources.items() if k != name}
+                )
                 continue
             gone = graph.nodes[graph._index(name, also_resources=True)]
-            graph = graph._with(nodes=[_swap(n, name, gone.after) for n in graph.nodes if n.name != name])
+            graph = graph._with(
+                nodes=[_swap(n, name, gone.after) for n in graph.nodes if n.name != name]
+            )
         return graph
 
     def replace(self, **new: Operator | Resource) -> Graph:
@@ -256,7 +291,9 @@ class Graph:
                 if name not in resources:
                     self._index(name, also_resources=True)
                 kind = "a resource" if name in resources else "an operator"
-                raise GraphError(f"'{name}' is {kind} and can't be replaced by {_a(value)}", self.name)
+                raise GraphError(
+                    f"'{name}' is {kind} and can't be replaced by {_a(value)}", self.name
+                )
         return self._with(nodes=nodes, resources=resources)
 
     def rename(self, name: str) -> Graph:
@@ -274,11 +311,21 @@ class Graph:
         if owner is None:
             head = address.partition(".")[0]
             if head in names:
-                raise SettingError(f"say which setting of it: {head}.{next(iter(values.settings(names[head])), 'setting')}", f"{self.name}.{head}")
-            deeper = [f"{n}.{path}" for n, owner in names.items() for path in values.addresses(owner) if f".{n}.{path}".endswith(f".{address}")]
+                raise SettingError(
+                    f"say which setting of it: {head}.{next(iter(values.settings(names[head])), 'setting')}",
+                    f"{self.name}.{head}",
+                )
+            deeper = [
+                f"{n}.{path}"
+                for n, owner in names.items()
+                for path in values.addresses(owner)
+                if f".{n}.{path}".endswith(f".{address}")
+            ]
             hint = f"; did you mean {' or '.join(deeper)}?" if deeper else ""
             raise SettingError(unknown("node or resource", head, names) + hint, self.name)
-        changed = values.with_setting(names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}")
+        changed = values.with_setting(
+            names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}"
+        )
         return self.replace(**{owner: changed})
 
     # -- looking
@@ -304,7 +351,9 @@ class Graph:
         g = self.digraph()
         g.remove_edges_from([(a, n.name) for n in self.nodes if n.op.queue for a in n.after])
         order = {n.name: i for i, n in enumerate(self.nodes)}
-        parts = [tuple(sorted(part, key=order.__getitem__)) for part in nx.weakly_connected_components(g)]
+        parts = [
+            tuple(sorted(part, key=order.__getitem__)) for part in nx.weakly_connected_components(g)
+        ]
         return tuple(sorted(parts, key=lambda part: order[part[0]]))
 
     def check(self) -> None:
@@ -348,18 +397,39 @@ class Graph:
             if node.name == name:
                 return i
         if name in self.resources:
-            raise GraphError(f"'{name}' is a resource, not a node; nodes: {', '.join(n.name for n in self.nodes) or 'none'}", self.name)
+            raise GraphError(
+                f"'{name}' is a resource, not a node; nodes: {', '.join(n.name for n in self.nodes) or 'none'}",
+                self.name,
+            )
         known = [n.name for n in self.nodes] + (list(self.resources) if also_resources else [])
-        raise GraphError(unknown("node or resource" if also_resources else "node", name, known), self.name)
+        raise GraphError(
+            unknown("node or resource" if also_resources else "node", name, known), self.name
+        )
 
     def _line(self, previous: tuple[str, ...], ops: Mapping[str, Operator | Chain]) -> list[Node]:
         taken = {n.name for n in self.nodes} | set(self.resources)
         line = []
         for name, op in _flatten(ops, self.name).items():
-            clash = next((t for t in taken if t == name or t.startswith(f"{name}.") or name.startswith(f"{t}.")), None)
+            clash = next(
+                (
+                    t
+                    for t in taken
+                    if t == name or t.startswith(f"{name}.") or name.startswith(f"{t}.")
+                ),
+                None,
+            )
             if clash is not None:
-                what = "a resource" if clash in self.resources else "a node" if clash == name else f"the node '{clash}'"
-                raise GraphError(f"the name '{name}' is taken by {what}; nodes and resources share one namespace", self.name)
+                what = (
+                    "a resource"
+                    if clash in self.resources
+                    else "a node"
+                    if clash == name
+                    else f"the node '{clash}'"
+                )
+                raise GraphError(
+                    f"the name '{name}' is taken by {what}; nodes and resources share one namespace",
+                    self.name,
+                )
             line.append(Node(name, op, previous))
             previous = (name,)
             taken.add(name)

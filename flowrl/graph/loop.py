@@ -53,17 +53,23 @@ class NodeContext:
 
     def __getitem__(self, ref: Any) -> Any:
         if ref not in self._handles:
-            raise GraphError(f'{unknown("resource", ref, self._handles)}; name it in a field of the operator: `{ref}: Ref[...] = "{ref}"`')
+            raise GraphError(
+                f'{unknown("resource", ref, self._handles)}; name it in a field of the operator: `{ref}: Ref[...] = "{ref}"`'
+            )
         return self._handles[ref]
 
 
 def unchangeable(state: Any) -> bool:
     """Return whether no step could change a state, or anything in it, in place."""
     if is_dataclass(state):
-        return bool(state.__dataclass_params__.frozen) and all(map(unchangeable, vars(state).values()))  # type: ignore[union-attr]
+        return bool(state.__dataclass_params__.frozen) and all(
+            map(unchangeable, vars(state).values())
+        )  # type: ignore[union-attr]
     if isinstance(state, tuple):
         return all(map(unchangeable, state))
-    return state is None or isinstance(state, frozenset | str | bytes | int | float | complex | np.generic | jax.Array)
+    return state is None or isinstance(
+        state, frozenset | str | bytes | int | float | complex | np.generic | jax.Array
+    )
 
 
 class Unit:
@@ -122,8 +128,14 @@ class Loop:
         with self._addressed():
             for node in nodes:
                 ledger.at.node = node.name
-                self.units[node.name] = Unit(node, NodeContext(node.name, not node.after, handles, site))
-        self.roots = [(self.units[n.name], channels.get(n.name)) for n in nodes if not n.after or n.name in channels]
+                self.units[node.name] = Unit(
+                    node, NodeContext(node.name, not node.after, handles, site)
+                )
+        self.roots = [
+            (self.units[n.name], channels.get(n.name))
+            for n in nodes
+            if not n.after or n.name in channels
+        ]
         for node in nodes:
             for before in node.after if node.name not in channels else ():
                 self.units[before].behind.append(((before, node.name), self.units[node.name]))
@@ -171,7 +183,9 @@ class Loop:
 
     def waits(self) -> Iterator[str]:
         """What each root waits for."""
-        yield from (f"{root.name} waits for {self._waits(root, channel)}" for root, channel in self.roots)
+        yield from (
+            f"{root.name} waits for {self._waits(root, channel)}" for root, channel in self.roots
+        )
 
     def _waits(self, root: Unit, channel: Channel | None) -> str:
         """What a root waits for: something to do, or room for what comes of it; nothing if it may fire."""
@@ -219,19 +233,30 @@ class Loop:
     def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
         self._enter(unit, item, source, rows)
         ledger, edge = self.ledger, (source, unit.name)
-        items, steps = (ledger.dropped, ledger.dropped_steps) if unit.ctx.dropped else (ledger.got, ledger.got_steps)
+        items, steps = (
+            (ledger.dropped, ledger.dropped_steps)
+            if unit.ctx.dropped
+            else (ledger.got, ledger.got_steps)
+        )
         if unit.ctx.dropped:
             self.stream.emit(Dropped(unit.name, steps_of(item)))
         unit.ctx.dropped = False
         items[edge] += 1
         steps[edge] += steps_of(item)
 
-    def _try_push(self, failed: Callable[[str, Exception], None]) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
+    def _try_push(
+        self, failed: Callable[[str, Exception], None]
+    ) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
         def enter(unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
             try:
                 self.enter(unit, item, source, rows)
             except Exception as error:  # noqa: BLE001 - told on, not swallowed
-                failed(unit.name, error if source is None or item is not None else ContractError(f"{source} gives it None: {error}"))
+                failed(
+                    unit.name,
+                    error
+                    if source is None or item is not None
+                    else ContractError(f"{source} gives it None: {error}"),
+                )
 
         return enter
 
@@ -246,7 +271,9 @@ class Loop:
         items = unit.step(unit.state, item, unit.ctx)
         if not isinstance(items, Iterator):
             got = "None" if items is None else a(items)
-            raise ContractError(f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)")
+            raise ContractError(
+                f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)"
+            )
         started = time.perf_counter() if stream.ran else 0.0
         while (out := next(items, _END)) is not _END:
             if stream.ran:

@@ -28,7 +28,9 @@ class Plan:
     def lag(self) -> float:
         """The largest number of updates that trained data is old where stages take turns; NaN where it can't be known."""
         lags = [x for lags in self.found.lags.values() for x in lags]
-        return math.nan if self.found.opaque or any(map(math.isnan, lags)) else max(lags, default=0.0)
+        return (
+            math.nan if self.found.opaque or any(map(math.isnan, lags)) else max(lags, default=0.0)
+        )
 
     @property
     def expected_lag(self) -> float:
@@ -51,12 +53,18 @@ class Plan:
             return math.inf
         name, bounds = cuts[0]
         updates, steady = self.total("updates"), self.found.steady
-        if updates > steady[name].given:  # an item trains several times, so what is behind it waits for more
+        if (
+            updates > steady[name].given
+        ):  # an item trains several times, so what is behind it waits for more
             return math.inf
         if bounds.max_lag is not None:
             return bounds.max_lag
         before = next(stage for stage in self.graph.stages() if name not in stage)
-        spreads = any(steady[n.name].given > steady[n.name].taken for n in self.graph.nodes if n.after and n.name in before)
+        spreads = any(
+            steady[n.name].given > steady[n.name].taken
+            for n in self.graph.nodes
+            if n.after and n.name in before
+        )
         if loose or spreads or (bounds.full, bounds.order) != ("block", "fifo"):
             return math.inf
         return bounds.capacity - 1 + math.ceil(updates / max(self.total("publishes"), 1))
@@ -77,20 +85,30 @@ class Plan:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
         shown = {text for _, text, _ in lines}
         rest = [
-            (name, r.describe(), in_bytes(self.found.nbytes[name]) if name in self.found.nbytes else "")
+            (
+                name,
+                r.describe(),
+                in_bytes(self.found.nbytes[name]) if name in self.found.nbytes else "",
+            )
             for name, r in self.graph.resources.items()
             if r.describe() not in shown
         ]
         wide = max(len(name) for name, _, _ in [*lines, *rest])
         left = max((len(text) for _, text, right in lines if right), default=0)
-        body = [f"  {name:<{wide}}  {text:<{left}}   {right}".rstrip() for name, text, right in [*lines, *rest]]
+        body = [
+            f"  {name:<{wide}}  {text:<{left}}   {right}".rstrip()
+            for name, text, right in [*lines, *rest]
+        ]
         return "\n".join([self._title(), *body]) + "\n"
 
     def _title(self) -> str:
         stages = len(self.graph.stages())
         parts = [f"{stages} stage{'s' * (stages != 1)}", self._lag()]
         if self.found.opaque:
-            parts += [f"not traced behind {node}, whose function works only on real data ({text})" for node, text in self.found.opaque.items()]
+            parts += [
+                f"not traced behind {node}, whose function works only on real data ({text})"
+                for node, text in self.found.opaque.items()
+            ]
             parts.append("so rates, lag and syncs were not checked")
         elif not self.found.rows:
             parts.append(f"no row within {self.found.passes:,} passes, whose numbers these are")
@@ -122,7 +140,9 @@ class Plan:
         traffic = self.found.steady.get(node.name)
         if traffic is None:
             return type(node.op).__name__, ""
-        return node.op.line(self, node.name) or self._generic(node, traffic, self.found.forms.get(node.name))
+        return node.op.line(self, node.name) or self._generic(
+            node, traffic, self.found.forms.get(node.name)
+        )
 
     def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:
         before = self.found.forms.get(node.after[0]) if node.after else None
@@ -131,13 +151,21 @@ class Plan:
             return f"{ratio.numerator} -> {ratio.denominator}", _form(form)
         if isinstance(form, Batch) and isinstance(before, Batch):
             new = [k for k in form.data if k not in before.data]
-            changed = [k for k in form.data if k in before.data and form.data[k] is not before.data[k]]
+            changed = [
+                k for k in form.data if k in before.data and form.data[k] is not before.data[k]
+            ]
             if new:
                 return f"+ {', '.join(new)}", _array(form.data[new[0]])
             if changed and len(changed) < len(form.data):
                 return f"~ {', '.join(changed)}", _array(form.data[changed[0]])
-        counted = [f"{name} {number / self.rows:g}" for name, number in self.counts(node.name).items() if number]
-        return to_text(node.op, defaults=False), f"{', '.join(counted)} a row" if counted and not isinstance(form, Batch) else _form(form)
+        counted = [
+            f"{name} {number / self.rows:g}"
+            for name, number in self.counts(node.name).items()
+            if number
+        ]
+        return to_text(
+            node.op, defaults=False
+        ), f"{', '.join(counted)} a row" if counted and not isinstance(form, Batch) else _form(form)
 
     def total(self, counter: str) -> int:
         """A counter summed over all nodes, in the steady period."""
@@ -162,4 +190,10 @@ def _form(form: Any) -> str:
     if isinstance(form, Trained):
         return "passes updates on"
     leaves = jax.tree.leaves(form)
-    return f"{type(form).__name__} of {len(leaves)} arrays" if len(leaves) > 1 else type(form).__name__ if form is not None else ""
+    return (
+        f"{type(form).__name__} of {len(leaves)} arrays"
+        if len(leaves) > 1
+        else type(form).__name__
+        if form is not None
+        else ""
+    )

@@ -11,7 +11,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    Union,
+    get_type_hints,
+)
 
 H = TypeVar("H", bound="Handle")
 H_co = TypeVar("H_co", bound="Handle", covariant=True)
@@ -107,7 +117,9 @@ class Site(Protocol):
     def key(self, *folds: int | str) -> Any:
         """A random key of this resource's own: the seed, its name and `folds`, folded together."""
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """Run a pure function: jitted, abstractly, or inline on tracers. `donate`: arguments whose buffers it may reuse."""
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
@@ -122,7 +134,13 @@ class Site(Protocol):
     def settle(self, item: Any) -> Any:
         """An item that leaves its stage, with arrays that lie where they will be taken from."""
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Workers:
         """Make `count` workers by ``make(index, 0)``, in this process if `near`; the abstract trace takes ``twin(index, 0)``, which gives shapes."""
 
     def resource(self, name: Any) -> Any:

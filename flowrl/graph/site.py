@@ -67,7 +67,9 @@ class Place:
             self.opening = outer
         return self.handles[name]
 
-    def jitted(self, fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
+    def jitted(
+        self, fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]
+    ) -> Any:
         """Return the compiled form of a function with its static settings.
 
         Raises:
@@ -85,7 +87,11 @@ class Place:
 
     def clocks(self) -> dict[str, Reading]:
         """By process that works for this run: its seconds by kind of work."""
-        return {name: reading for handle in self.handles.values() for name, reading in handle.clocks().items()}
+        return {
+            name: reading
+            for handle in self.handles.values()
+            for name, reading in handle.clocks().items()
+        }
 
     def close(self) -> None:
         """Close every handle that was opened, the last one first, also where one fails to."""
@@ -101,7 +107,9 @@ class HereSite:
 
     elsewhere: ClassVar[bool] = False
 
-    def __init__(self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None
+    ) -> None:
         self.place = place
         self.name = name
         self.seed = seed
@@ -132,10 +140,14 @@ class HereSite:
         """The run's seed with this resource's name and `folds` folded in."""
         key = jax.random.key(self.seed)
         for fold in (self.name, *folds):
-            key = jax.random.fold_in(key, zlib.crc32(fold.encode()) if isinstance(fold, str) else fold)
+            key = jax.random.fold_in(
+                key, zlib.crc32(fold.encode()) if isinstance(fold, str) else fold
+            )
         return key
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """Run a pure function, compiled once per function and static settings in the life of this process."""
         with UPDATE:
             return self.place.jitted(fn, donate, *static.items())(*args)
@@ -157,7 +169,13 @@ class HereSite:
         """As it is: its arrays are computed already, or being computed."""
         return item
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Workers:
         """Make the workers here."""
         return HereWorkers(count, make, self.pick)
 

@@ -20,7 +20,9 @@ from flowrl.graph.protocols import Handle, Site
 class Channel:
     """What a queue holds: items that one stage put and another takes. `after`: the nodes that put."""
 
-    def __init__(self, name: str, after: tuple[str, ...], capacity: int, full: str, order: str) -> None:
+    def __init__(
+        self, name: str, after: tuple[str, ...], capacity: int, full: str, order: str
+    ) -> None:
         self.name = name
         self.after = after
         self.capacity = capacity
@@ -53,12 +55,20 @@ class Channel:
 
     def take(self) -> tuple[str, Any] | None:
         """The next item; None where there is none."""
-        return (self.items.pop() if self.order == "lifo" else self.items.popleft()) if self.items else None
+        return (
+            (self.items.pop() if self.order == "lifo" else self.items.popleft())
+            if self.items
+            else None
+        )
 
 
 def channels_of(graph: Graph, kind: Callable[..., Channel] = Channel) -> dict[str, Channel]:
     """A channel for each queue of a graph, by the queue's name."""
-    return {n.name: kind(n.name, n.after, q.capacity, q.full, q.order) for n in graph.nodes if (q := n.op.queue)}
+    return {
+        n.name: kind(n.name, n.after, q.capacity, q.full, q.order)
+        for n in graph.nodes
+        if (q := n.op.queue)
+    }
 
 
 def loops_of(
@@ -71,7 +81,16 @@ def loops_of(
 ) -> list[Loop]:
     """A loop for each stage, those first that others wait for."""
     return [
-        Loop(graph.name, [n for n in graph.nodes if n.name in stage], handles, site_of(stage), ledger, failed, channels) for stage in graph.stages()
+        Loop(
+            graph.name,
+            [n for n in graph.nodes if n.name in stage],
+            handles,
+            site_of(stage),
+            ledger,
+            failed,
+            channels,
+        )
+        for stage in graph.stages()
     ]
 
 
@@ -150,9 +169,18 @@ class Schedule:
         ready = [loop for loop in self.loops if loop.ready()]
         if not ready:
             waiting = ", ".join(text for loop in self.loops for text in loop.waits())
-            joins = [n for loop in self.loops for n, unit in loop.units.items() if unit.op.joins and f"room at {n}" in waiting]
-            waiting += "".join(f"; rates that meet at {n} must be as its weights say" for n in joins)
-            raise GraphError(f"no stage can go on, for each waits for another: {waiting}", self.loops[0].graph)
+            joins = [
+                n
+                for loop in self.loops
+                for n, unit in loop.units.items()
+                if unit.op.joins and f"room at {n}" in waiting
+            ]
+            waiting += "".join(
+                f"; rates that meet at {n} must be as its weights say" for n in joins
+            )
+            raise GraphError(
+                f"no stage can go on, for each waits for another: {waiting}", self.loops[0].graph
+            )
         if self.pick is not None:
             return ready[self.pick(len(ready))].run_pass()
         for loop in self.loops:

@@ -100,7 +100,11 @@ class Trace:
     @property
     def totals(self) -> Counter[tuple[str, str]]:
         """By resource and counter: what all nodes count in the steady period."""
-        each = (Counter({(resource, k): n for k, n in c.items()}) for t in self.steady.values() for resource, c in t.counts.items())
+        each = (
+            Counter({(resource, k): n for k, n in c.items()})
+            for t in self.steady.values()
+            for resource, c in t.counts.items()
+        )
         return sum(each, Counter())
 
 
@@ -111,7 +115,11 @@ def trace(graph: Graph) -> Trace:
     """
     tracer = Tracer(graph, {})
     found = tracer.run()
-    return Tracer(graph, found.totals).run() if tracer.site.asked[0] and found.rows and not found.problems else found
+    return (
+        Tracer(graph, found.totals).run()
+        if tracer.site.asked[0] and found.rows and not found.problems
+        else found
+    )
 
 
 def is_counter(path: Any, x: Any) -> bool:
@@ -144,7 +152,14 @@ class Tracer:
         self.found = Trace()
         self.did: Did = Counter()
         """What the ledger does not count, and what lies in rounds that were skipped."""
-        self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned, Stream([Tap(self.watch, OperatorRan)]))
+        self.place = Place(
+            graph.name,
+            graph.resources,
+            0,
+            AbstractSite,
+            planned,
+            Stream([Tap(self.watch, OperatorRan)]),
+        )
         self.site = cast("AbstractSite", self.place.site)
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -156,13 +171,33 @@ class Tracer:
         try:
             handles = self.place.open()
             self.clocks = Clocks(self.graph, handles)
-            watched = cast("dict[str, Handle]", {name: Watched(handle, partial(self.called, name)) for name, handle in handles.items()})
-            make = partial(loops_of, self.graph, watched, self.place.site_of, self.place.ledger, failed=self.failed)
+            watched = cast(
+                "dict[str, Handle]",
+                {
+                    name: Watched(handle, partial(self.called, name))
+                    for name, handle in handles.items()
+                },
+            )
+            make = partial(
+                loops_of,
+                self.graph,
+                watched,
+                self.place.site_of,
+                self.place.ledger,
+                failed=self.failed,
+            )
             self.passes(Schedule(self.graph, make))
-            self.found.timed, self.found.metrics = bool(self.site.looks[0]), self.place.metrics.names
-            self.found.nbytes = {name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes}
+            self.found.timed, self.found.metrics = (
+                bool(self.site.looks[0]),
+                self.place.metrics.names,
+            )
+            self.found.nbytes = {
+                name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes
+            }
         except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
-            self.found.problems.append((self.place.ledger.at.node or self.place.opening, error.message))
+            self.found.problems.append(
+                (self.place.ledger.at.node or self.place.opening, error.message)
+            )
         finally:
             self.place.close()
         return self.found
@@ -179,7 +214,13 @@ class Tracer:
         self.between(schedule)
         for walked in itertools.count(1):
             tallies = schedule.round()
-            self.did.update({ROUNDS: 1, ROWS: len(tallies), REPORTED: sum(len(tally.updates) for tally in tallies)})
+            self.did.update(
+                {
+                    ROUNDS: 1,
+                    ROWS: len(tallies),
+                    REPORTED: sum(len(tally.updates) for tally in tallies),
+                }
+            )
             if found.problems or found.opaque:
                 return
             self.between(schedule)
@@ -193,8 +234,13 @@ class Tracer:
             closings += [now] * bool(tallies)
             since = seen.get((form, filled))
             if since is None and late:  # from the first row to the last, if there are two
-                found.restless = self.restless(schedule, [facts for (tree, facts, _), _ in seen if tree == form[0]])
-                found.exact, (since, *_, now) = False, closings if len(closings) > 1 else (start, *closings, now)[:2]
+                found.restless = self.restless(
+                    schedule, [facts for (tree, facts, _), _ in seen if tree == form[0]]
+                )
+                found.exact, (since, *_, now) = (
+                    False,
+                    closings if len(closings) > 1 else (start, *closings, now)[:2],
+                )
             if since is not None:
                 self.repeats(since, now)
                 return
@@ -210,7 +256,9 @@ class Tracer:
         times = min(((x.mark - 1 - x) // rise for x, rise in rises if rise > 0), default=0)
         if not times:
             return 0
-        self.did.update({name: times * (number - before.did[name]) for name, number in now.did.items()})
+        self.did.update(
+            {name: times * (number - before.did[name]) for name, number in now.did.items()}
+        )
         new = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
 
         def filled(x: Any) -> Any:
@@ -225,16 +273,29 @@ class Tracer:
 
     def repeats(self, since: Noted, now: Noted) -> None:
         """What lies between is the period."""
-        found, did = self.found, Counter({name: number - since.did[name] for name, number in now.did.items()})
-        found.passes, found.warmup_rounds, found.warmup_rows = now.did[ROUNDS], since.did[ROUNDS], since.did[ROWS]
-        found.warmup_steps, found.mean_lags = _sampled(since.did), found.mean_lags[since.lags : now.lags]
+        found, did = (
+            self.found,
+            Counter({name: number - since.did[name] for name, number in now.did.items()}),
+        )
+        found.passes, found.warmup_rounds, found.warmup_rows = (
+            now.did[ROUNDS],
+            since.did[ROUNDS],
+            since.did[ROWS],
+        )
+        found.warmup_steps, found.mean_lags = (
+            _sampled(since.did),
+            found.mean_lags[since.lags : now.lags],
+        )
         found.rows, found.reported = did[ROWS], did[REPORTED]
         for name in (n.name for n in self.graph.nodes):
             counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
             for (node, resource, counter), number in did.items():
                 if resource and node == name:
                     counts[resource][counter] = number
-            found.steady[name] = Traffic(dict(counts), *(did[name, "", counter] for counter in ("taken", "given", "given_steps")))
+            found.steady[name] = Traffic(
+                dict(counts),
+                *(did[name, "", counter] for counter in ("taken", "given", "given_steps")),
+            )
 
     def between(self, schedule: Schedule) -> None:
         """Called before the first round and behind each."""
@@ -247,13 +308,30 @@ class Tracer:
         """
         held = {name: list(channel.items) for name, channel in schedule.channels.items()}
         handles = {name: handle.state for name, handle in self.place.handles.items()}
-        states = [{n: s for n, s in loop.states.items() if clock or not loop.units[n].op.clock} for loop in schedule.loops]
+        states = [
+            {n: s for n, s in loop.states.items() if clock or not loop.units[n].op.clock}
+            for loop in schedule.loops
+        ]
         paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, held))
-        versions = {i: (self.clocks.of(path), np.asarray(x)) for i, (path, x) in enumerate(paths) if is_version(path, x)}
+        versions = {
+            i: (self.clocks.of(path), np.asarray(x))
+            for i, (path, x) in enumerate(paths)
+            if is_version(path, x)
+        }
         newest = self.clocks.newest(paths)
-        ages = tuple((i, tuple(np.minimum(newest[learner] - v, OLD).ravel().tolist())) for i, (learner, v) in versions.items())
-        told = {i for i, (path, x) in enumerate(paths) if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))}
-        facts = tuple(x.item() if i in told - versions.keys() else abstract(x) for i, (_, x) in enumerate(paths))
+        ages = tuple(
+            (i, tuple(np.minimum(newest[learner] - v, OLD).ravel().tolist()))
+            for i, (learner, v) in versions.items()
+        )
+        told = {
+            i
+            for i, (path, x) in enumerate(paths)
+            if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))
+        }
+        facts = tuple(
+            x.item() if i in told - versions.keys() else abstract(x)
+            for i, (_, x) in enumerate(paths)
+        )
         return (tree, facts, ages), tuple(x for _, x in paths if isinstance(x, Filling))
 
     def restless(self, schedule: Schedule, seen: Sequence[Sequence[Any]]) -> dict[str, str]:
@@ -278,10 +356,15 @@ class Tracer:
         if isinstance(item, Batch):
             fields = f"in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]"
             wrong = [name for name, x in item.data.items() if tuple(x.shape[:2]) != item.shape]
-            self.found.problems += [(node, f"yields {name} {list(item.data[name].shape)} {fields}") for name in wrong]
+            self.found.problems += [
+                (node, f"yields {name} {list(item.data[name].shape)} {fields}") for name in wrong
+            ]
         if isinstance(item, Trained):
             self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
-            mean, most = (math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in item.lag)
+            mean, most = (
+                math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag)
+                for lag in item.lag
+            )
             self.found.lags.setdefault(node, []).append(most)
             self.found.mean_lags.append(mean)
 
@@ -293,14 +376,21 @@ class Tracer:
         if owner != mine and resource not in self.trespassed:
             self.trespassed.add(resource)
             text = f"calls {resource}.{verb}, but {resource} belongs to the stage of {first}, which may be at work with it at the same time"
-            self.found.problems.append((node, f"{text}; move {node} to where {first} is, or {first} to the same side of the queue"))
+            self.found.problems.append(
+                (
+                    node,
+                    f"{text}; move {node} to where {first} is, or {first} to the same side of the queue",
+                )
+            )
 
     def failed(self, node: str, error: Exception) -> None:
         """Note a node's error."""
         if isinstance(error, Opaque):
             self.found.opaque[node] = error.message
         else:
-            self.found.problems.append((node, error.message if isinstance(error, FlowrlError) else told(error)))
+            self.found.problems.append(
+                (node, error.message if isinstance(error, FlowrlError) else told(error))
+            )
 
     def snapshot(self) -> Did:
         """What was done so far."""

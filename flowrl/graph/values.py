@@ -46,7 +46,9 @@ class Spec(Printed):
 
     def __init__(self, fn: Callable[..., Any], /, **settings: Any) -> None:
         if not callable(fn):
-            raise SettingError(f"{type(self).__name__} takes a function or a class first, got {fn!r}")
+            raise SettingError(
+                f"{type(self).__name__} takes a function or a class first, got {fn!r}"
+            )
         self.__dict__["fn"] = fn
         self.__dict__["settings"] = types.MappingProxyType(settings)
 
@@ -54,7 +56,11 @@ class Spec(Printed):
         raise AttributeError(f"{type(self).__name__} is frozen; make a new one")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.fn == other.fn and _same(dict(self.settings), dict(other.settings))
+        return (
+            type(other) is type(self)
+            and self.fn == other.fn
+            and _same(dict(self.settings), dict(other.settings))
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), self.fn, tuple(sorted(self.settings))))
@@ -115,8 +121,14 @@ def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
     """
     name, _, rest = path.partition(".")
     known = settings(value)
-    if isinstance(value, Spec) and name not in known and not rest:  # the function itself, or a setting left at its default
-        return type(value)(new, **known) if name == "fn" else type(value)(value.fn, **known, **{name: new})
+    if (
+        isinstance(value, Spec) and name not in known and not rest
+    ):  # the function itself, or a setting left at its default
+        return (
+            type(value)(new, **known)
+            if name == "fn"
+            else type(value)(value.fn, **known, **{name: new})
+        )
     if name not in known:
         raise SettingError(unknown("setting", name, known), where)
     if rest:
@@ -139,7 +151,11 @@ def fit(value: Any, hint: Any, where: str) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
     plain = {int, float, bool, str, type(None)}
     for option in options:
         origin = typing.get_origin(option) or option
@@ -151,11 +167,20 @@ def fit(value: Any, hint: Any, where: str) -> Any:
             return tuple(value)
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if origin in plain and isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
+        if (
+            origin in plain
+            and isinstance(value, origin)
+            and not (origin is int and isinstance(value, bool))
+        ):
             return value
         if origin is Any:
             return value
-        if origin not in plain and origin not in (tuple, typing.Literal) and type(value) not in plain and _is_a(value, origin):
+        if (
+            origin not in plain
+            and origin not in (tuple, typing.Literal)
+            and type(value) not in plain
+            and _is_a(value, origin)
+        ):
             return value
     wanted = " or ".join(text for option in options for text in _said(option))
     raise SettingError(f"takes {wanted}, got {value!r}", where)
@@ -173,7 +198,9 @@ def _said(option: Any) -> list[str]:
     if typing.get_origin(option):
         return [str(option)]
     if inspect.isabstract(option):
-        kinds = [kind.__name__ for kind in option.__subclasses__() if kind.__name__ in _public("__all__")]
+        kinds = [
+            kind.__name__ for kind in option.__subclasses__() if kind.__name__ in _public("__all__")
+        ]
         return [f"{name}(...)" for name in kinds] or [option.__name__]
     return [getattr(option, "__name__", str(option))]
 
@@ -181,7 +208,9 @@ def _said(option: Any) -> list[str]:
 # -- to text -------------------------------------------------------------------------------------------------------
 
 
-def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 110, indent: int = 0) -> str:
+def to_text(
+    value: Any, *, defaults: bool, strict: bool = False, width: int = 110, indent: int = 0
+) -> str:
     """A value as the Python that builds it. `defaults`: with the fields left at their default values.
 
     Raises:
@@ -196,21 +225,35 @@ def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 11
     if type(value) is float and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if type(value) in (type(None), bool, int, float, str):
-        return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
+        return (
+            f'"{value}"'
+            if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value)
+            else repr(value)
+        )
     if isinstance(value, tuple):
         return f"({', '.join(map(sub, value))}{',' * (len(value) == 1)})"
     if isinstance(value, list):
         return f"[{', '.join(map(sub, value))}]"
     if isinstance(value, functools.partial):
-        head, parts = "partial", [(None, value.func), *((None, x) for x in value.args), *value.keywords.items()]
+        head, parts = (
+            "partial",
+            [(None, value.func), *((None, x) for x in value.args), *value.keywords.items()],
+        )
     elif isinstance(value, Printed):
         kind, parts = value.parts()
         head = kind if isinstance(kind, str) else _name_of(kind, strict)
     elif isinstance(value, Mapping):
         return "{" + ", ".join(f"{sub(k)}: {sub(v)}" for k, v in value.items()) + "}"
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [f for f in dataclasses.fields(value) if f.init and (defaults or not _is_default(f, value))]
-        head, parts = _name_of(type(value), strict), [(f.name, getattr(value, f.name)) for f in shown]
+        shown = [
+            f
+            for f in dataclasses.fields(value)
+            if f.init and (defaults or not _is_default(f, value))
+        ]
+        head, parts = (
+            _name_of(type(value), strict),
+            [(f.name, getattr(value, f.name)) for f in shown],
+        )
     else:
         return _name_of(value, strict)
     flat = f"{head}({', '.join(sub(v) if k is None else f'{k}={sub(v)}' for k, v in parts)})"
@@ -222,7 +265,11 @@ def to_text(value: Any, *, defaults: bool, strict: bool = False, width: int = 11
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    made = (
+        field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else field.default
+    )
     return made is not dataclasses.MISSING and bool(getattr(value, field.name) == made)
 
 
@@ -232,7 +279,11 @@ def _name_of(value: Any, strict: bool) -> str:
     if module == "__main__":  # a script: its file's name leads back to it, once it is imported
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
     if module and name and "<" not in name and (not strict or _leads_back(value)):
-        return name if module.startswith("flowrl.") and name in _public("__all__") else f'load("{module}:{name}")'
+        return (
+            name
+            if module.startswith("flowrl.") and name in _public("__all__")
+            else f'load("{module}:{name}")'
+        )
     if strict:
         what = f"{name} in {module}" if name else a(value)
         raise SaveError(
@@ -253,7 +304,9 @@ def _leads_back(value: Any) -> bool:
 # -- from text -----------------------------------------------------------------------------------------------------
 
 
-def from_text(text: str, *, allow: Collection[str] = (), source: str = "text", what: str = "graph") -> Any:
+def from_text(
+    text: str, *, allow: Collection[str] = (), source: str = "text", what: str = "graph"
+) -> Any:
     """Build the value that `to_text` wrote. Nothing is executed but the constructors of frozen settings.
 
     Args:
@@ -267,7 +320,9 @@ def from_text(text: str, *, allow: Collection[str] = (), source: str = "text", w
         SaveError: it names a package that is not allowed.
     """
     if isinstance(allow, str) or not all(isinstance(a, str) for a in allow):
-        raise SettingError(f"allow takes a list of package names, such as ['my_package'], got {allow!r}", source)
+        raise SettingError(
+            f"allow takes a list of package names, such as ['my_package'], got {allow!r}", source
+        )
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -305,25 +360,34 @@ class _Reader:
             case ast.List(elts=items):
                 return [self.value(x) for x in items]
             case ast.Dict(keys=keys, values=values) if None not in keys:
-                return {self.value(typing.cast("ast.expr", k)): self.value(v) for k, v in zip(keys, values, strict=True)}
+                return {
+                    self.value(typing.cast("ast.expr", k)): self.value(v)
+                    for k, v in zip(keys, values, strict=True)
+                }
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="fl"), attr=name):
                 return _own(name)
-            case ast.Call(func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]):
+            case ast.Call(
+                func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]
+            ):
                 return named(path, self.allow)
             case ast.Call(func=ast.Name(id="partial")):
                 function, *args = (self.value(x) for x in node.args)
                 return functools.partial(function, *args, **self.keywords(node))
             case ast.Call(func=ast.Name(id="chain"), args=[]):
                 return _public("chain")(**self.keywords(node))
-            case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(graph := self.value(target), _public("Graph")):
-                return graph.then(**self.keywords(node))
-            case ast.Call(func=ast.Name() | ast.Attribute(value=ast.Name(id="fl")) | ast.Call(func=ast.Name(id="load")) as function) if _makes(
-                kind := self.value(function)
+            case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(
+                graph := self.value(target), _public("Graph")
             ):
+                return graph.then(**self.keywords(node))
+            case ast.Call(
+                func=ast.Name()
+                | ast.Attribute(value=ast.Name(id="fl"))
+                | ast.Call(func=ast.Name(id="load")) as function
+            ) if _makes(kind := self.value(function)):
                 return kind(*map(self.value, node.args), **self.keywords(node))
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
 
@@ -331,7 +395,9 @@ class _Reader:
         names = [k.arg for k in node.keywords]
         for name in names:
             if name is None or names.count(name) > 1:
-                raise GraphError(f"{f'{name}= stands twice' if name else '** is more than plain data'}")
+                raise GraphError(
+                    f"{f'{name}= stands twice' if name else '** is more than plain data'}"
+                )
         return {str(k.arg): self.value(k.value) for k in node.keywords}
 
 
@@ -350,11 +416,15 @@ def _own(name: str) -> type:
 def _makes(kind: Any) -> bool:
     """Whether a text may call it: of flowrl's own only what does nothing but hold settings."""
     own = isinstance(kind, type) and kind.__module__.startswith("flowrl.")
-    plain = own and (dataclasses.is_dataclass(kind) or issubclass(kind, Spec) or kind is _public("Graph"))
+    plain = own and (
+        dataclasses.is_dataclass(kind) or issubclass(kind, Spec) or kind is _public("Graph")
+    )
     return isinstance(kind, type) and (plain or not own)
 
 
-PACKAGES = tuple(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops"))
+PACKAGES = tuple(
+    f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")
+)
 """The packages of the classes that a graph may be made of. Making one does nothing outside this process."""
 
 
@@ -378,7 +448,11 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
     module, _, qualname = path.partition(":")
     package = module.partition(".")[0]
     own = allow is not None and package == "flowrl"
-    if allow is not None and not own and not any(module == a or module.startswith(f"{a}.") for a in allow):
+    if (
+        allow is not None
+        and not own
+        and not any(module == a or module.startswith(f"{a}.") for a in allow)
+    ):
         raise SaveError(
             f"this needs code from '{module}', which is not flowrl's own; "
             f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"

@@ -30,15 +30,28 @@ class Clocks:
     """
 
     def __init__(self, graph: Graph, handles: Mapping[str, Handle]) -> None:
-        learners = [name for name, handle in handles.items() if isinstance(handle.state, Mapping) and VERSION in handle.state]
+        learners = [
+            name
+            for name, handle in handles.items()
+            if isinstance(handle.state, Mapping) and VERSION in handle.state
+        ]
         self.nodes = {node.name: node for node in graph.nodes}
         self.owners = {name: name for name in learners}
         """By resource: a learner."""
         for node in graph.nodes:
             named = {field: target for field, (target, _) in refs(node.op).items()}
             mine = [target for target in named.values() if target in learners]
-            self.owners.update({named[field]: mine[0] for field in node.op.writes if field in named and mine and named[field] not in self.owners})
-        for name in (*learners, *graph.resources):  # where no node publishes: who gave the first weights, and whose runners feed a replay
+            self.owners.update(
+                {
+                    named[field]: mine[0]
+                    for field in node.op.writes
+                    if field in named and mine and named[field] not in self.owners
+                }
+            )
+        for name in (
+            *learners,
+            *graph.resources,
+        ):  # where no node publishes: who gave the first weights, and whose runners feed a replay
             for target, _ in refs(graph.resources[name]).values():
                 owner, other = (name, target) if name in learners else (target, name)
                 if owner in self.owners and other not in self.owners:
@@ -50,7 +63,10 @@ class Clocks:
         node = self.nodes[name]
         if node.after:
             return self.of_node(node.after[0])
-        return next((self.owners[target] for target, _ in refs(node.op).values() if target in self.owners), "")
+        return next(
+            (self.owners[target] for target, _ in refs(node.op).values() if target in self.owners),
+            "",
+        )
 
     def of(self, path: Any) -> str:
         """The learner by a path in (states of operators by stage, of resources, of queues)."""
@@ -71,4 +87,7 @@ class Clocks:
 
 def later(versions: Newest, rises: Newest, times: int = 1) -> Newest:
     """Versions after each rose so many times."""
-    return {learner: versions.get(learner, 0) + times * rises.get(learner, 0) for learner in {**versions, **rises}}
+    return {
+        learner: versions.get(learner, 0) + times * rises.get(learner, 0)
+        for learner in {**versions, **rises}
+    }

@@ -72,11 +72,20 @@ class Core:
         }
 
     def _target(self, weights: Weights) -> State:
-        return {"target": jax.tree.map(jnp.copy, weights.params)} if self.loss.target_network else {}
+        return (
+            {"target": jax.tree.map(jnp.copy, weights.params)} if self.loss.target_network else {}
+        )
 
     def update_target(self, state: State, *, tau: float) -> State:
         """The state with its target network moved towards the newest parameters by the share `tau`."""
-        return {**state, "target": jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state["target"], state["weights"].params)}
+        return {
+            **state,
+            "target": jax.tree.map(
+                lambda old, new: (1 - tau) * old + tau * new,
+                state["target"],
+                state["weights"].params,
+            ),
+        }
 
     def weights(self, state: State) -> Weights:
         """A copy of the weights: an update may reuse the buffers of the state's own."""
@@ -123,12 +132,24 @@ class Core:
             fields["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (*data["valid"].shape, 2))
         given = (
             {name: cut.laid_out(x) for name, x in fields.items()},
-            {name: cut.laid_out(x, time=False) for name, x in columns.items()} if self.sequences else {},
+            {name: cut.laid_out(x, time=False) for name, x in columns.items()}
+            if self.sequences
+            else {},
         )
-        extra = {**state["loss"], **({"target_params": state["target"]} if self.loss.target_network else {})}
+        extra = {
+            **state["loss"],
+            **({"target_params": state["target"]} if self.loss.target_network else {}),
+        }
         names: list[str] = []
 
-        def train(weights: Weights, opt: Any, extra: dict[str, Array], key: Array, fields: Rows, columns: Rows) -> Any:
+        def train(
+            weights: Weights,
+            opt: Any,
+            extra: dict[str, Array],
+            key: Array,
+            fields: Rows,
+            columns: Rows,
+        ) -> Any:
             rows = {name: cut.on_this_device(x) for name, x in fields.items()}
             step = self._gradient_step(extra, names)
 
@@ -137,29 +158,59 @@ class Core:
                 carry, (metrics, priority), order = cut.epoch(step, carry, rows, columns, key)
                 if traced:
                     _report_epoch(number, jnp.max(metrics))
-                return carry, (metrics, None if priority is None else cut.as_laid_out(priority, order))
+                return carry, (
+                    metrics,
+                    None if priority is None else cut.as_laid_out(priority, order),
+                )
 
             first = (weights, opt, jnp.bool_(False))
-            if cut.count == 1 and epochs == 1:  # without a loop, in which XLA is many times slower at convolutions
+            if (
+                cut.count == 1 and epochs == 1
+            ):  # without a loop, in which XLA is many times slower at convolutions
                 (weights, opt, _), (metrics, priority) = epoch(first, (jnp.int32(0), key))
             else:
-                (weights, opt, _), (metrics, priority) = jax.lax.scan(epoch, first, (jnp.arange(epochs), jax.random.split(key, epochs)))
+                (weights, opt, _), (metrics, priority) = jax.lax.scan(
+                    epoch, first, (jnp.arange(epochs), jax.random.split(key, epochs))
+                )
                 priority = None if priority is None else priority[-1]
             if self._normalizes:
                 shape = self.spaces.obs.shape or ()
-                weights = Weights(weights.params, self.network.observe(weights, rows["obs"].reshape(-1, *shape), rows["valid"].reshape(-1)))
+                weights = Weights(
+                    weights.params,
+                    self.network.observe(
+                        weights, rows["obs"].reshape(-1, *shape), rows["valid"].reshape(-1)
+                    ),
+                )
             return weights, opt, metrics.reshape(-1, len(names)), priority
 
         if shards > 1:
             whole, row = PartitionSpec(), cut.spec(time=not self.sequences)
-            split = {name: cut.spec() for name in given[0]}, {name: cut.spec(time=False) for name in given[1]}
-            train = shared(train, shards, (whole, whole, whole, whole, *split), (whole, whole, whole, row if self.loss.priorities else whole))
+            split = (
+                {name: cut.spec() for name in given[0]},
+                {name: cut.spec(time=False) for name in given[1]},
+            )
+            train = shared(
+                train,
+                shards,
+                (whole, whole, whole, whole, *split),
+                (whole, whole, whole, row if self.loss.priorities else whole),
+            )
         weights, opt, metrics, priority = train(state["weights"], state["opt"], extra, mine, *given)
         applied = metrics[:, -1:]  # names[-1] is gradient_steps
         share = applied / jnp.maximum(jnp.sum(applied), 1)
-        means = dict(zip(names[:-1], jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0), strict=False))
+        means = dict(
+            zip(
+                names[:-1],
+                jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0),
+                strict=False,
+            )
+        )
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        numbers = [leaf.reshape(-1) for leaf in jax.tree.leaves(new) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        numbers = [
+            leaf.reshape(-1)
+            for leaf in jax.tree.leaves(new)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
         good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
         # A NaN among the priorities would spoil every draw before the next Row reports it.
         priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
@@ -167,7 +218,9 @@ class Core:
         report = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
         return {**state, **kept, "key": key}, Metrics.pack(report), priority
 
-    def _gradient_step(self, extra: dict[str, Array], names: list[str]) -> Callable[[Any, Rows], Any]:
+    def _gradient_step(
+        self, extra: dict[str, Array], names: list[str]
+    ) -> Callable[[Any, Rows], Any]:
         """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same, metrics, the rows' priorities if any.
 
         Metrics, whose names it adds to `names`, are one array, for XLA handles a few small ones no faster than a large one.
@@ -189,7 +242,9 @@ class Core:
                 loss, metrics = self.loss(policy, params, {**batch, **extra})
                 return loss, (metrics, rest)
 
-            (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(weights.params)
+            (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(
+                weights.params
+            )
             taken = sorted(RESERVED & set(metrics))
             if taken:
                 raise ContractError(
@@ -198,20 +253,30 @@ class Core:
             priority = metrics.pop("priority", None) if self.loss.priorities else None
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
-            loss, metrics, grads, changed = mean_of_devices((loss, metrics, grads, changed), jnp.sum(batch["valid"]))
+            loss, metrics, grads, changed = mean_of_devices(
+                (loss, metrics, grads, changed), jnp.sum(batch["valid"])
+            )
             updates, new_opt = self.tx.update(grads, opt, weights.params)
-            new = (Weights(optax.apply_updates(weights.params, updates), {**rest, **changed}), new_opt)
+            new = (
+                Weights(optax.apply_updates(weights.params, updates), {**rest, **changed}),
+                new_opt,
+            )
             applied = jnp.float32(1)
             if self.loss.stops_early:
                 if type(self.loss).stop is Loss.stop:
-                    raise ContractError(f"{type(self.loss).__name__} stops early, but does not say when: give it a method stop(metrics)")
+                    raise ContractError(
+                        f"{type(self.loss).__name__} stops early, but does not say when: give it a method stop(metrics)"
+                    )
                 # The step that goes too far is not taken, nor are those after it.
                 stopped = stopped | self.loss.stop(metrics)
                 new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
                 applied = 1 - stopped.astype(jnp.float32)
             report = {"loss": loss, **metrics, "gradient_steps": applied}
             names[:] = report
-            return (*new, stopped), (jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()]), priority)
+            return (*new, stopped), (
+                jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()]),
+                priority,
+            )
 
         return step
 

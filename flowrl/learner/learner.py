@@ -53,7 +53,9 @@ class LearnerHandle(Handle):
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def update(self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None, shuffle: bool = True) -> Trained:
+    def update(
+        self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None, shuffle: bool = True
+    ) -> Trained:
         """Train on a batch: one compiled call, whatever its epochs and minibatches.
 
         Args:
@@ -71,18 +73,42 @@ class LearnerHandle(Handle):
         size = steps if minibatch is None else minibatch
         whole = batch.shape[0] if self.core.sequences else 1
         if steps % size or size % whole:
-            near = sorted((d for d in range(whole, steps + 1, whole) if steps % d == 0), key=lambda d: abs(d - size))[:2]
-            cut = f" of {batch.shape[1]} columns with {whole} each, which stay whole" if self.core.sequences else ""
-            raise ContractError(f"minibatch={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}")
+            near = sorted(
+                (d for d in range(whole, steps + 1, whole) if steps % d == 0),
+                key=lambda d: abs(d - size),
+            )[:2]
+            cut = (
+                f" of {batch.shape[1]} columns with {whole} each, which stay whole"
+                if self.core.sequences
+                else ""
+            )
+            raise ContractError(
+                f"minibatch={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}"
+            )
         version = self.state["version"]
         if "version" not in batch.columns:
-            raise ContractError("needs the column version, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
+            raise ContractError(
+                "needs the column version, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+            )
         lag = self.site.call(lag_of, version, batch.columns["version"])
-        data = batch.data if "valid" in batch.data else batch.with_(valid=np.ones(batch.shape, bool)).data
+        data = (
+            batch.data
+            if "valid" in batch.data
+            else batch.with_(valid=np.ones(batch.shape, bool)).data
+        )
         columns = sequence_columns(batch) if self.core.sequences else {}
         how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
         if stream.wants(Updating):
-            stream.emit(Updating(self.site.name, int(version), self.site.run(plain_copy, self.state["core"]), batch, how, self.core))
+            stream.emit(
+                Updating(
+                    self.site.name,
+                    int(version),
+                    self.site.run(plain_copy, self.state["core"]),
+                    batch,
+                    how,
+                    self.core,
+                )
+            )
         seen = here().spans is not None and not stream.silent and not isinstance(lag[0], Far)
         traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
         if traced:
@@ -90,12 +116,29 @@ class LearnerHandle(Handle):
         rows, devices = size // whole, self.site.devices
         # The rows last: another thread, which shows what goes on, takes them for a sign that the rest is known.
         self.shards, self.rows = devices if rows % devices == 0 else 1, rows
-        core, metrics, priority = self.site.run(self.core.update, self.state["core"], data, columns, donate=(0,), **how, **traced, shards=self.shards)
+        core, metrics, priority = self.site.run(
+            self.core.update,
+            self.state["core"],
+            data,
+            columns,
+            donate=(0,),
+            **how,
+            **traced,
+            shards=self.shards,
+        )
         self.state = {"core": core, "version": version + 1}
-        planned = {"most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs * (steps // size)}
+        planned = {
+            "most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs
+            * (steps // size)
+        }
         self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
         feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
-        trained = Trained(steps, metrics, lag, {**feedback, **({"priority": priority} if self.core.loss.priorities else {})})
+        trained = Trained(
+            steps,
+            metrics,
+            lag,
+            {**feedback, **({"priority": priority} if self.core.loss.priorities else {})},
+        )
         if stream.wants(Updated):
             stream.emit(Updated(self.site.name, int(version), trained))
         return trained
@@ -123,8 +166,13 @@ class LearnerHandle(Handle):
         missing = [name for name in self.core.loss.needs if name not in batch.data]
         if not missing:
             return ""
-        drawn = "next_obs" in batch.data  # transitions have no order in time, which what works on fragments needs
-        ways = [f"put {operator}(...) before it" for operator in sorted({added[name] for name in missing if name in added and not drawn})]
+        drawn = (
+            "next_obs" in batch.data
+        )  # transitions have no order in time, which what works on fragments needs
+        ways = [
+            f"put {operator}(...) before it"
+            for operator in sorted({added[name] for name in missing if name in added and not drawn})
+        ]
         if others := _content_with(batch.data):
             ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
         fields = f"the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"
@@ -156,8 +204,13 @@ class LearnerHandle(Handle):
             ContractError: the loss uses none.
         """
         if not self.core.loss.target_network:
-            raise ContractError(f"{type(self.core.loss).__name__} uses no target network; remove this operator")
-        self.state = {**self.state, "core": self.site.run(self.core.update_target, self.state["core"], tau=tau)}
+            raise ContractError(
+                f"{type(self.core.loss).__name__} uses no target network; remove this operator"
+            )
+        self.state = {
+            **self.state,
+            "core": self.site.run(self.core.update_target, self.state["core"], tau=tau),
+        }
         self.site.count(target_updates=1)
 
     def lag(self, batch: Batch) -> int:
@@ -188,14 +241,23 @@ def _misfit(loss: Loss, explore: Explore) -> str:
     if loss.sampled and not explore.samples:
         text = f"act by {how}, for which {kind} does not correct: it learns from actions drawn from the policy's own distribution"
         way = "leave explore out, which draws them so (fl.Sampled()), and encourage exploration by the loss's entropy bonus"
-        own = "" if how in ("EpsilonGreedy", "GaussianNoise") else f"; if {how} does draw them so, let it say samples = True"
+        own = (
+            ""
+            if how in ("EpsilonGreedy", "GaussianNoise")
+            else f"; if {how} does draw them so, let it say samples = True"
+        )
         return f"{text}; {way}{own}"
     return ""
 
 
 def _content_with(fields: Collection[str]) -> list[str]:
     """The names of the losses of ours that need no more than these fields."""
-    kinds = [x for module in (losses, value_losses) for x in vars(module).values() if isinstance(x, type) and issubclass(x, Loss)]
+    kinds = [
+        x
+        for module in (losses, value_losses)
+        for x in vars(module).values()
+        if isinstance(x, type) and issubclass(x, Loss)
+    ]
     named = [kind for kind in kinds if kind not in (Loss, losses.FunctionLoss)]
     return sorted({kind.__name__ for kind in named if set(kind.needs) <= set(fields)})
 
@@ -220,12 +282,16 @@ class Learner(Resource):
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
-            raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
+            raise SettingError(
+                f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}"
+            )
         as_transformation(self.optimizer)
         try:
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:
-            raise SettingError(f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}") from None
+            raise SettingError(
+                f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}"
+            ) from None
         if wrong := hidden(as_loss(self.loss), Loss):
             raise SettingError(f"loss: {wrong}")
 
@@ -237,7 +303,10 @@ class Learner(Resource):
         """Is it trained, and on data of the right age and policy?"""
         runners = use.resources.get(str(self.runners))
         if isinstance(runners, Runners) and runners.policy != self.policy:
-            yield use.name, f"trains {self.policy}, but {self.runners} act with {runners.policy}; give both the same policy"
+            yield (
+                use.name,
+                f"trains {self.policy}, but {self.runners} act with {runners.policy}; give both the same policy",
+            )
         if use.traced and not use.total("updates"):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
@@ -245,11 +314,17 @@ class Learner(Resource):
         if isinstance(runners, Runners) and (wrong := _misfit(loss, runners.explore)):
             yield str(self.runners), wrong
         if loss.target_network and use.exact and not use.total("target_updates"):
-            yield use.name, f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep"
+            yield (
+                use.name,
+                f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep",
+            )
         if not loss.on_policy:
             return
         if replayed := [name for name in use.resources if use.total("drawn_steps", name)]:
-            yield use.name, f"{kind} is on-policy, but {replayed[0]} gives data of any age; take a loss such as DQNLoss, or train on fresh samples"
+            yield (
+                use.name,
+                f"{kind} is on-policy, but {replayed[0]} gives data of any age; take a loss such as DQNLoss, or train on fresh samples",
+            )
             return
         for queue in dict.fromkeys(use.queues.values()):
             text = f"{kind} is on-policy, but what comes out of a queue may be any number of updates old"
@@ -257,7 +332,10 @@ class Learner(Resource):
         for node, lag in use.lags.items():
             if math.isnan(lag):
                 text = "but the age of its data can't be known: the column `version` was computed anew on the way"
-                yield node, f"{kind} is on-policy, {text}; change batches by batch.with_(...), which keeps the columns"
+                yield (
+                    node,
+                    f"{kind} is on-policy, {text}; change batches by batch.with_(...), which keeps the columns",
+                )
             elif lag > 0:
                 text = f"but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old"
                 way = "put SyncWeights() behind every update and before the next sample, and make one batch of each round"

@@ -88,7 +88,12 @@ class Minibatches:
         return x.reshape(*x.shape[:kept], -1, *x.shape[kept + 2 :])
 
     def epoch(
-        self, step: Callable[[Any, Rows], tuple[Any, Any]], carry: Any, fields: Rows, columns: Rows, key: Array
+        self,
+        step: Callable[[Any, Rows], tuple[Any, Any]],
+        carry: Any,
+        fields: Rows,
+        columns: Rows,
+        key: Array,
     ) -> tuple[Any, Any, Array | None]:
         """Take every minibatch once.
 
@@ -110,10 +115,16 @@ class Minibatches:
             return carry, jax.tree.map(lambda x: x[None], collected), None
         axis = int(self.whole)
         every = self.rows * self.count
-        order = jax.random.permutation(jax.random.fold_in(key, number()) if self.shards > 1 else key, every).reshape(self.count, self.rows)
+        order = jax.random.permutation(
+            jax.random.fold_in(key, number()) if self.shards > 1 else key, every
+        ).reshape(self.count, self.rows)
 
         def drawn(carry: Any, index: Array) -> tuple[Any, Any]:
-            return step(carry, {k: x.take(index, axis) for k, x in fields.items()} | {k: x[index] for k, x in columns.items()})
+            return step(
+                carry,
+                {k: x.take(index, axis) for k, x in fields.items()}
+                | {k: x[index] for k, x in columns.items()},
+            )
 
         return *jax.lax.scan(drawn, carry, order), order
 

@@ -48,18 +48,27 @@ class Curves:
 
         The interval is that of the percentile bootstrap: of means over as many runs, drawn with replacement.
         """
-        return {group: _bootstrapped(values) for group, values in self.of(column).items() if values.size}
+        return {
+            group: _bootstrapped(values) for group, values in self.of(column).items() if values.size
+        }
 
     def text(self) -> str:
         """Every run's Rows, a JSON object a line, each with the `run` that it is of."""
-        each = ((label, row) for label, rows in zip(self.labels, self.rows, strict=True) for row in rows)
-        return "".join(f"{json.dumps({'run': label, **{k: v if math.isfinite(v) else None for k, v in row.items()}})}\n" for label, row in each)
+        each = (
+            (label, row) for label, rows in zip(self.labels, self.rows, strict=True) for row in rows
+        )
+        return "".join(
+            f"{json.dumps({'run': label, **{k: v if math.isfinite(v) else None for k, v in row.items()}})}\n"
+            for label, row in each
+        )
 
     def __str__(self) -> str:
         lines = [f"{'return, last row':<28}{'runs':>6}{'IQM':>10}{'95 % interval':>22}"]
         for group, (mean, low, high) in self.summary().items():
             runs = sum(g == group for g in self.groups)
-            lines.append(f"{group or 'all seeds':<28}{runs:>6}{mean[-1]:>10.1f}{f'{low[-1]:.1f} to {high[-1]:.1f}':>22}")
+            lines.append(
+                f"{group or 'all seeds':<28}{runs:>6}{mean[-1]:>10.1f}{f'{low[-1]:.1f} to {high[-1]:.1f}':>22}"
+            )
         return "\n".join(lines) + "\n"
 
     def picture(self, path: str | Path, column: str = "return_mean") -> None:
@@ -85,7 +94,9 @@ class Curves:
             import matplotlib as mpl
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise SaveError(f"a picture needs matplotlib ({error}): pip install 'flowrl[jax-envs]'") from None
+            raise SaveError(
+                f"a picture needs matplotlib ({error}): pip install 'flowrl[jax-envs]'"
+            ) from None
         with mpl.rc_context({"svg.hashsalt": "flowrl"}):
             figure = Figure(figsize=(6, 3.6), layout="constrained")
             axes = figure.subplots()

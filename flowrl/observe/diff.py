@@ -52,7 +52,10 @@ class Diff:
         text = [f"  {'':<{first}}  {self.names[0]:<{second}}  {self.names[1]}"]
         for part in self.parts:
             text.append(f"{part.name}: {self._count(part)}")
-            text += [f"  {what:<{first}}  {one:<{second}}  {other}".rstrip() for what, one, other in part.lines]
+            text += [
+                f"  {what:<{first}}  {one:<{second}}  {other}".rstrip()
+                for what, one, other in part.lines
+            ]
         return "\n".join(line.rstrip() for line in text) + "\n"
 
     @staticmethod
@@ -62,7 +65,12 @@ class Diff:
         return f"{differ} differ{'s' * (differ == 1)}, {alike}" if differ else alike
 
 
-def diff(a: Graph | Plan, b: Graph | Plan, names: tuple[str, str] | None = None, results: tuple[Path | None, Path | None] = (None, None)) -> Diff:
+def diff(
+    a: Graph | Plan,
+    b: Graph | Plan,
+    names: tuple[str, str] | None = None,
+    results: tuple[Path | None, Path | None] = (None, None),
+) -> Diff:
     """Compare two graphs: their nodes, the settings of nodes and resources by address, and what their plans say.
 
     Args:
@@ -86,7 +94,11 @@ def diff(a: Graph | Plan, b: Graph | Plan, names: tuple[str, str] | None = None,
         _part("plan", "number", _numbers(a), _numbers(b)),
     ]
     if results != (None, None):
-        parts.append(_part("results", "result", *({} if path is None else _results(path) for path in results)))
+        parts.append(
+            _part(
+                "results", "result", *({} if path is None else _results(path) for path in results)
+            )
+        )
     return Diff(names or (one.name, other.name), tuple(parts))
 
 
@@ -99,7 +111,11 @@ def _graph(value: Graph | Plan) -> Graph:
 
 def _part(name: str, word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Part:
     keys = list(dict.fromkeys([*one, *other]))
-    lines = tuple((key, _short(one.get(key, LACKS)), _short(other.get(key, LACKS))) for key in keys if one.get(key) != other.get(key))
+    lines = tuple(
+        (key, _short(one.get(key, LACKS)), _short(other.get(key, LACKS)))
+        for key in keys
+        if one.get(key) != other.get(key)
+    )
     return Part(name, word, lines, len(keys) - len(lines))
 
 
@@ -116,15 +132,26 @@ def _nodes(graph: Graph, other: Graph) -> dict[str, str]:
     """By node and resource: its kind; with its settings if the other graph has none of that name, with its place if it has another there."""
     found = {}
     for name, owner in _owners(graph).items():
-        text = type(owner).__name__ if name in _owners(other) else values.to_text(owner, defaults=False)
+        text = (
+            type(owner).__name__
+            if name in _owners(other)
+            else values.to_text(owner, defaults=False)
+        )
         here, there = _behind(name, graph, other), _behind(name, other, graph)
-        found[name] = text if None in (here, there) or here == there else f"{text}, behind {', '.join(here or ()) or 'nothing'}"
+        found[name] = (
+            text
+            if None in (here, there) or here == there
+            else f"{text}, behind {', '.join(here or ()) or 'nothing'}"
+        )
     return found
 
 
 def _behind(name: str, graph: Graph, other: Graph) -> list[str] | None:
     """The nodes nearest before a node that both graphs have; None of what is no node."""
-    after, both = {node.name: node.after for node in graph.nodes}, {node.name for node in other.nodes}
+    after, both = (
+        {node.name: node.after for node in graph.nodes},
+        {node.name for node in other.nodes},
+    )
 
     def nearest(name: str) -> Iterator[str]:
         for before in after[name]:
@@ -135,7 +162,11 @@ def _behind(name: str, graph: Graph, other: Graph) -> list[str] | None:
 
 def _settings(graph: Graph, other: Graph) -> dict[str, Any]:
     """The settings of what both have."""
-    return {address: text for address, text in settings_of(graph, strings=True).items() if address.partition(".")[0] in _owners(other)}
+    return {
+        address: text
+        for address, text in settings_of(graph, strings=True).items()
+        if address.partition(".")[0] in _owners(other)
+    }
 
 
 def _numbers(graph: Graph | Plan) -> dict[str, str]:
@@ -145,7 +176,11 @@ def _numbers(graph: Graph | Plan) -> dict[str, str]:
     except CheckError as error:
         return {"no plan": error.problems[0]}
     lag = "any" if math.isnan(plan.lag) else f"{plan.lag:g}"
-    bound = "none" if math.isinf(plan.lag_bound) or math.isnan(plan.lag_bound) else f"{plan.lag_bound:g}"
+    bound = (
+        "none"
+        if math.isinf(plan.lag_bound) or math.isnan(plan.lag_bound)
+        else f"{plan.lag_bound:g}"
+    )
     named = {
         "steps a row": "sampled_steps",
         "updates a row": "updates",
@@ -176,7 +211,11 @@ def _results(path: Path) -> dict[str, str]:
     last = rows[-1] if rows else {}
     if last.get("seconds"):
         found["steps/s, all in all"] = f"{last['env_steps'] / last['seconds']:,.6g}"
-    return found | {f"last {name}": "nan" if value is None else f"{value:,.6g}" for name, value in last.items() if name != "row"}
+    return found | {
+        f"last {name}": "nan" if value is None else f"{value:,.6g}"
+        for name, value in last.items()
+        if name != "row"
+    }
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -189,9 +228,13 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError:  # a killed run's last line may be half written
             if number < text.count("\n"):
-                raise SaveError(f"{path}, line {number} is damaged: it is not the JSON that was written") from None
+                raise SaveError(
+                    f"{path}, line {number} is damaged: it is not the JSON that was written"
+                ) from None
 
 
 def _reason(path: Path) -> str:
-    ends = [event for event in _rows(path) if event.get("event") == "ended"] if path.is_file() else []
+    ends = (
+        [event for event in _rows(path) if event.get("event") == "ended"] if path.is_file() else []
+    )
     return ends[-1]["reason"] if ends else "not told"

@@ -59,9 +59,16 @@ class Explanation:
 
     def __str__(self) -> str:
         p = self.profile
-        compiled = f", beside {p.seconds - p.going:.1f} s of compiling" if p.seconds - p.going > COMPILED * p.going else ""
+        compiled = (
+            f", beside {p.seconds - p.going:.1f} s of compiling"
+            if p.seconds - p.going > COMPILED * p.going
+            else ""
+        )
         head = f"{p.env_steps:,} steps in {p.going:.1f} s{compiled}: {self.steps_per_second:,.0f} steps/s"
-        return "\n".join([head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]) + "\n"
+        return (
+            "\n".join([head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()])
+            + "\n"
+        )
 
     def short(self) -> str:
         """Without what every node and edge did."""
@@ -93,11 +100,18 @@ def explain(profile: Profile) -> Explanation:
 def _agreed(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
     """The bottleneck, with the advice to add a runner qualified where that is to bring nothing on this machine: by why, and what brings most."""
     worth = NOTABLE * p.env_steps / p.going
-    if ".count=" not in found.advice or not changes or (changes[0].steps_per_second or 0.0) >= worth:
+    if (
+        ".count=" not in found.advice
+        or not changes
+        or (changes[0].steps_per_second or 0.0) >= worth
+    ):
         return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
     more = f"; {best.change} brings most" if (best.steps_per_second or 0.0) >= worth else ""
-    return replace(found, advice=f"{found.advice} Not here, though: {changes[0].because.removeprefix('nothing to be expected: ')}{more}.")
+    return replace(
+        found,
+        advice=f"{found.advice} Not here, though: {changes[0].because.removeprefix('nothing to be expected: ')}{more}.",
+    )
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -106,15 +120,30 @@ def _agreed(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottlen
 def table(p: Profile) -> list[str]:
     """The seconds of every process by kind of work, which add up to its wall time."""
     kinds = {name: by_kind(spent) for name, spent in p.processes.items()}
-    shown = [k for k in KINDS if any(spent.get(k, 0.0) > SHOWN * max(sum(spent.values()), 1e-9) for spent in kinds.values())]
-    if any(seconds > 0 for spent in kinds.values() for kind, seconds in spent.items() if kind not in shown):
-        shown = [k for k in KINDS if k in (*shown, "other")]  # which then has what is too little to have a column
+    shown = [
+        k
+        for k in KINDS
+        if any(
+            spent.get(k, 0.0) > SHOWN * max(sum(spent.values()), 1e-9) for spent in kinds.values()
+        )
+    ]
+    if any(
+        seconds > 0
+        for spent in kinds.values()
+        for kind, seconds in spent.items()
+        if kind not in shown
+    ):
+        shown = [
+            k for k in KINDS if k in (*shown, "other")
+        ]  # which then has what is too little to have a column
     wide = max(map(len, p.processes), default=7)
     lines = [f"{'seconds':<{wide}}{_cells(['wall', *shown])}"]
     for process, spent in _merged(kinds):
         rest = sum(x for kind, x in spent.items() if kind not in shown)
         told = (spent.get(k, 0.0) + rest * (k == "other") for k in shown)
-        lines.append(f"{process:<{wide}}{_cells([_seconds(x) for x in (sum(spent.values()), *told)])}")
+        lines.append(
+            f"{process:<{wide}}{_cells([_seconds(x) for x in (sum(spent.values()), *told)])}"
+        )
     return lines
 
 
@@ -139,15 +168,29 @@ def shares(p: Profile) -> list[Share]:
     for name in p.facts:
         if workers := p.workers(name):
             wall = max(sum(sum(spent.values()) for spent in workers.values()), 1e-9)
-            busy, starved = sum(use(x) * sum(x.values()) for x in workers.values()), sum(map(idle, workers.values()))
+            busy, starved = (
+                sum(use(x) * sum(x.values()) for x in workers.values()),
+                sum(map(idle, workers.values())),
+            )
             found.append(Share(name, f"{len(workers)} workers", busy / wall, starved / wall, 0.0))
     for thread, names in p.stages.items():
         wall, work = p.uptime(thread), p.work(thread)
         for node in names:
             spent = p.node_seconds(node)
             busy = sum(x for (name, _), x in work.items() if name == node)
-            trains = any(counts.get("updates") for (name, _), counts in p.counts.items() if name == node)
-            found.append(Share(node, p.ops[node], busy / wall, spent.get("waiting", 0.0) / wall, spent.get("blocked", 0.0) / wall, trains))
+            trains = any(
+                counts.get("updates") for (name, _), counts in p.counts.items() if name == node
+            )
+            found.append(
+                Share(
+                    node,
+                    p.ops[node],
+                    busy / wall,
+                    spent.get("waiting", 0.0) / wall,
+                    spent.get("blocked", 0.0) / wall,
+                    trains,
+                )
+            )
     order = list(p.ops)
     return sorted(found, key=lambda share: order.index(share.node) if share.node in order else -1)
 
@@ -155,9 +198,15 @@ def shares(p: Profile) -> list[Share]:
 def nodes(p: Profile) -> list[str]:
     """The same in lines."""
     told = shares(p)
-    wide, kinds = (max((len(text) for text in texts), default=4) for texts in ([s.node for s in told], [s.does for s in told]))
+    wide, kinds = (
+        max((len(text) for text in texts), default=4)
+        for texts in ([s.node for s in told], [s.does for s in told])
+    )
     lines = [f"{'node':<{wide}}  {'':<{kinds}}{_cells(['busy', 'starved', 'blocked'])}"]
-    return lines + [f"{s.node:<{wide}}  {s.does:<{kinds}}{_cells([f'{x:.0%}' for x in (s.busy, s.starved, s.blocked)])}" for s in told]
+    return lines + [
+        f"{s.node:<{wide}}  {s.does:<{kinds}}{_cells([f'{x:.0%}' for x in (s.busy, s.starved, s.blocked)])}"
+        for s in told
+    ]
 
 
 def edges(p: Profile) -> list[str]:
@@ -166,7 +215,9 @@ def edges(p: Profile) -> list[str]:
     lines = [f"{'edge':<{wide}}{_cells(['items', 'steps', 'steps/s'])}"]
     for (a, b), (items, steps) in p.edges.items():
         level = f"  queue holds {p.queues[b][0]} of {p.queues[b][1]}" if b in p.queues else ""
-        lines.append(f"{f'{a} -> {b}':<{wide}}{_cells([f'{items:,}', f'{steps:,}', f'{steps / p.going:,.0f}'])}{level}")
+        lines.append(
+            f"{f'{a} -> {b}':<{wide}}{_cells([f'{items:,}', f'{steps:,}', f'{steps / p.going:,.0f}'])}{level}"
+        )
     return lines
 
 
@@ -187,8 +238,13 @@ def _merged(processes: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Map
         if len(members) <= MANY:
             rows += members
             continue
-        mean = {kind: sum(spent.get(kind, 0.0) for _, spent in members) / len(members) for kind in KINDS}
-        rows += [(f"{group}, mean of {len(members)}", mean), max(members, key=lambda m: m[1].get("step", 0.0))]
+        mean = {
+            kind: sum(spent.get(kind, 0.0) for _, spent in members) / len(members) for kind in KINDS
+        }
+        rows += [
+            (f"{group}, mean of {len(members)}", mean),
+            max(members, key=lambda m: m[1].get("step", 0.0)),
+        ]
     return rows
 
 
@@ -205,22 +261,38 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     threads = {thread: p.work(thread) for thread in p.sampling()}
     busy = {thread: sum(work.values()) / p.uptime(thread) for thread, work in threads.items()}
     uses = {name: max(map(use, p.workers(name).values())) for name in pools}
-    if (placed := _placed(p, pools, [*uses.values(), *(_here(p, thread, work) for thread, work in threads.items())])) is not None:
+    if (
+        placed := _placed(
+            p,
+            pools,
+            [*uses.values(), *(_here(p, thread, work) for thread, work in threads.items())],
+        )
+    ) is not None:
         return placed
     where = max({**uses, **busy}, key=lambda name: {**uses, **busy}[name])
     if where in uses:
         return _pool(p, where, uses[where])
     work = threads[where]
     if not p.stages[where]:
-        return Bottleneck(where, "update", busy[where], "It runs one XLA program, whose parts can't be told apart.", PROGRAM)
+        return Bottleneck(
+            where,
+            "update",
+            busy[where],
+            "It runs one XLA program, whose parts can't be told apart.",
+            PROGRAM,
+        )
     node = max({n for n, _ in work}, key=lambda n: sum(x for (m, _), x in work.items() if m == n))
     kinds = by_kind({key: x for key, x in work.items() if key[0] == node})
     kind = max(kinds, key=kinds.__getitem__)
     share = sum(kinds.values()) / p.uptime(where)
     if any(counts.get("publishes") for (name, _), counts in p.counts.items() if name == node):
         kind = "weight sync"
-    sampler = next((r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None)
-    return Bottleneck(node or where, kind, share, _why(kinds), _advice(p, kind, sampler, elsewhere=False))
+    sampler = next(
+        (r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None
+    )
+    return Bottleneck(
+        node or where, kind, share, _why(kinds), _advice(p, kind, sampler, elsewhere=False)
+    )
 
 
 def _here(p: Profile, thread: str, work: Mapping[tuple[str, str], float]) -> float:
@@ -230,13 +302,21 @@ def _here(p: Profile, thread: str, work: Mapping[tuple[str, str], float]) -> flo
 
 def _placed(p: Profile, pools: Sequence[str], others: Sequence[float]) -> Bottleneck | None:
     """A resource in a process of its own that works more than all else."""
-    alone = {n: by_kind(x) for n, x in p.processes.items() if x and n not in p.stages and n.partition(", ")[0] not in pools}
+    alone = {
+        n: by_kind(x)
+        for n, x in p.processes.items()
+        if x and n not in p.stages and n.partition(", ")[0] not in pools
+    }
     name = max(alone, key=lambda n: use(alone[n]), default="")
     if not name or use(alone[name]) < max(others, default=0.0):
         return None
     kinds = {kind: x for kind, x in alone[name].items() if kind not in (*IDLE, "start")}
     return Bottleneck(
-        name, max(kinds, key=kinds.__getitem__, default="other"), use(alone[name]), _why(kinds), _advice(p, "update", None, elsewhere=False)
+        name,
+        max(kinds, key=kinds.__getitem__, default="other"),
+        use(alone[name]),
+        _why(kinds),
+        _advice(p, "update", None, elsewhere=False),
     )
 
 
@@ -244,14 +324,22 @@ def _swinging(p: Profile) -> Bottleneck | None:
     """A queue that is full and empty in turn: the stages on both its sides wait for one another."""
     for queue, (_, capacity) in p.queues.items():
         behind = next((t for t, names in p.stages.items() if queue in names), "")
-        before = {t for a, b in p.edges if b == queue for t, names in p.stages.items() if a in names} - {behind}
+        before = {
+            t for a, b in p.edges if b == queue for t, names in p.stages.items() if a in names
+        } - {behind}
         if behind not in p.processes or not before:
             continue
         starved = p.node_seconds(queue).get("waiting", 0.0) / p.uptime(behind)
         blocked = max(by_kind(p.processes[t]).get("blocked", 0.0) / p.uptime(t) for t in before)
         if min(starved, blocked) >= SWINGS:
             why = f"Its room for {capacity} is full and empty in turn: what is behind waits {starved:.0%} of the time, what is before {blocked:.0%}."
-            return Bottleneck(queue, "queue", min(starved, blocked), why, f"A larger one evens that out: --set {queue}.capacity={4 * capacity}.")
+            return Bottleneck(
+                queue,
+                "queue",
+                min(starved, blocked),
+                why,
+                f"A larger one evens that out: --set {queue}.capacity={4 * capacity}.",
+            )
     return None
 
 
@@ -282,7 +370,9 @@ def _per_fragment(p: Profile, name: str) -> dict[str, float]:
     for worker, spent in p.workers(name).items():
         number = int(worker.rpartition(", ")[2])
         if number < len(fragments) and fragments[number]:
-            found[worker] = (sum(spent.values()) - idle(spent) - spent.get("start", 0.0)) / fragments[number]
+            found[worker] = (
+                sum(spent.values()) - idle(spent) - spent.get("start", 0.0)
+            ) / fragments[number]
     return found
 
 
@@ -300,20 +390,34 @@ DOES = {
 }
 
 
-PROGRAM = "More environments at once use the device better; --runtime local shows what each node takes."
+PROGRAM = (
+    "More environments at once use the device better; --runtime local shows what each node takes."
+)
 
 
 def _why(kinds: Mapping[str, float]) -> str:
     """What most of these seconds went to."""
     total = max(sum(kinds.values()), 1e-9)
     first, *more = sorted(kinds, key=kinds.__getitem__, reverse=True)
-    second = f", {kinds[more[0]] / total:.0%} to {DOES.get(more[0], more[0])}" if more and kinds[more[0]] / total > SHARED else ""
+    second = (
+        f", {kinds[more[0]] / total:.0%} to {DOES.get(more[0], more[0])}"
+        if more and kinds[more[0]] / total > SHARED
+        else ""
+    )
     return f"{kinds[first] / total:.0%} of that goes to {DOES.get(first, first)}{second}."
 
 
 def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> str:
-    many = f"--set {sampler}.count={p.facts[sampler]['count'] + 1}" if sampler and "count" in p.facts.get(sampler, {}) else "more runners"
-    envs = f"--set {sampler}.envs={2 * p.facts[sampler]['envs']}" if sampler and "envs" in p.facts.get(sampler, {}) else "more environments"
+    many = (
+        f"--set {sampler}.count={p.facts[sampler]['count'] + 1}"
+        if sampler and "count" in p.facts.get(sampler, {})
+        else "more runners"
+    )
+    envs = (
+        f"--set {sampler}.envs={2 * p.facts[sampler]['envs']}"
+        if sampler and "envs" in p.facts.get(sampler, {})
+        else "more environments"
+    )
     return {
         "step": f"Step more of them side by side: {many}."
         if elsewhere
@@ -328,12 +432,22 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> s
         "concat": "Join larger fragments: longer ones, or more environments a runner.",
         "replay": f"Share the replay among more processes: --runtime ray with {_more_shards(p)}.",
         "evaluation": "Evaluate less often, or with fewer episodes.",
-    }.get(kind, "Profile its step; what it computes on arrays belongs into ctx.run, which compiles it.")
+    }.get(
+        kind,
+        "Profile its step; what it computes on arrays belongs into ctx.run, which compiles it.",
+    )
 
 
 def _more_shards(p: Profile) -> str:
     """The setting by which the replay has more shards; of several replays, that of each."""
-    return " or ".join(f"--set {name}.shards={max(2, 2 * facts['shards'])}" for name, facts in p.facts.items() if "shards" in facts) or "more shards"
+    return (
+        " or ".join(
+            f"--set {name}.shards={max(2, 2 * facts['shards'])}"
+            for name, facts in p.facts.items()
+            if "shards" in facts
+        )
+        or "more shards"
+    )
 
 
 def plain(explanation: Explanation) -> dict[str, Any]:
@@ -341,6 +455,11 @@ def plain(explanation: Explanation) -> dict[str, Any]:
     b = explanation.bottleneck
     return {
         "steps_per_second": explanation.steps_per_second,
-        "bottleneck": None if b is None else {"where": b.where, "kind": b.kind, "share": b.share, "why": b.why, "advice": b.advice},
-        "what_if": [{"change": w.change, "steps_per_second": w.steps_per_second, "because": w.because} for w in explanation.what_if],
+        "bottleneck": None
+        if b is None
+        else {"where": b.where, "kind": b.kind, "share": b.share, "why": b.why, "advice": b.advice},
+        "what_if": [
+            {"change": w.change, "steps_per_second": w.steps_per_second, "because": w.because}
+            for w in explanation.what_if
+        ],
     }

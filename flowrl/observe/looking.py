@@ -54,7 +54,9 @@ def comparison(text: str) -> Comparison:
         name, sign, number = match.groups() if match else ("", "", "")
         return Comparison(name, sign, float(number))
     except ValueError:
-        raise SettingError(f"takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got {text.strip()!r}") from None
+        raise SettingError(
+            f"takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got {text.strip()!r}"
+        ) from None
 
 
 def scalars(item: Any) -> list[str]:
@@ -100,7 +102,9 @@ def stats(x: Array) -> tuple[float, float, float, float]:
     every = np.asarray(x).astype(np.float64)
     some = every[~np.isnan(every)]
     with np.errstate(all="ignore"):
-        low, mean, high = (float(f(some)) for f in (np.min, np.mean, np.max)) if some.size else (np.nan,) * 3
+        low, mean, high = (
+            (float(f(some)) for f in (np.min, np.mean, np.max)) if some.size else (np.nan,) * 3
+        )
     return low, mean, high, float(every.size - some.size)
 
 
@@ -123,7 +127,10 @@ def whole(item: Any) -> str:
     """All of an item: each field with its shape, type and statistics, each metric with its value; what is nothing of flowrl's as it prints."""
     match item:
         case Batch():
-            parts = [_table("field", item.data), *([_table("column", item.columns)] if item.columns else [])]
+            parts = [
+                _table("field", item.data),
+                *([_table("column", item.columns)] if item.columns else []),
+            ]
         case Trained():
             shown = [(name, number(item, name)) for name in scalars(item) if name != "steps"]
             wide = max(len(name) for name, _ in shown)

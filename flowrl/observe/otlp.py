@@ -65,7 +65,9 @@ def send(trace: Trace, endpoint: str) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
         from opentelemetry.trace import Link, set_span_in_context
     except ImportError as error:
-        raise SettingError(f"sending traces needs OpenTelemetry ({error}): pip install 'flowrl[otlp]'") from None
+        raise SettingError(
+            f"sending traces needs OpenTelemetry ({error}): pip install 'flowrl[otlp]'"
+        ) from None
     if not trace.tracks:
         return
     ended: list[ReadableSpan] = []
@@ -75,13 +77,30 @@ def send(trace: Trace, endpoint: str) -> None:
             ended.append(span)
 
     def tracer(process: str) -> Any:
-        provider = TracerProvider(resource=Resource({"service.name": "flowrl", "service.instance.id": process}), shutdown_on_exit=False)
+        provider = TracerProvider(
+            resource=Resource({"service.name": "flowrl", "service.instance.id": process}),
+            shutdown_on_exit=False,
+        )
         provider.add_span_processor(Keep())
         return provider.get_tracer("flowrl")
 
-    def told(source: Any, name: str, parent: Any, start: float, end: float, links: Iterable[Any] = (), **about: str) -> Any:
+    def told(
+        source: Any,
+        name: str,
+        parent: Any,
+        start: float,
+        end: float,
+        links: Iterable[Any] = (),
+        **about: str,
+    ) -> Any:
         context = set_span_in_context(parent) if parent is not None else None
-        span = source.start_span(name, context, start_time=int(1e9 * start), links=[Link(x.get_span_context()) for x in links], attributes=about)
+        span = source.start_span(
+            name,
+            context,
+            start_time=int(1e9 * start),
+            links=[Link(x.get_span_context()) for x in links],
+            attributes=about,
+        )
         span.end(int(1e9 * end))
         return span
 
@@ -90,7 +109,10 @@ def send(trace: Trace, endpoint: str) -> None:
     start, end = min(s.start for s in whole), max(s.end for s in whole)
     first = next(iter(tracers.values()))
     root = told(first, f"run {trace.name}", None, start, end)
-    homes = {process: told(tracers[process], process, root, spans[0].start, spans[-1].end) for process, spans in trace.tracks.items()}
+    homes = {
+        process: told(tracers[process], process, root, spans[0].start, spans[-1].end)
+        for process, spans in trace.tracks.items()
+    }
     seen = {process: visits(spans) for process, spans in trace.tracks.items()}
     by_node: defaultdict[tuple[str, str], list[Visit]] = defaultdict(list)
     for process, found in seen.items():
@@ -101,21 +123,38 @@ def send(trace: Trace, endpoint: str) -> None:
         (source, gave, sent), (target, took, came) = arrow.before, arrow.after
         giver, taker = _giver(by_node[source, gave], sent), _taker(by_node[target, took], came)
         if giver is not None and taker is not None:
-            into, other = (taker, giver) if gave else (giver, taker)  # the work of a worker belongs to who got the fragment
+            into, other = (
+                (taker, giver) if gave else (giver, taker)
+            )  # the work of a worker belongs to who got the fragment
             before.setdefault(id(into), []).append(other)
-    everything = sorted(((v, process) for process, found in seen.items() for v in found), key=lambda x: (not x[0].node, x[0].parts[0].start))
+    everything = sorted(
+        ((v, process) for process, found in seen.items() for v in found),
+        key=lambda x: (not x[0].node, x[0].parts[0].start),
+    )
     for visit, process in everything:
         others = [v.told for v in before.get(id(visit), ()) if v.told is not None]
         parent = others[0] if others and not visit.node else homes[process]
         links = others if visit.node else ()
         name = visit.node or process.partition(",")[0]
-        visit.told = told(tracers[process], name, parent, visit.parts[0].start, visit.parts[-1].end, links, **{"flowrl.process": process})
+        visit.told = told(
+            tracers[process],
+            name,
+            parent,
+            visit.parts[0].start,
+            visit.parts[-1].end,
+            links,
+            **{"flowrl.process": process},
+        )
         for part in visit.parts:
             told(tracers[process], part.kind, visit.told, part.start, part.end)
-    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces" if "/v1/" not in endpoint else endpoint)
+    exporter = OTLPSpanExporter(
+        endpoint=f"{endpoint.rstrip('/')}/v1/traces" if "/v1/" not in endpoint else endpoint
+    )
     try:
         for start_at in range(0, len(ended), BATCH):
             if exporter.export(ended[start_at : start_at + BATCH]) is not SpanExportResult.SUCCESS:
-                raise RuntimeFailed(f"the collector at {endpoint} did not take the trace; is it there, and does it take OTLP over HTTP?")
+                raise RuntimeFailed(
+                    f"the collector at {endpoint} did not take the trace; is it there, and does it take OTLP over HTTP?"
+                )
     finally:
         exporter.shutdown()

@@ -35,7 +35,9 @@ class Progress:
         self.window: Window | None = None
         self.shown = False
         self.began = self.told = time.perf_counter()
-        self.live = Live(get_renderable=self._shown, console=self.console, refresh_per_second=8, transient=True)
+        self.live = Live(
+            get_renderable=self._shown, console=self.console, refresh_per_second=8, transient=True
+        )
         if self.console.is_terminal:
             self.live.start()
 
@@ -47,10 +49,18 @@ class Progress:
             case RowClosed(row=row):
                 self._show(row)
             case Warned(text=text):
-                self.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+                self.console.print(
+                    f"warning: {text}",
+                    style="yellow",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
             case Ended():
                 if not self.console.is_terminal and self.row is not None and not self.shown:
-                    self.console.print(line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True)
+                    self.console.print(
+                        line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True
+                    )
                 self.close()
 
     def close(self) -> None:

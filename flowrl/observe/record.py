@@ -63,7 +63,9 @@ class Record:
         if self.every is not None and self.every < 1:
             raise SettingError(f"every must be at least 1 or None, got {self.every}")
         if self.around < 0 or self.most_bytes < 1:
-            raise SettingError(f"around must not be negative and most_bytes at least 1, got around={self.around}, most_bytes={self.most_bytes}")
+            raise SettingError(
+                f"around must not be negative and most_bytes at least 1, got around={self.around}, most_bytes={self.most_bytes}"
+            )
 
 
 def outlier(loss: float, recent: Collection[float]) -> str:
@@ -111,7 +113,9 @@ class Recorder:
     live = True
     kinds: ClassVar[tuple[type, ...]] = (Started, Updating, Updated, Restarted, Ended)
 
-    def __init__(self, folder: str | Path, record: Record = Record(), seed: int | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, record: Record = Record(), seed: int | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.record = record
         self.seed = seed
@@ -136,7 +140,9 @@ class Recorder:
                     held = self.held.setdefault(event.resource, deque())
                     self._judge(event.resource)
                     held.append(self._taken(event))
-                    while len(held) > 1 and (len(held) > self.record.around + 1 or sum(x.nbytes for x in held) > HELD):
+                    while len(held) > 1 and (
+                        len(held) > self.record.around + 1 or sum(x.nbytes for x in held) > HELD
+                    ):
                         held.popleft()
                 case Updated(resource=resource, trained=trained):
                     self.held[resource][-1].trained = trained
@@ -148,9 +154,14 @@ class Recorder:
 
     def _taken(self, event: Updating) -> Taken:
         forms: dict[str, str] = {}
-        arrays = {f"state/{name}": _plain(x, f"state/{name}", forms) for name, x in named(event.state)}
+        arrays = {
+            f"state/{name}": _plain(x, f"state/{name}", forms) for name, x in named(event.state)
+        }
         for part in ("data", "columns"):
-            arrays |= {f"{part}/{name}": _plain(x, f"{part}/{name}", forms) for name, x in getattr(event.batch, part).items()}
+            arrays |= {
+                f"{part}/{name}": _plain(x, f"{part}/{name}", forms)
+                for name, x in getattr(event.batch, part).items()
+            }
         header = {
             "flowrl": flowrl.__version__,
             "update": event.version + 1,
@@ -173,7 +184,11 @@ class Recorder:
         except SaveError as error:
             about["because"] = str(error)
         trains = {"learner", "epochs", "minibatch", "shuffle"}
-        about["trainers"] = [n.name for n in self.graph.nodes if trains <= {*(found := values.settings(n.op))} and str(found["learner"]) == name]
+        about["trainers"] = [
+            n.name
+            for n in self.graph.nodes
+            if trains <= {*(found := values.settings(n.op))} and str(found["learner"]) == name
+        ]
         runners = self.graph.resources.get(str(spec.runners))
         if isinstance(runners, Runners):
             about["runners"] = {
@@ -182,7 +197,11 @@ class Recorder:
                 "count": runners.count,
                 "envs": runners.envs,
                 "jax": runners.jax_env is not None,
-                "restarts": {worker: times for (resource, worker), times in self.restarts.items() if resource == str(spec.runners)},
+                "restarts": {
+                    worker: times
+                    for (resource, worker), times in self.restarts.items()
+                    if resource == str(spec.runners)
+                },
             }
         return about
 
@@ -196,7 +215,10 @@ class Recorder:
         newest = held[-1]
         metrics, lag = newest.trained.metrics, newest.trained.lag
         newest.arrays["metrics"] = np.asarray(metrics.values)
-        newest.header |= {"metrics": list(metrics.names), "lag": [float(np.asarray(x)) for x in lag]}
+        newest.header |= {
+            "metrics": list(metrics.names),
+            "lag": [float(np.asarray(x)) for x in lag],
+        }
         newest.trained = None
         told = dict(zip(metrics.names, newest.arrays["metrics"].tolist(), strict=True))
         if learner not in self.losses:
@@ -210,7 +232,9 @@ class Recorder:
             losses.append(told["loss"])
         if notable:
             for before, taken in enumerate(reversed(held)):
-                self._keep(taken, f"{before} before update {newest.number}" if before else notable, 1)
+                self._keep(
+                    taken, f"{before} before update {newest.number}" if before else notable, 1
+                )
         elif self.record.every is not None and newest.number % self.record.every == 0:
             self._keep(newest, f"every {self.record.every}", 0)
 
@@ -224,12 +248,19 @@ class Recorder:
         learner = taken.header["learner"]
         old = self.kept.pop((learner, taken.number), None)
         rank = max(rank, old[0]) if old else rank
-        many = self.graph is not None and sum(isinstance(r, Learner) for r in self.graph.resources.values()) > 1
+        many = (
+            self.graph is not None
+            and sum(isinstance(r, Learner) for r in self.graph.resources.values()) > 1
+        )
         path = self.folder / f"update-{taken.number:06}{f'.{learner}' if many else ''}.npz"
         most = self.record.most_bytes
-        size = taken.nbytes + 4096 + 512 * len(taken.arrays)  # at most: a zip tells of each file twice
+        size = (
+            taken.nbytes + 4096 + 512 * len(taken.arrays)
+        )  # at most: a zip tells of each file twice
         if size > most:
-            raise ContractError(f"update {taken.number} takes {in_bytes(size)}, but records may take most_bytes={in_bytes(most)}; allow more")
+            raise ContractError(
+                f"update {taken.number} takes {in_bytes(size)}, but records may take most_bytes={in_bytes(most)}; allow more"
+            )
         while self.kept and sum(n for _, _, n in self.kept.values()) + size > most:
             first = min(self.kept, key=lambda key: self.kept[key][0])  # of equal ranks the oldest
             if self.kept[first][0] > rank:
@@ -283,7 +314,11 @@ class Recorded:
 
     def part(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """``data`` or ``columns`` of its batch, or its ``state``, by name."""
-        return {k.removeprefix(f"{name}/"): self.array(k) for k in self.arrays if k.startswith(f"{name}/")}
+        return {
+            k.removeprefix(f"{name}/"): self.array(k)
+            for k in self.arrays
+            if k.startswith(f"{name}/")
+        }
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """One array, of the type that it was."""
@@ -291,7 +326,9 @@ class Recorded:
         return x if form is None else x.view(jax.numpy.dtype(form))
 
 
-def write(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def write(
+    path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> None:
     """Write a record, at one stroke."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
@@ -313,7 +350,9 @@ def read(path: Path, *, whole: bool = True) -> Recorded:
             names = saved.files if whole else ["metrics"]
             return Recorded(path, header, {name: saved[name] for name in names if name != "header"})
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise SaveError(f"{path} is damaged or no record: {error}; remove it, or restore it from a copy") from None
+        raise SaveError(
+            f"{path} is damaged or no record: {error}; remove it, or restore it from a copy"
+        ) from None
 
 
 def records(root: str | Path) -> list[Recorded]:
@@ -324,7 +363,10 @@ def records(root: str | Path) -> list[Recorded]:
     """
     if not Path(root).is_dir():
         raise SaveError(f"there is no directory {root}")
-    return sorted((read(p, whole=False) for p in (Path(root) / RECORDS).glob("update-*.npz")), key=lambda r: (r.number, r.learner))
+    return sorted(
+        (read(p, whole=False) for p in (Path(root) / RECORDS).glob("update-*.npz")),
+        key=lambda r: (r.number, r.learner),
+    )
 
 
 def find(root: str | Path, number: int, learner: str | None = None) -> Recorded:
@@ -338,7 +380,9 @@ def find(root: str | Path, number: int, learner: str | None = None) -> Recorded:
     here = [r for r in every if learner in (None, r.learner)]
     found = [r for r in here if r.number == number]
     if len(found) > 1:
-        raise SettingError(f"several learners have an update {number}: name one with --learner: {', '.join(r.learner for r in found)}")
+        raise SettingError(
+            f"several learners have an update {number}: name one with --learner: {', '.join(r.learner for r in found)}"
+        )
     if found:
         return read(found[0].path)
     if not every:
@@ -347,8 +391,14 @@ def find(root: str | Path, number: int, learner: str | None = None) -> Recorded:
     if not here:
         raise SaveError(f"{root} holds no records of {learner}; it does of {', '.join(known)}")
     near = sorted(sorted({r.number for r in here}, key=lambda n: abs(n - number))[:4])
-    more = " (more of them: flowrl run --record-every N)" if all(r.header["why"][0][:5] != "every" for r in here) else ""
-    raise SaveError(f"update {number} was not recorded; the nearest that were are {', '.join(map(str, near))}{more}")
+    more = (
+        " (more of them: flowrl run --record-every N)"
+        if all(r.header["why"][0][:5] != "every" for r in here)
+        else ""
+    )
+    raise SaveError(
+        f"update {number} was not recorded; the nearest that were are {', '.join(map(str, near))}{more}"
+    )
 
 
 def listed(root: str | Path, most: int | None = None) -> str:
@@ -366,5 +416,7 @@ def listed(root: str | Path, most: int | None = None) -> str:
         lines.append(f"({len(every) - most:,} before; flowrl replay {root} lists all)")
     for r in every if most is None else every[-most:]:
         who = f"{r.learner}: " if many else ""
-        lines.append(f"{r.number:>8}  {r.metrics['loss']:>12.6g}  {in_bytes(r.path.stat().st_size):>8}  {who}{', '.join(r.header['why'])}")
+        lines.append(
+            f"{r.number:>8}  {r.metrics['loss']:>12.6g}  {in_bytes(r.path.stat().st_size):>8}  {who}{', '.join(r.header['why'])}"
+        )
     return "\n".join(lines)

@@ -39,23 +39,46 @@ class Replayed:
     @property
     def equal(self) -> bool:
         """Whether the replay tells the same to the bit."""
-        return self.recorded.keys() == self.again.keys() and all(_same(self.recorded[k], self.again[k]) for k in self.recorded)
+        return self.recorded.keys() == self.again.keys() and all(
+            _same(self.recorded[k], self.again[k]) for k in self.recorded
+        )
 
     def __str__(self) -> str:
-        head = ["recorded", "replayed", *([f"with {', '.join(self.changes)}"] if self.changed is not None else [])]
+        head = [
+            "recorded",
+            "replayed",
+            *([f"with {', '.join(self.changes)}"] if self.changed is not None else []),
+        ]
         parts = [self.recorded, self.again, *([self.changed] if self.changed is not None else [])]
         names = list(dict.fromkeys(name for part in parts for name in part if name != "bad"))
         width = max(map(len, [*names, "weights moved"]))
-        lines = [f"update {self.record.number} of {self.record.learner}, recorded because: {', '.join(self.record.header['why'])}"]
+        lines = [
+            f"update {self.record.number} of {self.record.learner}, recorded because: {', '.join(self.record.header['why'])}"
+        ]
         lines.append("  ".join([" " * width, *(f"{h:>14}" for h in head)]))
-        lines += ["  ".join([f"{n:<{width}}", *(f"{p[n]:>14.8g}" if n in p else f"{'-':>14}" for p in parts)]) for n in names]
-        lines.append("  ".join([f"{'weights moved':<{width}}", f"{'-':>14}", *(f"{x:>14.8g}" for x in self.moved)]))
+        lines += [
+            "  ".join(
+                [f"{n:<{width}}", *(f"{p[n]:>14.8g}" if n in p else f"{'-':>14}" for p in parts)]
+            )
+            for n in names
+        ]
+        lines.append(
+            "  ".join(
+                [f"{'weights moved':<{width}}", f"{'-':>14}", *(f"{x:>14.8g}" for x in self.moved)]
+            )
+        )
         if self.equal:
             return "\n".join([*lines, "the replay is equal to the record to the bit"])
-        off = {n: abs(float(self.recorded[n]) - float(self.again[n])) for n in names if n in self.recorded and n in self.again}
+        off = {
+            n: abs(float(self.recorded[n]) - float(self.again[n]))
+            for n in names
+            if n in self.recorded and n in self.again
+        }
         most = max(off, key=lambda n: (np.isnan(off[n]), off[n]))
         asked = "was it recorded on other or more devices, or by other versions?"
-        return "\n".join([*lines, f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {asked}"])
+        return "\n".join(
+            [*lines, f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {asked}"]
+        )
 
 
 def _same(a: np.float32, b: np.float32) -> bool:
@@ -63,7 +86,12 @@ def _same(a: np.float32, b: np.float32) -> bool:
 
 
 def replay(
-    root: str | Path, number: int, changes: Sequence[tuple[str, Any]] = (), *, learner: str | None = None, allow: Collection[str] = ()
+    root: str | Path,
+    number: int,
+    changes: Sequence[tuple[str, Any]] = (),
+    *,
+    learner: str | None = None,
+    allow: Collection[str] = (),
 ) -> Replayed:
     """Run a recorded update of a run again, and once more with changed settings if any are given.
 
@@ -89,7 +117,9 @@ def replay(
     header = record.header
     if header["text"] is None:
         why = header.get("because", "the run's graph was not known")
-        raise SaveError(f"update {number} can't be run again, for its learner could not be written down: {why}")
+        raise SaveError(
+            f"update {number} can't be run again, for its learner could not be written down: {why}"
+        )
     spec = values.from_text(header["text"], allow=allow, source=f"{record.path}, {record.learner}")
     again, moved = _run(record, spec, header["settings"])
     if not changes:
@@ -100,11 +130,15 @@ def replay(
     return Replayed(record, record.metrics, again, changed, told, (moved, further))
 
 
-def _changed(record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]) -> tuple[Learner, dict[str, Any]]:
+def _changed(
+    record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]
+) -> tuple[Learner, dict[str, Any]]:
     """The learner and the settings of the update with these changes."""
     how = dict(record.header["settings"])
     trainers = record.header["trainers"]
-    known = [f"{t}.{k}" for t in trainers for k in TRAINING] + [f"{record.learner}.{path}" for path in values.addresses(spec) if path != "runners"]
+    known = [f"{t}.{k}" for t in trainers for k in TRAINING] + [
+        f"{record.learner}.{path}" for path in values.addresses(spec) if path != "runners"
+    ]
     for address, value in changes:
         if address not in known and not address.startswith(f"{record.learner}.policy."):
             begins = "A replay begins with the batch, so only what trains on it can be set"
@@ -115,19 +149,32 @@ def _changed(record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]
         if owner in trainers:
             how[name] = values.fit(value, TRAINING[name], address)
         else:
-            spec = values.with_setting(spec, address.removeprefix(f"{record.learner}."), value, record.learner)
+            spec = values.with_setting(
+                spec, address.removeprefix(f"{record.learner}."), value, record.learner
+            )
     return spec, how
 
 
-def _run(record: Recorded, spec: Learner, how: dict[str, Any]) -> tuple[dict[str, np.float32], float]:
+def _run(
+    record: Recorded, spec: Learner, how: dict[str, Any]
+) -> tuple[dict[str, np.float32], float]:
     """Run the update with these settings; what it tells, and how far it moved the weights."""
     known = Known(record.header["spaces"])
-    handle = Place("replay", {str(spec.runners): known, record.learner: spec}, 0, HereSite).handle(record.learner)
+    handle = Place("replay", {str(spec.runners): known, record.learner: spec}, 0, HereSite).handle(
+        record.learner
+    )
     assert isinstance(handle, LearnerHandle)  # noqa: S101 - for a Learner gives no other
-    handle.state = {"core": _state(record, handle.state["core"]), "version": np.int32(record.number - 1)}
+    handle.state = {
+        "core": _state(record, handle.state["core"]),
+        "version": np.int32(record.number - 1),
+    }
     before = jax.tree.map(np.array, handle.state["core"]["weights"].params)
     trained = handle.update(Batch(record.part("data"), record.part("columns")), **how)
-    squares = jax.tree.map(lambda a, b: float(np.square(np.asarray(b, np.float64) - a).sum()), before, handle.state["core"]["weights"].params)
+    squares = jax.tree.map(
+        lambda a, b: float(np.square(np.asarray(b, np.float64) - a).sum()),
+        before,
+        handle.state["core"]["weights"].params,
+    )
     metrics = dict(zip(trained.metrics.names, np.asarray(trained.metrics.values), strict=True))
     return metrics, math.sqrt(sum(jax.tree.leaves(squares)))
 
@@ -149,7 +196,11 @@ def _state(record: Recorded, like: Any) -> Any:
                 "can be set, such as a learning rate or a loss's coefficients",
                 record.learner,
             )
-        leaves.append(jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(now)) if key else jax.numpy.asarray(x))
+        leaves.append(
+            jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(now))
+            if key
+            else jax.numpy.asarray(x)
+        )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -56,7 +56,9 @@ class TrainedPolicy:
 
         That epsilon is the one with which Mnih et al. (2015) evaluate.
         """
-        return EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON) if self.action_values else SAMPLED
+        return (
+            EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON) if self.action_values else SAMPLED
+        )
 
     @property
     def network(self) -> Network:
@@ -82,17 +84,36 @@ class TrainedPolicy:
         given = np.asarray(obs, self.spaces.obs_dtype)
         single = given.shape == shape
         if not single and given.shape[1:] != shape:
-            raise ContractError(f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}")
+            raise ContractError(
+                f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}"
+            )
         net, given = self.network, given[None] if single else given
-        memory = net.memory(self.weights, len(given)) if carry is None else Memory(carry, np.zeros(len(given), bool))
+        memory = (
+            net.memory(self.weights, len(given))
+            if carry is None
+            else Memory(carry, np.zeros(len(given), bool))
+        )
         count, explore = len(given), self.drawn
-        noise = None if greedy else explore.noise(net.head, jax.random.key(seed), count, jax.numpy.float32(0), jax.numpy.zeros(count), 1)
+        noise = (
+            None
+            if greedy
+            else explore.noise(
+                net.head,
+                jax.random.key(seed),
+                count,
+                jax.numpy.float32(0),
+                jax.numpy.zeros(count),
+                1,
+            )
+        )
         packed, carry = jitted_act(net, explore)(self.weights, given, noise, memory)
         action = net.head.to_env(net.unpack(np.asarray(packed))[0])
         action = action[0] if single else action
         return (action, carry) if net.recurrent else action
 
-    def evaluate(self, episodes: int = 20, *, seed: int = 0, greedy: bool = True, max_steps: int = MAX_STEPS) -> Evaluation:
+    def evaluate(
+        self, episodes: int = 20, *, seed: int = 0, greedy: bool = True, max_steps: int = MAX_STEPS
+    ) -> Evaluation:
         """Play whole episodes in its environment. The result counts as the array ``[episodes]`` of their returns.
 
         What makes it less than it seems is logged as a warning: episodes that were cut, and those that are copies of each other.
@@ -112,7 +133,16 @@ class TrainedPolicy:
                 "that has: flowrl eval DIR --env FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an environment of your own"
             )
         explore, source = None if greedy else self.drawn, (self.wrappers, self.env_settings)
-        found = play(self.env, self.network, self.weights, episodes, seed, *source, explore=explore, max_steps=max_steps)
+        found = play(
+            self.env,
+            self.network,
+            self.weights,
+            episodes,
+            seed,
+            *source,
+            explore=explore,
+            max_steps=max_steps,
+        )
         for note in found.notes:
             logging.getLogger("flowrl").warning("flowrl: %s", note)
         return found
@@ -166,7 +196,9 @@ def check_free(path: str | Path) -> None:
     """
     root = Path(path)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise SaveError(f"{root} exists already, and nothing is ever overwritten; name another directory")
+        raise SaveError(
+            f"{root} exists already, and nothing is ever overwritten; name another directory"
+        )
 
 
 def to_json(row: Mapping[str, float]) -> str:
@@ -176,14 +208,23 @@ def to_json(row: Mapping[str, float]) -> str:
 
 def _command() -> str:
     program = Path(sys.argv[0])
-    called = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    called = (
+        ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    )
     return f"{shlex.join([*called, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
 
 
 def failure(error: BaseException) -> dict[str, str]:
     """The file, by name, that tells of an error that ended a run: its kind, its text, and the plain facts that it knows."""
-    facts = {k: v for k, v in getattr(error, "facts", {}).items() if isinstance(v, str | int | float)}
-    return {FAILURE: json.dumps({"error": type(error).__name__, "text": str(error), "facts": facts}, indent=1) + "\n"}
+    facts = {
+        k: v for k, v in getattr(error, "facts", {}).items() if isinstance(v, str | int | float)
+    }
+    return {
+        FAILURE: json.dumps(
+            {"error": type(error).__name__, "text": str(error), "facts": facts}, indent=1
+        )
+        + "\n"
+    }
 
 
 def policy_text(policy: TrainedPolicy) -> str:
@@ -197,12 +238,18 @@ def policy_text(policy: TrainedPolicy) -> str:
         return values.to_text(value, defaults=True, strict=True)
 
     empty = {"env": "None", "wrappers": "()", "env_settings": "{}"}
-    made = {"env": policy.env, "wrappers": policy.wrappers, "env_settings": dict(policy.env_settings)}
+    made = {
+        "env": policy.env,
+        "wrappers": policy.wrappers,
+        "env_settings": dict(policy.env_settings),
+    }
     saved = {}
     for name, value in made.items():
         with suppress(SaveError):
             saved[name] = text(value)
-    if len(saved) < len(made):  # no environment rather than one without its wrappers; who names one later gets what could be saved around it
+    if (
+        len(saved) < len(made)
+    ):  # no environment rather than one without its wrappers; who names one later gets what could be saved around it
         saved = {**empty, **saved, "env": "None"}
     facts = {"policy": text(policy.policy), "action_values": policy.action_values}
     return json.dumps({**facts, **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
@@ -220,7 +267,11 @@ def save_policy(policy: TrainedPolicy, path: Path) -> None:
 
 def _savable(weights: Weights) -> dict[str, Any]:
     """Weights as plain arrays; orbax knows no random keys and no empty trees."""
-    return {part: {k: _plain(x) for k, x in named.items()} for part, named in weights._asdict().items() if named}
+    return {
+        part: {k: _plain(x) for k, x in named.items()}
+        for part, named in weights._asdict().items()
+        if named
+    }
 
 
 def _plain(x: Any) -> Any:
@@ -236,7 +287,9 @@ def _orbax() -> Any:
     return ocp
 
 
-def load(path: str | Path, *, allow: Collection[str] = (), env: Make | None = None) -> TrainedPolicy:
+def load(
+    path: str | Path, *, allow: Collection[str] = (), env: Make | None = None
+) -> TrainedPolicy:
     """Load a policy that a run saved, after checking every file against the manifest.
 
     Args:
@@ -256,25 +309,43 @@ def load(path: str | Path, *, allow: Collection[str] = (), env: Make | None = No
     saved = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
 
     def value(name: str) -> Any:
-        return values.from_text(saved[name], allow=allow, source=f"{folder / 'policy.json'}, {name}")
+        return values.from_text(
+            saved[name], allow=allow, source=f"{folder / 'policy.json'}, {name}"
+        )
 
     policy, spaces = value("policy"), Spaces.from_json(json.dumps(saved["spaces"]))
     net = network(policy, spaces)
     like = jax.eval_shape(net.init, jax.random.key(0))
-    wanted = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: _savable(net.init(jax.random.key(0)))))
+    wanted = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype),
+        jax.eval_shape(lambda: _savable(net.init(jax.random.key(0)))),
+    )
     with _orbax().StandardCheckpointer() as checkpointer:
         parts = checkpointer.restore((folder / "weights").resolve(), wanted)
-    weights = Weights(*({k: _like(parts[part][k], x) for k, x in getattr(like, part).items()} for part in Weights._fields))
+    weights = Weights(
+        *(
+            {k: _like(parts[part][k], x) for k, x in getattr(like, part).items()}
+            for part in Weights._fields
+        )
+    )
     wrappers, settings = value("wrappers"), value("env_settings")
     if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
-        raise SettingError(f"{env_name(env)} has other spaces than this policy: obs {found.obs}, action {found.action}; it has {spaces}")
+        raise SettingError(
+            f"{env_name(env)} has other spaces than this policy: obs {found.obs}, action {found.action}; it has {spaces}"
+        )
     made = value("env") if env is None else env
-    return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, saved.get("action_values", False))
+    return TrainedPolicy(
+        policy, spaces, weights, made, wrappers, settings, saved.get("action_values", False)
+    )
 
 
 def _like(x: Any, like: Any) -> Any:
     array = jax.numpy.asarray(x)
-    return jax.random.wrap_key_data(array) if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key) else array
+    return (
+        jax.random.wrap_key_data(array)
+        if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key)
+        else array
+    )
 
 
 def profiles(path: str | Path) -> tuple[Profile, Profile]:
@@ -297,7 +368,11 @@ def profiles(path: str | Path) -> tuple[Profile, Profile]:
 
 def seal(root: Path) -> None:
     """Write the manifest: the size and SHA-256 sum of every file but records. Last, and at one stroke."""
-    found = [p for p in sorted(root.rglob("*")) if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] != RECORDS]
+    found = [
+        p
+        for p in sorted(root.rglob("*"))
+        if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] != RECORDS
+    ]
     files = {p.relative_to(root).as_posix(): _facts(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
     draft = root / f"{MANIFEST}.draft"
@@ -320,18 +395,29 @@ def verify(root: Path) -> None:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
     except FileNotFoundError:
-        inside = f"; its run's directory is {root.parent}" if (root.parent / MANIFEST).is_file() else ""
-        raise SaveError(f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save{inside}") from None
+        inside = (
+            f"; its run's directory is {root.parent}" if (root.parent / MANIFEST).is_file() else ""
+        )
+        raise SaveError(
+            f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save{inside}"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise SaveError(f"{root / MANIFEST} is damaged: it is not the JSON that was written") from None
+        raise SaveError(
+            f"{root / MANIFEST} is damaged: it is not the JSON that was written"
+        ) from None
     for name, facts in files.items():
         path = root / name
         if not path.is_file():
             raise SaveError(f"{path} is missing, though the manifest lists it")
         if _facts(path) != facts:
-            raise SaveError(f"{path} is not what was saved: its size or SHA-256 sum differs from the manifest's; restore it from a copy")
+            raise SaveError(
+                f"{path} is not what was saved: its size or SHA-256 sum differs from the manifest's; restore it from a copy"
+            )
 
 
 def _facts(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "size": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }

@@ -19,7 +19,11 @@ def settings_of(graph: Graph, *, strings: bool = False) -> dict[str, Any]:
             found[address] = value if plain else values.to_text(value, defaults=False, width=10_000)
             return
         if "." in address:
-            found[address] = values.to_text(value.fn, defaults=False) if isinstance(value, values.Spec) else type(value).__name__
+            found[address] = (
+                values.to_text(value.fn, defaults=False)
+                if isinstance(value, values.Spec)
+                else type(value).__name__
+            )
         for name, deeper in inner.items():
             walk(f"{address}.{name}", deeper)
 

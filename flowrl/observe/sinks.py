@@ -99,7 +99,16 @@ class EventLog:
             self._write("dropped", items=dict(self._items), steps=dict(self._steps))
 
     def _write(self, event: str, **facts: Any) -> None:
-        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts}) + "\n"
+        line = (
+            json.dumps(
+                {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "event": event,
+                    **facts,
+                }
+            )
+            + "\n"
+        )
         if self._file is None:
             self._early.append(line)
         else:
@@ -112,9 +121,16 @@ def _told(event: Any) -> dict[str, Any]:
     match event:
         case Started(plan=plan):
             counters = ("sampled_steps", "updates", "gradient_steps")
-            return {"graph": plan.graph.name, "plan": str(plan).partition("\n")[0], "per_row": {name: plan.per_row(name) for name in counters}}
+            return {
+                "graph": plan.graph.name,
+                "plan": str(plan).partition("\n")[0],
+                "per_row": {name: plan.per_row(name) for name in counters},
+            }
         case Ended(reason=reason, error=error):
-            return {"reason": reason, "error": None if error is None else f"{type(error).__name__}: {error}"}
+            return {
+                "reason": reason,
+                "error": None if error is None else f"{type(error).__name__}: {error}",
+            }
     facts: dict[str, Any] = event._asdict()
     return facts
 
@@ -166,7 +182,9 @@ class Csv(Sink):
     def __init__(self, path: str | Path) -> None:
         self.path, self.place = Path(path), str(path)
         if self.path.exists():
-            raise SettingError(f"Csv: {self.path} exists already, and nothing is ever overwritten; name another file")
+            raise SettingError(
+                f"Csv: {self.path} exists already, and nothing is ever overwritten; name another file"
+            )
 
     def begin(self, plan: Plan) -> None:
         """Make the file, with its first line."""
@@ -191,7 +209,10 @@ class Csv(Sink):
         """Write the file anew, with more columns, at one stroke."""
         self.file.close()
         draft = self.path.with_name(f"{self.path.name}.draft")
-        with self.path.open(encoding="utf-8", newline="") as old, draft.open("w", encoding="utf-8", newline="") as new:
+        with (
+            self.path.open(encoding="utf-8", newline="") as old,
+            draft.open("w", encoding="utf-8", newline="") as new,
+        ):
             writer = csv.DictWriter(new, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows(csv.DictReader(old))
@@ -228,14 +249,31 @@ class TensorBoard(Sink):
 
     def add(self, row: Row) -> None:
         """Write all of a row as one event."""
-        values = [self.summary.Value(tag=name, simple_value=value) for name, value in _finite(row).items()]
-        self._write(self.event(wall_time=time.time(), step=int(row["env_steps"]), summary=self.summary(value=values)))
+        values = [
+            self.summary.Value(tag=name, simple_value=value) for name, value in _finite(row).items()
+        ]
+        self._write(
+            self.event(
+                wall_time=time.time(),
+                step=int(row["env_steps"]),
+                summary=self.summary(value=values),
+            )
+        )
 
     def _write(self, event: Any) -> None:
         """One record, at one stroke: its length and the event, each with its sum."""
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        self.file.write(b"".join((length, struct.pack("<I", self.sum(length)), data, struct.pack("<I", self.sum(data)))))
+        self.file.write(
+            b"".join(
+                (
+                    length,
+                    struct.pack("<I", self.sum(length)),
+                    data,
+                    struct.pack("<I", self.sum(data)),
+                )
+            )
+        )
 
     def end(self, reason: str) -> None:
         """Close the file."""
@@ -261,7 +299,11 @@ class WandB(Sink):
 
     def begin(self, plan: Plan) -> None:
         """Begin a run there."""
-        config = {"graph": plan.graph.name, **settings_of(plan.graph), **self.settings.get("config", {})}
+        config = {
+            "graph": plan.graph.name,
+            **settings_of(plan.graph),
+            **self.settings.get("config", {}),
+        }
         self.run = self.wandb.init(**{**self.settings, "config": config})
 
     def add(self, row: Row) -> None:
@@ -294,27 +336,48 @@ class MLflow(Sink):
 
     def __init__(self, experiment: str, name: str | None = None, uri: str | None = None) -> None:
         self.mlflow = _package("mlflow", "mlflow")
-        self.experiment, self.name, self.uri, self.place = experiment, name, uri, f"mlflow:{experiment}"
+        self.experiment, self.name, self.uri, self.place = (
+            experiment,
+            name,
+            uri,
+            f"mlflow:{experiment}",
+        )
 
     def begin(self, plan: Plan) -> None:
         """Begin a run there."""
         self.client = self.mlflow.MlflowClient(self.uri)
         there = self.client.get_experiment_by_name(self.experiment)
-        number = self.client.create_experiment(self.experiment) if there is None else there.experiment_id
+        number = (
+            self.client.create_experiment(self.experiment) if there is None else there.experiment_id
+        )
         self.id = self.client.create_run(number, run_name=self.name or plan.graph.name).info.run_id
         told = {"graph": plan.graph.name, **settings_of(plan.graph)}
-        params = [self.mlflow.entities.Param(address, str(value)[:500]) for address, value in told.items()]
+        params = [
+            self.mlflow.entities.Param(address, str(value)[:500]) for address, value in told.items()
+        ]
         for start in range(0, len(params), self.MOST):
             self.client.log_batch(self.id, params=params[start : start + self.MOST])
 
     def add(self, row: Row) -> None:
         """Log it."""
-        now, step, metric = int(time.time() * 1000), int(row["env_steps"]), self.mlflow.entities.Metric
-        self.client.log_batch(self.id, metrics=[metric(name.replace("/", "."), value, now, step) for name, value in _finite(row).items()])
+        now, step, metric = (
+            int(time.time() * 1000),
+            int(row["env_steps"]),
+            self.mlflow.entities.Metric,
+        )
+        self.client.log_batch(
+            self.id,
+            metrics=[
+                metric(name.replace("/", "."), value, now, step)
+                for name, value in _finite(row).items()
+            ],
+        )
 
     def end(self, reason: str) -> None:
         """End the run there, as failed if it was."""
-        self.client.set_terminated(self.id, {"failed": "FAILED", "interrupted": "KILLED"}.get(reason, "FINISHED"))
+        self.client.set_terminated(
+            self.id, {"failed": "FAILED", "interrupted": "KILLED"}.get(reason, "FINISHED")
+        )
 
 
 def _finite(row: Row) -> dict[str, float]:
@@ -325,7 +388,9 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SettingError(f"{extra} needs a package that is not there ({error}): pip install 'flowrl[{extra}]'") from None
+        raise SettingError(
+            f"{extra} needs a package that is not there ({error}): pip install 'flowrl[{extra}]'"
+        ) from None
 
 
 SINKS: Mapping[str, tuple[str, Callable[[str, Path], Sink]]] = {
@@ -349,7 +414,9 @@ def sink(text: str, out: Path) -> Sink:
     """
     name, _, rest = text.partition(":")
     if name not in SINKS:
-        raise SettingError(f"--to: {unknown('sink', name, [n + form for n, (form, _) in SINKS.items()])}")
+        raise SettingError(
+            f"--to: {unknown('sink', name, [n + form for n, (form, _) in SINKS.items()])}"
+        )
     form, make = SINKS[name]
     if form.startswith(":") and not rest:
         raise SettingError(f"--to {name} needs a name behind it: --to {name}{form}")

@@ -21,7 +21,9 @@ WINDOW = 5
 class Window:
     """The last seconds of a run: what `profile` tells, every now and then."""
 
-    def __init__(self, profile: Callable[[], Profile], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, profile: Callable[[], Profile], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.profile = profile
         self.clock = clock
         self.seen: deque[tuple[float, Profile]] = deque(maxlen=WINDOW + 1)
@@ -56,7 +58,10 @@ def live_table(p: Profile, lag: float) -> Table:
         table.add_row(
             Text(f"{share.node}{' <- bottleneck' if marked else ''}", "bold red" if marked else ""),
             Text(share.does, "dim"),
-            *(Text(f"{x:.0%}", "bold" if x >= 0.5 else "dim" if x < 0.005 else "") for x in (share.busy, share.starved, share.blocked)),
+            *(
+                Text(f"{x:.0%}", "bold" if x >= 0.5 else "dim" if x < 0.005 else "")
+                for x in (share.busy, share.starved, share.blocked)
+            ),
             f"{steps / max(p.seconds, 1e-9):,.0f}" if steps else "",
             f"{queue[0]}/{queue[1]}" if queue else "",
             f"{lag:.1f}" if share.trains and lag == lag else "",  # noqa: PLR0124 - NaN is none

@@ -37,37 +37,79 @@ class Trace:
     arrows: Sequence[Arrow] = ()
 
     @staticmethod
-    def of(name: str, edges: Iterable[tuple[str, str]], told: Mapping[str, Iterable[Span | Mark]]) -> Trace:
+    def of(
+        name: str, edges: Iterable[tuple[str, str]], told: Mapping[str, Iterable[Span | Mark]]
+    ) -> Trace:
         """Put together what clocks told, by process."""
         known = frozenset(edges)
-        tracks = {process: _joined(x for x in spans if isinstance(x, Span)) for process, spans in told.items()}
+        tracks = {
+            process: _joined(x for x in spans if isinstance(x, Span))
+            for process, spans in told.items()
+        }
         tracks = {process: spans for process, spans in tracks.items() if spans}
-        marks = {process: [x for x in spans if isinstance(x, Mark)] for process, spans in told.items()}
-        return Trace(name, known, tracks, [*_along(known, tracks), *_through_queues(tracks, marks), *_from_workers(tracks, marks)])
+        marks = {
+            process: [x for x in spans if isinstance(x, Mark)] for process, spans in told.items()
+        }
+        return Trace(
+            name,
+            known,
+            tracks,
+            [
+                *_along(known, tracks),
+                *_through_queues(tracks, marks),
+                *_from_workers(tracks, marks),
+            ],
+        )
 
     def perfetto(self) -> str:
         """As JSON of Chrome's trace events, which Perfetto opens."""
         origin = min((spans[0].start for spans in self.tracks.values()), default=0.0)
         threads: dict[tuple[str, str], int] = {}
         pids = {process: number for number, process in enumerate(self.tracks, 1)}
-        events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}} for process, pid in pids.items()]
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+            for process, pid in pids.items()
+        ]
 
         def place(process: str, node: str, at: float) -> dict[str, Any]:
             if (process, node) not in threads:
                 tid = threads[process, node] = len(threads) + 1
                 name = {"pid": pids[process], "tid": tid, "args": {"name": node or process}}
                 events.append({"ph": "M", "name": "thread_name", **name})
-            return {"pid": pids[process], "tid": threads[process, node], "ts": round(1e6 * (at - origin), 3)}
+            return {
+                "pid": pids[process],
+                "tid": threads[process, node],
+                "ts": round(1e6 * (at - origin), 3),
+            }
 
         for process, spans in self.tracks.items():
             for span in spans:
                 if span.kind not in HIDDEN and span.end - span.start >= SHORTEST:
                     where = place(process, span.node, span.start)
-                    events.append({"ph": "X", "name": span.kind, "cat": "flowrl", "dur": round(1e6 * (span.end - span.start), 3), **where})
+                    events.append(
+                        {
+                            "ph": "X",
+                            "name": span.kind,
+                            "cat": "flowrl",
+                            "dur": round(1e6 * (span.end - span.start), 3),
+                            **where,
+                        }
+                    )
         for number, arrow in enumerate(self.arrows, 1):
             for phase, end in (("s", arrow.before), ("f", arrow.after)):
-                events.append({"ph": phase, "bp": "e", "name": "item", "cat": "edge", "id": number, **place(*end)})
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"graph": self.name}})
+                events.append(
+                    {
+                        "ph": phase,
+                        "bp": "e",
+                        "name": "item",
+                        "cat": "edge",
+                        "id": number,
+                        **place(*end),
+                    }
+                )
+        return json.dumps(
+            {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"graph": self.name}}
+        )
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
@@ -75,14 +117,20 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     found: list[Span] = []
     for span in sorted(spans, key=lambda s: s.start):
         last = found[-1] if found else None
-        if last is not None and (last.node, last.kind) == (span.node, span.kind) and span.start - last.end < SHORTEST:
+        if (
+            last is not None
+            and (last.node, last.kind) == (span.node, span.kind)
+            and span.start - last.end < SHORTEST
+        ):
             found[-1] = last._replace(end=span.end)
         elif span.end > span.start:
             found.append(span)
     return found
 
 
-def _along(edges: frozenset[tuple[str, str]], tracks: Mapping[str, Sequence[Span]]) -> Iterator[Arrow]:
+def _along(
+    edges: frozenset[tuple[str, str]], tracks: Mapping[str, Sequence[Span]]
+) -> Iterator[Arrow]:
     """Within a thread an item goes on where the next node of an edge follows."""
     for process, spans in tracks.items():
         for a, b in itertools.pairwise(spans):
@@ -90,20 +138,36 @@ def _along(edges: frozenset[tuple[str, str]], tracks: Mapping[str, Sequence[Span
                 yield Arrow((process, a.node, _inside(a, a.end)), (process, b.node, b.start))
 
 
-def _through_queues(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]) -> Iterator[Arrow]:
+def _through_queues(
+    tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]
+) -> Iterator[Arrow]:
     """From where an item was put to where it was taken."""
     put: dict[tuple[str, int], tuple[str, str, float]] = {}
-    moments = sorted(((m.at, process, m) for process, ms in marks.items() for m in ms if m.what in ("put", "taken")), key=lambda x: x[0])
+    moments = sorted(
+        (
+            (m.at, process, m)
+            for process, ms in marks.items()
+            for m in ms
+            if m.what in ("put", "taken")
+        ),
+        key=lambda x: x[0],
+    )
     for at, process, mark in moments:
         if mark.what == "put":
             put[mark.where, mark.item] = (process, mark.node, at)
         elif (before := put.pop((mark.where, mark.item), None)) is not None:
             spans = tracks.get(process, ())  # it is taken just before its node is at work
-            begins = (s.start for s in spans[bisect_left(spans, at, key=lambda s: s.start) :] if s.node == mark.where)
+            begins = (
+                s.start
+                for s in spans[bisect_left(spans, at, key=lambda s: s.start) :]
+                if s.node == mark.where
+            )
             yield Arrow(before, (process, mark.where, next(begins, at)))
 
 
-def _from_workers(tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]) -> Iterator[Arrow]:
+def _from_workers(
+    tracks: Mapping[str, Sequence[Span]], marks: Mapping[str, Sequence[Mark]]
+) -> Iterator[Arrow]:
     """From the worker that gave a fragment, in the order in which it gave them, to the node that got it."""
     came: defaultdict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for process, ms in marks.items():

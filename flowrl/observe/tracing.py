@@ -29,9 +29,15 @@ class Tracing:
         self.trace: Callable[[], Trace] | None = None
         """What was seen, once it is known."""
         if self.file is not None and not self.file.absolute().parent.is_dir():
-            raise SettingError(f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}")
-        if self.file is not None and (self.file.suffix not in (".json", ".svg") or self.file.is_dir()):
-            raise SettingError(f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) or .svg (a picture)")
+            raise SettingError(
+                f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}"
+            )
+        if self.file is not None and (
+            self.file.suffix not in (".json", ".svg") or self.file.is_dir()
+        ):
+            raise SettingError(
+                f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) or .svg (a picture)"
+            )
         self.before = os.environ.get(TRACE)
         os.environ[TRACE] = "1"
 
@@ -62,4 +68,6 @@ def write(trace: Trace, path: Path) -> None:
     try:
         path.write_text(svg(trace) if path.suffix == ".svg" else trace.perfetto(), encoding="utf-8")
     except OSError as error:
-        raise SaveError(f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there") from error
+        raise SaveError(
+            f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there"
+        ) from error

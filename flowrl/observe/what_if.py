@@ -58,10 +58,24 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
     else:
         most, got = now / max(used, 1e-9), speed(runners=(count + 1) / count)
         if used >= FULL and got > 1.02 * now:
-            yield WhatIf(more, None, f"nothing to be expected: the {p.cores} cores of this machine are full ({used:.0%})")
+            yield WhatIf(
+                more,
+                None,
+                f"nothing to be expected: the {p.cores} cores of this machine are full ({used:.0%})",
+            )
         else:
-            yield WhatIf(more, min(got, max(most, now)), "then the cores are full" if got > most else cost.limit(runners=(count + 1) / count))
-    yield WhatIf(f"twice the environments ({name}.envs={2 * facts['envs']})", speed(envs=2.0), cost.limit(envs=2.0))
+            yield WhatIf(
+                more,
+                min(got, max(most, now)),
+                "then the cores are full"
+                if got > most
+                else cost.limit(runners=(count + 1) / count),
+            )
+    yield WhatIf(
+        f"twice the environments ({name}.envs={2 * facts['envs']})",
+        speed(envs=2.0),
+        cost.limit(envs=2.0),
+    )
     if cost.trainer:
         yield WhatIf("twice the batch", speed(batch=2.0), cost.limit(batch=2.0))
 
@@ -82,23 +96,36 @@ class _Cost:
             for kind, seconds in spent.items():
                 if kind not in IDLE and kind != "start":
                     self.workers[kind] = self.workers.get(kind, 0.0) + seconds / fragments
-        self.threads = {t: {key: x / fragments for key, x in p.work(t).items()} for t in p.sampling()}
-        self.trainer = next((n for n in p.ops if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)), None)
-        self.sampler = next((n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None)
+        self.threads = {
+            t: {key: x / fragments for key, x in p.work(t).items()} for t in p.sampling()
+        }
+        self.trainer = next(
+            (n for n in p.ops if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)),
+            None,
+        )
+        self.sampler = next(
+            (n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None
+        )
         home = next((names for names in p.stages.values() if self.trainer in names), ())
         self.behind = set(home[home.index(self.trainer) + 1 :]) if self.trainer in home else set()
         self.serial = self.sampler in home or len(p.stages) == 1
         self.waited = p.node_seconds(self.sampler or "").get("waiting", 0.0) / fragments
 
     def _scaled(self, kind: str, envs: float) -> float:
-        constant = kind in ("inference", "weight sync") or (kind == "step" and not self.facts["singly"])
+        constant = kind in ("inference", "weight sync") or (
+            kind == "step" and not self.facts["singly"]
+        )
         return 1.0 if constant else envs
 
     def model(self, runners: float = 1.0, envs: float = 1.0, batch: float = 1.0) -> _Model:
         """What a fragment costs then."""
         before = sum(self.workers.values())
         workers = sum(x * self._scaled(kind, envs) for kind, x in self.workers.items())
-        alone = self.waited * workers / before if self.serial and before else workers / self.facts["count"]  # the one holds the slowest's lateness
+        alone = (
+            self.waited * workers / before
+            if self.serial and before
+            else workers / self.facts["count"]
+        )  # the one holds the slowest's lateness
         side_by_side = alone / runners
         threads = {}
         for thread, work in self.threads.items():

@@ -40,7 +40,11 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     if not (Path(root) / "graph.txt").is_file():
         raise SaveError(f"{root} is no run's directory: it has no graph.txt")
     if not path.is_file():
-        over = "no error ended this run" if (Path(root) / MANIFEST).is_file() else "this run goes on, or was killed: it left no error"
+        over = (
+            "no error ended this run"
+            if (Path(root) / MANIFEST).is_file()
+            else "this run goes on, or was killed: it left no error"
+        )
         more = "; --update N tells what made the batch of an update" if records(root) else ""
         return f"{over}{more}\n{listed(root, NEWEST)}"
     try:
@@ -58,7 +62,9 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
 
 def _update(root: str | Path, facts: Facts, learner: str | None) -> Iterator[str]:
     """Of an update that was not finite."""
-    bad = [r for r in records(root) if "not finite" in r.header["why"] and learner in (None, r.learner)]
+    bad = [
+        r for r in records(root) if "not finite" in r.header["why"] and learner in (None, r.learner)
+    ]
     if not bad:
         yield f"what update {facts.get('update', '')} was made of is not known: it was not recorded. Run it again with --record, then ask why again"
         return
@@ -72,11 +78,25 @@ def environment(facts: Facts) -> Iterator[str]:
     if "env" not in facts:
         yield f"it was in runner {runner} of {resource}, which its seed {facts.get('runner_seed', 'of the run')} leads to again"
         return
-    which = f"number {facts['within']} of runner {runner}" if "within" in facts else f"one of runner {runner}"
-    what = f"gave {facts['field']} {facts['value']}" if "field" in facts else "failed" if "within" in facts else "gave what is not finite"
+    which = (
+        f"number {facts['within']} of runner {runner}"
+        if "within" in facts
+        else f"one of runner {runner}"
+    )
+    what = (
+        f"gave {facts['field']} {facts['value']}"
+        if "field" in facts
+        else "failed"
+        if "within" in facts
+        else "gave what is not finite"
+    )
     if "episode_step" in facts:
         now, step = facts["episode_step"], facts["step"]
-        when = f"at its step {step:,} since it was made, {now:,} of its episode" if now else f"in a reset, after its step {step:,} since it was made"
+        when = (
+            f"at its step {step:,} since it was made, {now:,} of its episode"
+            if now
+            else f"in a reset, after its step {step:,} since it was made"
+        )
     elif "step" in facts:
         when = f"at its step {facts['step']:,} since it was made"
     else:
@@ -101,9 +121,18 @@ class Origin:
         columns = record.part("columns")
         about = record.header["runners"]
         self.runners: dict[str, Any] = about or {}
-        self.runner, self.env, self.first = (columns.get(name) for name in ("producer", "env", "first"))
-        if self.env is None and "slot" in columns and about and (columns.get("shard", np.zeros(1)) == 0).all():
-            self.env = columns["slot"] % (about["count"] * about["envs"])  # as a ring numbers its slots
+        self.runner, self.env, self.first = (
+            columns.get(name) for name in ("producer", "env", "first")
+        )
+        if (
+            self.env is None
+            and "slot" in columns
+            and about
+            and (columns.get("shard", np.zeros(1)) == 0).all()
+        ):
+            self.env = columns["slot"] % (
+                about["count"] * about["envs"]
+            )  # as a ring numbers its slots
         if self.runner is None and self.env is not None and about:
             self.runner = self.env // about["envs"]
 
@@ -126,17 +155,31 @@ def made_of(record: Recorded) -> str:
     settings = record.header["settings"]
     head = f"update {record.number} of {record.learner}, recorded because: {', '.join(record.header['why'])}"
     how = f"trained at version {record.number - 1:,}, {settings['epochs']} x minibatches of {settings['minibatch']:,}"
-    lines = [head, f"loss {record.metrics['loss']:.6g}; batch [{rows}, {width}] of version{_span(columns['version'])}, {how}", ""]
+    lines = [
+        head,
+        f"loss {record.metrics['loss']:.6g}; batch [{rows}, {width}] of version{_span(columns['version'])}, {how}",
+        "",
+    ]
     if origin.first is not None and origin.runner is not None and origin.env is not None:
         lines += _table(record, origin, data, columns)
     elif "slot" in columns:
         shards = f" of shard{_span(columns['shard'])}" if "shard" in columns else ""
-        known = "runner and environment follow from the slot" if origin.env is not None else "several shards have environments of their own"
-        lines.append(f"drawn from a replay: slot{_span(columns['slot'])}{shards}, which came with its fragment{_span(columns['stamp'])}")
+        known = (
+            "runner and environment follow from the slot"
+            if origin.env is not None
+            else "several shards have environments of their own"
+        )
+        lines.append(
+            f"drawn from a replay: slot{_span(columns['slot'])}{shards}, which came with its fragment{_span(columns['stamp'])}"
+        )
         lines.append(f"steps of environments are not kept there; {known}")
     else:
-        lines.append("drawn from a replay, or made anew: its columns do not tell runners and environments, only versions")
-    return "\n".join([*lines, "", *_not_finite(record, origin, data), *_largest(origin, data)]).rstrip()
+        lines.append(
+            "drawn from a replay, or made anew: its columns do not tell runners and environments, only versions"
+        )
+    return "\n".join(
+        [*lines, "", *_not_finite(record, origin, data), *_largest(origin, data)]
+    ).rstrip()
 
 
 def _span(x: Array) -> str:
@@ -144,7 +187,9 @@ def _span(x: Array) -> str:
     return f" {low:,}" if low == high else f"s {low:,} to {high:,}"
 
 
-def _table(record: Recorded, origin: Origin, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Iterator[str]:
+def _table(
+    record: Recorded, origin: Origin, data: Mapping[str, Array], columns: Mapping[str, Array]
+) -> Iterator[str]:
     """By runner: environments, versions, lag, steps, the episodes that ended, the seed."""
     assert origin.runner is not None and origin.env is not None and origin.first is not None  # noqa: S101, PT018 - the caller looked
     length = next(iter(data.values())).shape[0]
@@ -156,7 +201,9 @@ def _table(record: Recorded, origin: Origin, data: Mapping[str, Array], columns:
         steps = f"{first.min() + 1:,} to {first.max() + length:,}"
         seed, times = _seed(record, runner)
         anew += [f"{runner} ({times} times)"] if times else []
-        ended = _episodes({k: data[k][:, at] for k in ("reward", "terminated", "truncated", "valid") if k in data})
+        ended = _episodes(
+            {k: data[k][:, at] for k in ("reward", "terminated", "truncated", "valid") if k in data}
+        )
         lag = _range(record.number - 1 - version)
         yield f"{runner:>6}  {_range(origin.env[at]):>14}  {_range(version):>13}  {lag:>7}  {steps:>19}  {seed:>21}  {ended}"
     yield "steps are an environment's rows since it was made, from 1, with those of its resets"
@@ -200,7 +247,11 @@ def _episodes(data: Mapping[str, Array]) -> str:
 
 
 def _floats(data: Mapping[str, Array]) -> dict[str, Array]:
-    return {k: np.asarray(x, np.float64) for k, x in data.items() if np.issubdtype(x.dtype, np.inexact) or x.dtype.name == "bfloat16"}
+    return {
+        k: np.asarray(x, np.float64)
+        for k, x in data.items()
+        if np.issubdtype(x.dtype, np.inexact) or x.dtype.name == "bfloat16"
+    }
 
 
 def _not_finite(record: Recorded, origin: Origin, data: Mapping[str, Array]) -> Iterator[str]:
@@ -213,11 +264,20 @@ def _not_finite(record: Recorded, origin: Origin, data: Mapping[str, Array]) -> 
         found = True
         start = origin.first if origin.first is not None else np.zeros(x.shape[1], int)
         bad = bad[np.lexsort((bad[:, 1], start[bad[:, 1]] + bad[:, 0]))]
-        where = [f"  {x[*place]} of {origin.of(*place[:2])}{f', at {place[2:]}' if place[2:] else ''}" for place in bad[:TOLD].tolist()]
+        where = [
+            f"  {x[*place]} of {origin.of(*place[:2])}{f', at {place[2:]}' if place[2:] else ''}"
+            for place in bad[:TOLD].tolist()
+        ]
         yield f"{name} is not finite in {len(bad):,} place{'s' * (len(bad) > 1)}{', the first ones' * (len(bad) > TOLD)}:"
         yield from where
     for name, state in (("state", record.part("state")), ("columns", record.part("columns"))):
-        broken = [k for k, x in _floats({k: v for k, v in state.items() if isinstance(v, np.ndarray)}).items() if not np.isfinite(x).all()]
+        broken = [
+            k
+            for k, x in _floats(
+                {k: v for k, v in state.items() if isinstance(v, np.ndarray)}
+            ).items()
+            if not np.isfinite(x).all()
+        ]
         if broken:
             found = True
             yield f"{'the learner before it' if name == 'state' else 'columns'}: not finite: {', '.join(broken[:TOLD])}"

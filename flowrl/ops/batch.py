@@ -26,7 +26,9 @@ def need(item: Any, *fields: str) -> Batch:
         ContractError: it is no batch, or lacks one.
     """
     if not isinstance(item, Batch):
-        raise ContractError(f"needs a Batch, got {a(item)}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)")
+        raise ContractError(
+            f"needs a Batch, got {a(item)}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)"
+        )
     missing = [f for f in fields if f not in item.data]
     if missing:
         raise ContractError(
@@ -59,7 +61,9 @@ class Concat(Operator):
     def step(self, held: list[Batch], batch: Any, ctx: Context) -> Iterator[Batch]:
         """Hold it, and yield all once there are enough."""
         if held and need(batch).shape[0] != held[0].shape[0]:
-            raise ContractError(f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; give all runners the same fragment")
+            raise ContractError(
+                f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; give all runners the same fragment"
+            )
         held.append(need(batch))
         if sum(b.steps for b in held) >= self.min_steps:
             done = list(held)
@@ -99,13 +103,29 @@ class Advantages(Stateless):
         d = need(batch, "obs", "reward", "value", "terminated", "truncated", "valid").data
         end = ctx[self.learner].values(batch)
         advantage, target = ctx.run(
-            advantages, d["reward"], d["value"], end, d["terminated"], d["truncated"], d["valid"], gamma=self.gamma, lam=self.lam
+            advantages,
+            d["reward"],
+            d["value"],
+            end,
+            d["terminated"],
+            d["truncated"],
+            d["valid"],
+            gamma=self.gamma,
+            lam=self.lam,
         )
         yield batch.with_(advantage=advantage, target=target)
 
 
 def advantages(
-    reward: Array, value: Array, end: Array, terminated: Array, truncated: Array, valid: Array, *, gamma: float, lam: float
+    reward: Array,
+    value: Array,
+    end: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    *,
+    gamma: float,
+    lam: float,
 ) -> tuple[Array, Array]:
     """`gae` of every column ``[T, B]``, with 0 at invalid rows; and advantage + value."""
     one = jax.vmap(gae, in_axes=(1, 1, 0, 1, 1, None, None), out_axes=1)

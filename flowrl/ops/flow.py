@@ -87,7 +87,9 @@ class Gate(Operator):
         elif (steps := steps_of(item)) or isinstance(item, Batch):
             held["steps"] = Filling(min(self.start, held["steps"] + steps), self.start)
         else:
-            raise ContractError(f"counts steps, which {a(item)} has none of; put it where batches or updates flow")
+            raise ContractError(
+                f"counts steps, which {a(item)} has none of; put it where batches or updates flow"
+            )
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ class Merge(Operator):
     joins: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.weights is not None and (not self.weights or any(not isinstance(n, int) or n < 1 for n in self.weights.values())):
-            raise SettingError(f"weights must be whole numbers from 1 on by node, or None, got {self.weights!r}")
+        if self.weights is not None and (
+            not self.weights or any(not isinstance(n, int) or n < 1 for n in self.weights.values())
+        ):
+            raise SettingError(
+                f"weights must be whole numbers from 1 on by node, or None, got {self.weights!r}"
+            )
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -130,7 +136,9 @@ class Merge(Operator):
 
     def room(self, held: dict[str, Any], ctx: Context) -> bool:
         """Whether a node has given less than its weight that waits."""
-        return self.weights is None or len(held["waiting"].get(ctx.source, ())) < self.weights.get(str(ctx.source), 1)
+        return self.weights is None or len(held["waiting"].get(ctx.source, ())) < self.weights.get(
+            str(ctx.source), 1
+        )
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
         """One in, any number out."""
@@ -138,7 +146,9 @@ class Merge(Operator):
             yield item
             return
         if ctx.source not in held["waiting"]:
-            raise ContractError(f"an item comes from {ctx.source}, which has no weight; weights are for {', '.join(self.weights)}")
+            raise ContractError(
+                f"an item comes from {ctx.source}, which has no weight; weights are for {', '.join(self.weights)}"
+            )
         held["waiting"][ctx.source].append(item)
         while waiting := held["waiting"][self.order[held["turn"]]]:
             item, held["turn"] = waiting.pop(0), (held["turn"] + 1) % len(self.order)

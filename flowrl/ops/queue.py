@@ -46,12 +46,22 @@ class Queue(Stateless):
             raise SettingError(f"capacity must be at least 1, got {self.capacity}")
         if self.max_lag is not None and self.max_lag < 0:
             raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
-        for name, known in (("full", ("block", "drop_oldest", "drop_newest")), ("order", ("fifo", "lifo")), ("on_stale", ("drop", "pace", "error"))):
+        for name, known in (
+            ("full", ("block", "drop_oldest", "drop_newest")),
+            ("order", ("fifo", "lifo")),
+            ("on_stale", ("drop", "pace", "error")),
+        ):
             if getattr(self, name) not in known:
-                raise SettingError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise SettingError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
 
-        if self.on_stale == "pace" and (self.max_lag is None or (self.full, self.order) != ("block", "fifo")):
-            raise SettingError("on_stale='pace' needs max_lag, full='block' and order='fifo': what is dropped or overtaken has no bound to keep")
+        if self.on_stale == "pace" and (
+            self.max_lag is None or (self.full, self.order) != ("block", "fifo")
+        ):
+            raise SettingError(
+                "on_stale='pace' needs max_lag, full='block' and order='fifo': what is dropped or overtaken has no bound to keep"
+            )
 
     @property
     def queue(self) -> Bounds:
@@ -75,8 +85,14 @@ class Queue(Stateless):
                 ctx.drop()
                 return
             if self.on_stale == "error" or self._rate(ctx):
-                way = "sample faster" if self.on_stale == "error" else "more updates come of a fragment than the plan says"
-                raise ContractError(f"a batch is {lag} updates old, more than max_lag={self.max_lag}; {way}, or let it be dropped (on_stale='drop')")
+                way = (
+                    "sample faster"
+                    if self.on_stale == "error"
+                    else "more updates come of a fragment than the plan says"
+                )
+                raise ContractError(
+                    f"a batch is {lag} updates old, more than max_lag={self.max_lag}; {way}, or let it be dropped (on_stale='drop')"
+                )
         yield batch
 
 

@@ -77,25 +77,42 @@ class ReplaySample(Stateless):
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.start < 1:
-            raise SettingError(f"batch and start must be at least 1, got batch={self.batch}, start={self.start}")
+            raise SettingError(
+                f"batch and start must be at least 1, got batch={self.batch}, start={self.start}"
+            )
         if self.updates_per_step is not None and not 0 < self.updates_per_step < math.inf:
-            raise SettingError(f"updates_per_step must be a number above 0, or None, got {self.updates_per_step}")
+            raise SettingError(
+                f"updates_per_step must be a number above 0, or None, got {self.updates_per_step}"
+            )
 
     @property
     def ratio(self) -> Fraction | None:
         """The draws for a step, exactly: 0.1 is 1/10, and 1/3 is 1/3."""
-        return None if self.updates_per_step is None else Fraction(self.updates_per_step).limit_denominator(1_000_000)
+        return (
+            None
+            if self.updates_per_step is None
+            else Fraction(self.updates_per_step).limit_denominator(1_000_000)
+        )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """How much how often, and the replay ratio."""
         counts = plan.counts(node)
         if not counts["draws"]:
             return None
-        ratio = counts["drawn_steps"] / max(plan.total("added_steps"), 1) if self.ratio is None else float(self.batch * self.ratio)
-        free = self.updates_per_step is None and not next(n for n in plan.graph.nodes if n.name == node).after
+        ratio = (
+            counts["drawn_steps"] / max(plan.total("added_steps"), 1)
+            if self.ratio is None
+            else float(self.batch * self.ratio)
+        )
+        free = (
+            self.updates_per_step is None
+            and not next(n for n in plan.graph.nodes if n.name == node).after
+        )
         return (
             f"{amount(Fraction(self.batch), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
-            f"replay ratio free, in lock-step {ratio:g}" if free else f"replay ratio {ratio:g}: steps drawn for each that is added",
+            f"replay ratio free, in lock-step {ratio:g}"
+            if free
+            else f"replay ratio {ratio:g}: steps drawn for each that is added",
         )
 
     def prepare(self, ctx: Context) -> None:
@@ -110,7 +127,9 @@ class ReplaySample(Stateless):
         """One draw, and behind an item all that its steps call for."""
         replay = ctx[self.replay]
         while replay.due(ctx.name):
-            if (batch := replay.sample(self.batch, ctx.name, ahead=AHEAD if item is None else 0)) is None:
+            if (
+                batch := replay.sample(self.batch, ctx.name, ahead=AHEAD if item is None else 0)
+            ) is None:
                 return
             yield batch
             if self.ratio is None or item is None:
@@ -139,16 +158,26 @@ class InitialPriorities(Stateless):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1 or self.n_step < 1:
-            raise SettingError(f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}")
+            raise SettingError(
+                f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}"
+            )
 
     def review(self, graph: Graph) -> Iterator[str]:
         """Check that a replay keeps the priorities, and draws the same returns, where it is plain which replay that is."""
         replays = {name: r for name, r in graph.resources.items() if isinstance(r, Replay)}
         found = {name: r for name, r in replays.items() if r.prioritized}
-        own = [r for r in graph.resources.values() if issubclass(r.handle, ReplayHandle) and not isinstance(r, Replay)]
+        own = [
+            r
+            for r in graph.resources.values()
+            if issubclass(r.handle, ReplayHandle) and not isinstance(r, Replay)
+        ]
         if not found and not own:  # what a replay of the user's own keeps is not known here
             names = " and ".join(replays)
-            kept = f"{names} keep{'s' * (len(replays) == 1)} none" if replays else "there is no replay to keep them"
+            kept = (
+                f"{names} keep{'s' * (len(replays) == 1)} none"
+                if replays
+                else "there is no replay to keep them"
+            )
             way = f"write Replay(..., prioritized=True){f' for {names}' * bool(replays)}, or remove this operator"
             yield f"gives what is new its first priorities, but {kept}; {way}"
         for name, replay in found.items() if len(found) == 1 else ():
@@ -161,7 +190,9 @@ class InitialPriorities(Stateless):
         d = need(batch, "obs", "action", "reward", "terminated", "truncated", "valid").data
         values = ctx[self.learner].action_values(batch)
         fields = (d[k] for k in ("action", "reward", "terminated", "truncated", "valid"))
-        yield batch.with_(priority=ctx.run(priorities, values, *fields, gamma=self.gamma, n_step=self.n_step))
+        yield batch.with_(
+            priority=ctx.run(priorities, values, *fields, gamma=self.gamma, n_step=self.n_step)
+        )
 
 
 def priorities(*fields: Any, gamma: float, n_step: int) -> Any:
@@ -186,14 +217,24 @@ class UpdatePriorities(Stateless):
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Of how many steps."""
-        return f"priorities -> {self.replay}", plan.a_row(plan.counts(node)["prioritized_steps"], "step")
+        return f"priorities -> {self.replay}", plan.a_row(
+            plan.counts(node)["prioritized_steps"], "step"
+        )
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Trained]:
         """Tell it, then pass the item on."""
         if not isinstance(item, Trained):
-            raise ContractError(f"needs what an update gives, got {a(item)}; put it behind TrainOneStep")
+            raise ContractError(
+                f"needs what an update gives, got {a(item)}; put it behind TrainOneStep"
+            )
         if missing := {"slot", "priority"} - set(item.feedback):
-            what = "the batch was drawn without priorities" if "slot" in missing else "the loss tells no priority of each sample"
-            raise ContractError(f"{what}; take Replay(..., prioritized=True) and a loss such as DQNLoss, or remove this operator")
+            what = (
+                "the batch was drawn without priorities"
+                if "slot" in missing
+                else "the loss tells no priority of each sample"
+            )
+            raise ContractError(
+                f"{what}; take Replay(..., prioritized=True) and a loss such as DQNLoss, or remove this operator"
+            )
         ctx[self.replay].prioritize(item.feedback)
         yield item

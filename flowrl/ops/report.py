@@ -40,16 +40,25 @@ class Report(Operator):
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0 or self.every_seconds < 0:
-            raise SettingError(f"every must be at least 1, every_steps and every_seconds not negative; got {self}")
+            raise SettingError(
+                f"every must be at least 1, every_steps and every_seconds not negative; got {self}"
+            )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """How many items make a Row, and what is in one."""
         traffic = plan.found.steady[node]
         if not traffic.given:
             return None
-        every = Fraction(traffic.taken, traffic.given) if self.every_steps or self.every_seconds else Fraction(self.every)
+        every = (
+            Fraction(traffic.taken, traffic.given)
+            if self.every_steps or self.every_seconds
+            else Fraction(self.every)
+        )
         steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
-        return "every item" if every == 1 else f"every {every} items", f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}"
+        return (
+            "every item" if every == 1 else f"every {every} items",
+            f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}",
+        )
 
     def init(self) -> dict[str, Any]:
         """The items, steps and updates since the last Row, and when that was."""

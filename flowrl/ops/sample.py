@@ -48,7 +48,9 @@ class ParallelSample(Stateless):
         if self.mode not in ("sync", "async"):
             raise SettingError(f"mode must be sync or async, got {self.mode!r}")
         if not 0 < self.min_fraction <= 1:
-            raise SettingError(f"min_fraction must be above 0 and at most 1, got {self.min_fraction}")
+            raise SettingError(
+                f"min_fraction must be above 0 and at most 1, got {self.min_fraction}"
+            )
         if self.in_flight < 1:
             raise SettingError(f"in_flight must be at least 1, got {self.in_flight}")
         if self.local is not None and not isinstance(self.local, Chain):
@@ -57,7 +59,9 @@ class ParallelSample(Stateless):
             if wrong := hidden(op, Operator):
                 raise SettingError(f"local: {name}: {wrong}")
             if op.init() is not None or op.source or op.queue or op.clock or op.writes:
-                raise SettingError(f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler")
+                raise SettingError(
+                    f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler"
+                )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Of whom, and how much how often."""
@@ -65,7 +69,9 @@ class ParallelSample(Stateless):
         if not steps:
             return None
         each = amount(Fraction(steps // max(calls, 1)), "step")
-        return plan.graph.resources[str(self.runners)].describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
+        return plan.graph.resources[
+            str(self.runners)
+        ].describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
 
     def review(self, graph: Graph) -> Iterator[str]:
         """What is wrong with the operators at the sampler."""
@@ -84,4 +90,8 @@ class ParallelSample(Stateless):
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
         """One round, or the next fragment."""
         runners = ctx[self.runners]
-        yield runners.next(self.in_flight) if self.mode == "async" else runners.collect(self.min_fraction)
+        yield (
+            runners.next(self.in_flight)
+            if self.mode == "async"
+            else runners.collect(self.min_fraction)
+        )

@@ -69,7 +69,9 @@ class TrainOneStep(Stateless):
         learner = ctx[self.learner]
         if lacking := learner.lacking(need(batch), ADDED):
             raise ContractError(lacking)
-        yield learner.update(batch, epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle)
+        yield learner.update(
+            batch, epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle
+        )
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,18 @@ class UpdateTarget(Operator):
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0:
-            raise SettingError(f"every must be at least 1 and every_steps not negative, got every={self.every}, every_steps={self.every_steps}")
+            raise SettingError(
+                f"every must be at least 1 and every_steps not negative, got every={self.every}, every_steps={self.every_steps}"
+            )
         if not 0 < self.tau <= 1:
             raise SettingError(f"tau must be above 0 and at most 1, got {self.tau}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """By how much, and how often."""
         by = "" if self.tau == 1 else f" by {self.tau:g}"
-        return f"moves the target of {self.learner}{by}", plan.a_row(plan.counts(node)["target_updates"], "time")
+        return f"moves the target of {self.learner}{by}", plan.a_row(
+            plan.counts(node)["target_updates"], "time"
+        )
 
     def init(self) -> dict[str, Any]:
         """The items and steps since the last move."""

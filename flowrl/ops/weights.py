@@ -54,7 +54,10 @@ class SyncWeights(Operator):
         if not counts["publishes"]:
             return None
         size = in_bytes(counts["weight_bytes"] // counts["publishes"])
-        return f"{self.learner} -> {self.runners}", f"{size}, {plan.a_row(counts['publishes'], 'time')}"
+        return (
+            f"{self.learner} -> {self.runners}",
+            f"{size}, {plan.a_row(counts['publishes'], 'time')}",
+        )
 
     def init(self) -> dict[str, Any]:
         """The items and steps since the last time, and who gave them, if these are the ones to be told."""
@@ -75,7 +78,13 @@ class SyncWeights(Operator):
 
 
 def _producers(item: Any) -> Any:
-    told = item.feedback if isinstance(item, Trained) else item.columns if isinstance(item, Batch) else {}
+    told = (
+        item.feedback
+        if isinstance(item, Trained)
+        else item.columns
+        if isinstance(item, Batch)
+        else {}
+    )
     found = told.get("producer")
     if found is None:
         raise ContractError(

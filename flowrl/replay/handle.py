@@ -70,7 +70,9 @@ class ReplayHandle(Handle):
             GraphError: it waits for more than can be held.
         """
         if start > self.spec.capacity:
-            raise GraphError(f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity")
+            raise GraphError(
+                f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity"
+            )
         self.most = max(self.most, start)
         self.readers[reader] = start, ratio
         if ratio is not None:
@@ -96,7 +98,9 @@ class ReplayHandle(Handle):
         self.site.count(added_steps=steps)
 
     def _nothing(self) -> GraphError:
-        return GraphError(f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start")
+        return GraphError(
+            f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start"
+        )
 
     def _drew(self, reader: str, size: int) -> None:
         _, ratio = self.readers[reader]
@@ -108,8 +112,13 @@ class ReplayHandle(Handle):
     @property
     def static(self) -> dict[str, Any]:
         """What decides when who may draw."""
-        mark = min((start for start, _ in self.readers.values() if start > self.steps), default=self.steps)
-        return {"steps": Filling(self.steps, mark) if self.drawable else self.steps, "owed": dict(self.owed)}
+        mark = min(
+            (start for start, _ in self.readers.values() if start > self.steps), default=self.steps
+        )
+        return {
+            "steps": Filling(self.steps, mark) if self.drawable else self.steps,
+            "owed": dict(self.owed),
+        }
 
     @property
     def drawable(self) -> bool:
@@ -144,5 +153,7 @@ class ReplayHandle(Handle):
 
     def _prioritized(self, feedback: dict[str, Array]) -> None:
         if not self.spec.prioritized:
-            raise ContractError(f"{self.site.name} keeps no priorities; write Replay(..., prioritized=True), or remove this operator")
+            raise ContractError(
+                f"{self.site.name} keeps no priorities; write Replay(..., prioritized=True), or remove this operator"
+            )
         self.site.count(prioritized_steps=feedback["slot"].shape[0])

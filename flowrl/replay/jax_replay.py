@@ -49,11 +49,23 @@ class Core:
         """Nothing, for fields of these names, shapes and types."""
         rows, size = (self.rows, self.envs), -(-self.rows * self.envs // WIDE**2) * WIDE**2
         flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
-        tree = {"leaves": jnp.zeros(size), "blocks": jnp.zeros(size // WIDE), "tops": jnp.zeros(size // WIDE**2)}
-        origin = jax.random.randint(key, (), 0, 2**30)  # of the stamps: what another replay gave is meant for none of its rows
-        stamps = {"origin": origin, "stamp": jnp.zeros(rows, jnp.int32), "highest": jnp.float32(1), "tree": tree}
+        tree = {
+            "leaves": jnp.zeros(size),
+            "blocks": jnp.zeros(size // WIDE),
+            "tops": jnp.zeros(size // WIDE**2),
+        }
+        origin = jax.random.randint(
+            key, (), 0, 2**30
+        )  # of the stamps: what another replay gave is meant for none of its rows
+        stamps = {
+            "origin": origin,
+            "stamp": jnp.zeros(rows, jnp.int32),
+            "highest": jnp.float32(1),
+            "tree": tree,
+        }
         return {
-            "data": {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields} | {"discount": jnp.zeros(rows)},
+            "data": {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
+            | {"discount": jnp.zeros(rows)},
             **flags,
             "head": jnp.zeros(self.envs, jnp.int32),
             "count": jnp.zeros(self.envs, jnp.int32),
@@ -63,15 +75,23 @@ class Core:
             **(stamps if self.spec.prioritized else {}),
         }
 
-    def add(self, state: State, data: dict[str, Array], end: Array, first: Array, *, low: int) -> State:
+    def add(
+        self, state: State, data: dict[str, Array], end: Array, first: Array, *, low: int
+    ) -> State:
         """Add a fragment ``[T, B]`` of the environments from `low` on, the observations ``[B, ...]`` that it led to, and where it goes on from."""
         steps, columns = data["reward"].shape
         head, before = state["head"][low], self.spec.n_step
-        state = self._cut(state, slice(low, low + columns), (state["count"][low] > 0) & (state["due"][low] != first[0]))
+        state = self._cut(
+            state,
+            slice(low, low + columns),
+            (state["count"][low] > 0) & (state["due"][low] != first[0]),
+        )
         behind = (head + steps) % self.rows
 
         def put(whole: Array, part: Array, row: Array = head) -> Array:
-            return jax.lax.dynamic_update_slice(whole, part.astype(whole.dtype), (row, low, *[0] * (whole.ndim - 2)))
+            return jax.lax.dynamic_update_slice(
+                whole, part.astype(whole.dtype), (row, low, *[0] * (whole.ndim - 2))
+            )
 
         over = data["terminated"] | data["truncated"]
         fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
@@ -85,7 +105,9 @@ class Core:
         mine = slice(low, low + columns)
         usable = valid[at][:, mine]
         ending = jnp.zeros(columns, bool)
-        for back in range(1, before):  # the last rows wait for what comes, unless their episode is over
+        for back in range(
+            1, before
+        ):  # the last rows wait for what comes, unless their episode is over
             ending = ending | overs[at[-1 - back], mine]
             usable = usable.at[-1 - back].set(usable[-1 - back] & ending)
         new = {
@@ -100,12 +122,24 @@ class Core:
         }
         if not self.spec.prioritized:
             return new
-        stamp = put(state["stamp"], jnp.broadcast_to(state["origin"] + state["count"][low] // steps + 1, (steps, columns)))
-        brought = stored["priority"][at][:, mine] if "priority" in stored else jnp.full(usable.shape, state["highest"])
+        stamp = put(
+            state["stamp"],
+            jnp.broadcast_to(state["origin"] + state["count"][low] // steps + 1, (steps, columns)),
+        )
+        brought = (
+            stored["priority"][at][:, mine]
+            if "priority" in stored
+            else jnp.full(usable.shape, state["highest"])
+        )
         slots = at[:, None] * self.envs + jnp.arange(low, low + columns)
         was = state["usable"][at][:, mine] & (jnp.arange(before + steps + 1) < before)[:, None]
         weights = jnp.where(usable, jnp.where(was, state["tree"]["leaves"][slots], brought), 0.0)
-        return {**new, "stamp": stamp, "highest": jnp.maximum(state["highest"], jnp.max(brought)), "tree": _set(state["tree"], slots, weights)}
+        return {
+            **new,
+            "stamp": stamp,
+            "highest": jnp.maximum(state["highest"], jnp.max(brought)),
+            "tree": _set(state["tree"], slots, weights),
+        }
 
     def _cut(self, state: State, mine: slice, broken: Array) -> State:
         """Where what comes next does not follow on, rows that need it can't be drawn any more, and returns end before it."""
@@ -114,11 +148,15 @@ class Core:
         ended = jnp.cumsum(over.at[0].set(False), axis=0) > 0
         return {
             **state,
-            "valid": state["valid"].at[rows, mine].set(state["valid"][rows][:, mine] & (~broken | ended)),
+            "valid": state["valid"]
+            .at[rows, mine]
+            .set(state["valid"][rows][:, mine] & (~broken | ended)),
             "over": state["over"].at[rows[0], mine].set(over[0] | broken),
         }
 
-    def sample(self, state: State, *, size: int) -> tuple[State, dict[str, Array], dict[str, Array]]:
+    def sample(
+        self, state: State, *, size: int
+    ) -> tuple[State, dict[str, Array], dict[str, Array]]:
         """Draw transitions: the state behind, data ``[1, size]`` and columns. One for which nothing was found is not valid."""
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["turn"])
         usable, data, columns = state["usable"].reshape(-1), {}, {}
@@ -134,10 +172,18 @@ class Core:
             tries = jax.random.randint(key, (size, TRIES), 0, most)
             slots = jnp.take_along_axis(tries, jnp.argmax(usable[tries], axis=1)[:, None], 1)[:, 0]
         data = {**self._transitions(state, slots), **data, "valid": usable[slots]}
-        return {**state, "turn": state["turn"] + 1}, {name: x[None] for name, x in data.items()}, columns
+        return (
+            {**state, "turn": state["turn"] + 1},
+            {name: x[None] for name, x in data.items()},
+            columns,
+        )
 
     def _beta(self, state: State) -> Array:
-        share = jnp.minimum(1.0, jnp.sum(state["count"]) / self.spec.beta_steps) if self.spec.beta_steps else 0.0
+        share = (
+            jnp.minimum(1.0, jnp.sum(state["count"]) / self.spec.beta_steps)
+            if self.spec.beta_steps
+            else 0.0
+        )
         return self.spec.beta + (1 - self.spec.beta) * share
 
     def _transitions(self, state: State, slots: Array) -> dict[str, Array]:
@@ -150,7 +196,12 @@ class Core:
             discount = jnp.where(going, discount * flat["discount"][at], discount)
             going = going & ~over[at]
         first = {name: flat[name][slots] for name in ("obs", "action", *self.spec.extra)}
-        return {**first, "reward": reward, "discount": discount, "next_obs": flat["obs"][(at + self.envs) % total]}
+        return {
+            **first,
+            "reward": reward,
+            "discount": discount,
+            "next_obs": flat["obs"][(at + self.envs) % total],
+        }
 
     def prioritize(self, state: State, slots: Array, stamps: Array, priorities: Array) -> State:
         """Set the priorities of rows, of those that are still there."""
@@ -226,21 +277,38 @@ class JaxReplay(ReplayHandle):
         if self.core is None:
             too_small(self.spec, self.site.name, -(-self.spec.capacity // total), steps, total)
             if rows * total > MOST:
-                raise SettingError(f"capacity={self.spec.capacity:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.capacity")
+                raise SettingError(
+                    f"capacity={self.spec.capacity:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.capacity"
+                )
             self.core = core_of(self.spec, rows, total)
         if self.core.rows % steps:
-            raise GraphError(f"fragments of {steps} steps came after others; a replay on the device takes those of one length")
+            raise GraphError(
+                f"fragments of {steps} steps came after others; a replay on the device takes those of one length"
+            )
         if not self.arrays:
-            names = ("obs", "action", "reward", *self.spec.extra, *["priority"] * (self.spec.prioritized and "priority" in batch.data))
-            fields = tuple((name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype)) for name in names)
+            names = (
+                "obs",
+                "action",
+                "reward",
+                *self.spec.extra,
+                *["priority"] * (self.spec.prioritized and "priority" in batch.data),
+            )
+            fields = tuple(
+                (name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype))
+                for name in names
+            )
             empty = partial(self.core.empty, fields=fields)
-            self.nbytes = sum(map(nbytes, jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))))
+            self.nbytes = sum(
+                map(nbytes, jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0))))
+            )
             try:
                 self.arrays = self.site.run(self.core.empty, self.site.key("draws"), fields=fields)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
-                raise too_large(self.spec, self.site.name, in_bytes(self.nbytes), " on the device") from error
+                raise too_large(
+                    self.spec, self.site.name, in_bytes(self.nbytes), " on the device"
+                ) from error
         return self.core
 
     def add(self, batch: Batch) -> None:
@@ -253,7 +321,9 @@ class JaxReplay(ReplayHandle):
             given = (batch.data, batch.columns["bootstrap_obs"], batch.columns["first"])
             if len(parts) > 1:
                 given = self.site.run(_columns, *given, first=mine.start, last=mine.stop)
-            self.arrays = self.site.run(core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]]))
+            self.arrays = self.site.run(
+                core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]])
+            )
         self.came += batch.steps
         self.reached = self.reached or reached(self.spec, self.came, batch.shape[0], core.envs)
         self._noted(batch.steps)
@@ -262,7 +332,9 @@ class JaxReplay(ReplayHandle):
         """Draw from all."""
         if not self.reached:
             raise self._nothing()
-        self.arrays, data, columns = self.site.run(cast("Core", self.core).sample, self.arrays, donate=(0,), size=size)
+        self.arrays, data, columns = self.site.run(
+            cast("Core", self.core).sample, self.arrays, donate=(0,), size=size
+        )
         self._drew(reader, size)
         return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})
 
@@ -270,7 +342,9 @@ class JaxReplay(ReplayHandle):
         """At once: the device waits for itself."""
         self._prioritized(feedback)
         given = (feedback["slot"], feedback["stamp"], feedback["priority"])
-        self.arrays = self.site.run(cast("Core", self.core).prioritize, self.arrays, *given, donate=(0,))
+        self.arrays = self.site.run(
+            cast("Core", self.core).prioritize, self.arrays, *given, donate=(0,)
+        )
 
     def stock(self) -> Stock:
         """By what the device counted."""
@@ -281,5 +355,7 @@ class JaxReplay(ReplayHandle):
         return Stock(int(count.sum()), held, int(count.sum()) - held, 0)
 
 
-def _columns(data: dict[str, Array], end: Array, start: Array, *, first: int, last: int) -> tuple[dict[str, Array], Array, Array]:
+def _columns(
+    data: dict[str, Array], end: Array, start: Array, *, first: int, last: int
+) -> tuple[dict[str, Array], Array, Array]:
     return {name: x[:, first:last] for name, x in data.items()}, end[first:last], start[first:last]

@@ -22,7 +22,15 @@ from flowrl.errors import GraphError, RuntimeFailed, SettingError
 from flowrl.graph.protocols import Future, Handle, Ref, Resource, Site, Use
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.jax_replay import JaxReplay
-from flowrl.replay.shards import columns_between, needed, ring, row_bytes, too_large, too_small, twin
+from flowrl.replay.shards import (
+    columns_between,
+    needed,
+    ring,
+    row_bytes,
+    too_large,
+    too_small,
+    twin,
+)
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.jax_runners import JaxRunners
 
@@ -38,19 +46,25 @@ class HostReplay(ReplayHandle):
         super().__init__(spec, site)
         total, shards = self.runners.environments, spec.shards
         if shards > total:
-            raise GraphError(f"{shards} shards have {total} environments between them; take as many at most")
+            raise GraphError(
+                f"{shards} shards have {total} environments between them; take as many at most"
+            )
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
         self.rows = -(-spec.capacity // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
         self.nbytes = 0
         try:
-            self.pool = site.workers(shards, make, partial(twin, spec, self.bounds), near=shards == 1)
+            self.pool = site.workers(
+                shards, make, partial(twin, spec, self.bounds), near=shards == 1
+            )
         except MemoryError as error:
             raise self._too_large() from error
         self.locks = [RLock() for _ in range(shards)]
         """By shard: held while it is sent something; several in their order, and `lock` within them, never the other way round."""
         self.sending: list[deque[Future]] = [deque() for _ in range(shards)]
-        self.told = [dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)]
+        self.told = [
+            dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)
+        ]
         self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
         self.before = Stock(0, 0, 0, 0)
         """Of shards that were lost."""
@@ -130,8 +144,17 @@ class HostReplay(ReplayHandle):
 
     def _too_large(self) -> SettingError:
         spaces = self.runners.spaces
-        observations = self.rows * self.bounds[-1] * math.prod(spaces.obs.shape or ()) * np.dtype(spaces.obs_dtype).itemsize
-        takes = in_bytes(self.nbytes) if self.nbytes else f"{in_bytes(observations)} for observations alone"
+        observations = (
+            self.rows
+            * self.bounds[-1]
+            * math.prod(spaces.obs.shape or ())
+            * np.dtype(spaces.obs_dtype).itemsize
+        )
+        takes = (
+            in_bytes(self.nbytes)
+            if self.nbytes
+            else f"{in_bytes(observations)} for observations alone"
+        )
         return too_large(self.spec, self.site.name, takes)
 
     def _lost(self, shard: int, error: RuntimeFailed, because: Future) -> None:
@@ -146,13 +169,20 @@ class HostReplay(ReplayHandle):
         self.incarnations[shard] += 1
         self.sending[shard].clear()
         sent, evicted = self.sent[shard], self.told[shard]["evicted"]
-        self.sent[shard], self.told[shard] = 0, dict.fromkeys(("added", "evicted", "held", "usable"), 0)
+        self.sent[shard], self.told[shard] = (
+            0,
+            dict.fromkeys(("added", "evicted", "held", "usable"), 0),
+        )
         with self.lock:
             self.pool.restart(shard, self.incarnations[shard], because)
             was = self.before
-            self.before = Stock(was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted)
+            self.before = Stock(
+                was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted
+            )
             self.because = str(error)
-            self.steps *= any(self.sent)  # where nothing is left, drawing waits for the first steps anew
+            self.steps *= any(
+                self.sent
+            )  # where nothing is left, drawing waits for the first steps anew
         self.site.count(restarts=1, lost_steps=sent - evicted)
         self.site.stream.emit(Restarted(self.site.name, shard, str(error), sent - evicted))
 
@@ -171,11 +201,17 @@ class HostReplay(ReplayHandle):
                     batch: Batch = future.result()
             except RuntimeFailed as error:
                 with self.locks[shard]:
-                    if self.incarnations[shard] == incarnation:  # if not, who added to it found out first
+                    if (
+                        self.incarnations[shard] == incarnation
+                    ):  # if not, who added to it found out first
                         self._lost(shard, error, future)
                 continue
             self._drew(reader, size)
-            return batch if not self.spec.prioritized else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
+            return (
+                batch
+                if not self.spec.prioritized
+                else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
+            )
         if any(self.incarnations):
             return None
         raise self._nothing()
@@ -189,7 +225,11 @@ class HostReplay(ReplayHandle):
                 while not self.told[shard]["usable"] and self.sending[shard]:
                     self._hear(shard)
                 if self.told[shard]["usable"]:
-                    return shard, self.incarnations[shard], self.pool.submit(shard, "sample", size, self._beta())
+                    return (
+                        shard,
+                        self.incarnations[shard],
+                        self.pool.submit(shard, "sample", size, self._beta()),
+                    )
         return None
 
     def _beta(self) -> float:
@@ -208,8 +248,12 @@ class HostReplay(ReplayHandle):
         for feedback in late:
             if isinstance(feedback["priority"], jax.ShapeDtypeStruct):
                 continue
-            slot, stamp, shard, priority = (np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority"))
-            for i in map(int, np.unique(shard[shard < len(self.pool)])):  # those of another replay may have more
+            slot, stamp, shard, priority = (
+                np.asarray(feedback[k]) for k in ("slot", "stamp", "shard", "priority")
+            )
+            for i in map(
+                int, np.unique(shard[shard < len(self.pool)])
+            ):  # those of another replay may have more
                 at = shard == i
                 with self.locks[i]:
                     self._send(i, "prioritize", slot[at], stamp[at], priority[at])
@@ -221,8 +265,13 @@ class HostReplay(ReplayHandle):
                 held.enter_context(lock)
                 while self.sending[shard]:
                     self._hear(shard)
-            was, now = self.before, {k: sum(told[k] for told in self.told) for k in ("held", "evicted")}
-            return Stock(was.added + sum(self.sent), now["held"], was.evicted + now["evicted"], was.lost)
+            was, now = (
+                self.before,
+                {k: sum(told[k] for told in self.told) for k in ("held", "evicted")},
+            )
+            return Stock(
+                was.added + sum(self.sent), now["held"], was.evicted + now["evicted"], was.lost
+            )
 
     def findings(self) -> Iterator[str]:
         """What was lost, and why."""
@@ -281,18 +330,27 @@ class Replay(Resource):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         if self.eps <= 0:
-            raise SettingError(f"eps must be above 0, or what has priority 0 is never drawn again, got {self.eps}")
+            raise SettingError(
+                f"eps must be above 0, or what has priority 0 is never drawn again, got {self.eps}"
+            )
         if self.beta_steps < 0 or self.restarts < 0:
             raise SettingError(f"beta_steps and restarts must not be negative, got {self}")
 
     def open(self, site: Site) -> ReplayHandle:
         """Make it, empty: on the device where runners are functions of it."""
-        return JaxReplay(self, site) if isinstance(site.resource(self.runners), JaxRunners) else HostReplay(self, site)
+        return (
+            JaxReplay(self, site)
+            if isinstance(site.resource(self.runners), JaxRunners)
+            else HostReplay(self, site)
+        )
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Does anything come in and out of it, and do priorities come back?"""
         if use.idle and not use.total("added_steps"):
-            yield use.name, f"nothing is added to it before {use.idle[0]}; put add=ReplayAdd() in front of it"
+            yield (
+                use.name,
+                f"nothing is added to it before {use.idle[0]}; put add=ReplayAdd() in front of it",
+            )
         if not use.traced:
             return
         if not use.total("added_steps"):
@@ -307,5 +365,9 @@ class Replay(Resource):
 
     def describe(self) -> str:
         """``50,000 steps, prioritized, 3-step returns``."""
-        parts = [f"{self.capacity:,} steps", *["prioritized"] * self.prioritized, *[f"{self.n_step}-step returns"] * (self.n_step > 1)]
+        parts = [
+            f"{self.capacity:,} steps",
+            *["prioritized"] * self.prioritized,
+            *[f"{self.n_step}-step returns"] * (self.n_step > 1),
+        ]
         return ", ".join([*parts, *[f"{self.shards} shards"] * (self.shards > 1)])

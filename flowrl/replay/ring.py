@@ -18,7 +18,9 @@ Array = np.ndarray[Any, Any]
 
 def same(one: Array, other: Array) -> bool:
     """Whether two short arrays are equal; a tenth of the time that NumPy takes for it."""
-    return one.tobytes() == other.tobytes() if one.dtype == other.dtype else np.array_equal(one, other)
+    return (
+        one.tobytes() == other.tobytes() if one.dtype == other.dtype else np.array_equal(one, other)
+    )
 
 
 class Ring:
@@ -59,7 +61,9 @@ class Ring:
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
         """The fragment with which a row came: a priority that comes late must meet the row that it is meant for."""
         own = self.random.bit_generator.seed_seq.generate_state(1)[0] >> 2
-        self.fragments = int(own) << 32  # what another replay, or a shard that was lost, gave is meant for none of its rows
+        self.fragments = (
+            int(own) << 32
+        )  # what another replay, or a shard that was lost, gave is meant for none of its rows
         self.highest = 1.0
 
     def close(self) -> None:
@@ -73,9 +77,16 @@ class Ring:
         steps, columns = batch.shape
         numbers, first = batch.columns["env"], batch.columns["first"]
         whole = same(numbers, self.mine)
-        if not whole and len(cuts := np.flatnonzero(np.diff(numbers) <= 0) + 1):  # what follows writes to each environment once
+        if not whole and len(
+            cuts := np.flatnonzero(np.diff(numbers) <= 0) + 1
+        ):  # what follows writes to each environment once
             for part in np.split(np.arange(columns), cuts):
-                self.add(Batch({k: v[:, part] for k, v in batch.data.items()}, {k: v[part] for k, v in batch.columns.items()}))
+                self.add(
+                    Batch(
+                        {k: v[:, part] for k, v in batch.data.items()},
+                        {k: v[part] for k, v in batch.columns.items()},
+                    )
+                )
             return self.held()
         envs: Any = slice(None) if whole else numbers - self.low
         if not self.data:
@@ -88,14 +99,22 @@ class Ring:
         places = heads.tolist()
         before, start, rows = self.n_step - 1, places[0], self.rows
         even = whole and places.count(start) == columns
-        if even and before <= start < rows - steps:  # rows that lie one behind the other are reached by far more quickly
+        if (
+            even and before <= start < rows - steps
+        ):  # rows that lie one behind the other are reached by far more quickly
             new, head = slice(start, start + steps), slice(start + steps, start + steps + 1)
-            window, gone, touched = slice(start - before, start + steps), slice(start, head.stop), slice(start - before, head.stop)
+            window, gone, touched = (
+                slice(start - before, start + steps),
+                slice(start, head.stop),
+                slice(start - before, head.stop),
+            )
         else:
 
             def at(offset: int, count: int) -> Any:
                 """So many rows, from the head on."""
-                return (heads + np.arange(offset, offset + count)[:, None]) % rows, numbers - self.low
+                return (
+                    heads + np.arange(offset, offset + count)[:, None]
+                ) % rows, numbers - self.low
 
             new, head, window = at(0, steps), at(steps, 1), at(-before, before + steps)
             gone, touched = at(0, steps + 1), at(-before, before + steps + 1)
@@ -103,10 +122,18 @@ class Ring:
         self.evicted += int(np.count_nonzero(self.real[gone]))
         self.count -= int(np.count_nonzero(self.usable[touched]))
         was = self.usable[touched].copy() if self.tree is not None else None
-        self.real[new], self.real[head], self.valid[head], self.usable[head] = True, False, False, False
+        self.real[new], self.real[head], self.valid[head], self.usable[head] = (
+            True,
+            False,
+            False,
+            False,
+        )
         over = batch.data["terminated"] | batch.data["truncated"]
         self.over[new], self.valid[new] = over, batch.data["valid"]
-        self.data["obs"][new], self.data["obs"][head] = batch.data["obs"], batch.columns["bootstrap_obs"]
+        self.data["obs"][new], self.data["obs"][head] = (
+            batch.data["obs"],
+            batch.columns["bootstrap_obs"],
+        )
         for name in ("action", "reward", *self.extra):
             self.data[name][new] = batch.data[name]
         self.data["discount"][new] = self.discounts.take(batch.data["terminated"])
@@ -114,7 +141,9 @@ class Ring:
         usable = self.valid[window]
         if before:  # the last of them wait for what comes, unless their episode is over
             usable = usable.copy()
-            usable[-before:] &= np.logical_or.accumulate(self.over[window][: -before - 1 : -1])[::-1]
+            usable[-before:] &= np.logical_or.accumulate(self.over[window][: -before - 1 : -1])[
+                ::-1
+            ]
         self.usable[window] = usable
         self.count += int(np.count_nonzero(usable))
         if self.tree is not None and was is not None:
@@ -127,7 +156,12 @@ class Ring:
 
     def held(self) -> dict[str, int]:
         """Rows that came, had to go, are there, and may be drawn."""
-        return {"added": self.added, "evicted": self.evicted, "held": self.added - self.evicted, "usable": self.count}
+        return {
+            "added": self.added,
+            "evicted": self.evicted,
+            "held": self.added - self.evicted,
+            "usable": self.count,
+        }
 
     def _weigh(self, touched: Any, was: Array, new: Any, batch: Batch) -> None:
         """Set the weights of rows that came, had to go, or may be drawn from now on."""
@@ -145,7 +179,9 @@ class Ring:
         else:
             slots = (touched[0] * self.envs + touched[1]).ravel()
         weights = np.where(self.usable[touched], fresh, 0.0)
-        weights = np.where(was & self.usable[touched], tree.leaves[slots].reshape(was.shape), weights)
+        weights = np.where(
+            was & self.usable[touched], tree.leaves[slots].reshape(was.shape), weights
+        )
         tree[slots] = weights.ravel()
 
     def _power(self, priorities: Array) -> Array:
@@ -163,14 +199,18 @@ class Ring:
         self.usable[late, env] = True
         self.usable[after, env] = self.valid[after, env] = self.real[after, env] = False
         if self.tree is not None:
-            self.tree[late * self.envs + env] = self.data["priority"][late, env] if "priority" in self.data else self.highest
+            self.tree[late * self.envs + env] = (
+                self.data["priority"][late, env] if "priority" in self.data else self.highest
+            )
             self.tree[np.array([after * self.envs + env])] = 0.0
         self.head[env] = after
         self.high = max(self.high, min(self.rows, head + 1))
 
     def _allocate(self, batch: Batch) -> None:
         for name in ("obs", "action", "reward", *self.extra):
-            self.data[name] = np.zeros((self.rows, self.envs, *batch.data[name].shape[2:]), batch.data[name].dtype)
+            self.data[name] = np.zeros(
+                (self.rows, self.envs, *batch.data[name].shape[2:]), batch.data[name].dtype
+            )
         self.data["discount"] = np.zeros((self.rows, self.envs), np.float32)
         self.data["version"] = np.zeros((self.rows, self.envs), np.int32)
         if self.tree is not None and "priority" in batch.data:
@@ -194,7 +234,9 @@ class Ring:
         slots = self.tree.find(shares)
         weights = (self.count * self.tree.leaves[slots] / self.tree.total) ** -beta
         columns = {"slot": slots, "stamp": self.stamp.reshape(-1)[slots]}
-        return self._transitions(slots, {"weight": (weights / weights.max()).astype(np.float32)[None]}, columns)
+        return self._transitions(
+            slots, {"weight": (weights / weights.max()).astype(np.float32)[None]}, columns
+        )
 
     def _uniform(self, n: int) -> Array:
         """Usable slots, each as likely as any other: drawn from all, and those that are not are thrown away."""
@@ -208,7 +250,9 @@ class Ring:
             slots = np.concatenate([slots, more[usable[more]]])
         return slots[:n]
 
-    def _transitions(self, slots: Array, data: dict[str, Array], columns: dict[str, Array]) -> Batch:
+    def _transitions(
+        self, slots: Array, data: dict[str, Array], columns: dict[str, Array]
+    ) -> Batch:
         flat = self.flat
         reward, discount, at = flat["reward"].take(slots), flat["discount"].take(slots), slots
         if self.n_step > 1:
@@ -216,7 +260,9 @@ class Ring:
             for _ in range(self.n_step - 1):
                 at = at + self.envs * going
                 reward += np.where(going, discount * flat["reward"].take(at, mode="wrap"), 0)
-                discount = np.where(going, discount * flat["discount"].take(at, mode="wrap"), discount)
+                discount = np.where(
+                    going, discount * flat["discount"].take(at, mode="wrap"), discount
+                )
                 going &= ~over.take(at, mode="wrap")
         found = {
             "obs": flat["obs"].take(slots, axis=0),
@@ -226,12 +272,17 @@ class Ring:
             "next_obs": flat["obs"].take(at + self.envs, axis=0, mode="wrap"),
             **{name: flat[name].take(slots, axis=0) for name in self.extra},
         }
-        return Batch({name: x[None] for name, x in found.items()} | data, {"version": flat["version"].take(slots), **columns})
+        return Batch(
+            {name: x[None] for name, x in found.items()} | data,
+            {"version": flat["version"].take(slots), **columns},
+        )
 
     @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
         """Set the priorities of rows, of those that are still there; what is held is told."""
-        usable, stamp = (x.reshape(-1).take(slots, mode="clip") for x in (self.usable, self.stamp))  # of another replay it may have no such slot
+        usable, stamp = (
+            x.reshape(-1).take(slots, mode="clip") for x in (self.usable, self.stamp)
+        )  # of another replay it may have no such slot
         there = usable & (stamp == stamps)
         powers = self._power(priorities)[there]
         if len(powers):

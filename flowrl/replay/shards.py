@@ -29,11 +29,18 @@ def needed(spec: Replay, batch: Batch) -> Batch:
     """
     fields = (*NEEDED, *spec.extra)
     if missing := [name for name in fields if name not in batch.data]:
-        raise ContractError(f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}")
+        raise ContractError(
+            f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"
+        )
     if missing := [name for name in COLUMNS if name not in batch.columns]:
-        raise ContractError(f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), which keeps the columns")
+        raise ContractError(
+            f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), which keeps the columns"
+        )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
-    return Batch({name: batch.data[name] for name in (*fields, *more)}, {name: batch.columns[name] for name in COLUMNS})
+    return Batch(
+        {name: batch.data[name] for name in (*fields, *more)},
+        {name: batch.columns[name] for name in COLUMNS},
+    )
 
 
 def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None:
@@ -51,7 +58,9 @@ def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None
 
 def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingError:
     """The error of a replay that memory can't hold, which takes so much."""
-    return SettingError(f"capacity={spec.capacity:,} takes {takes}, more than there is memory{where}; lower {name}.capacity")
+    return SettingError(
+        f"capacity={spec.capacity:,} takes {takes}, more than there is memory{where}; lower {name}.capacity"
+    )
 
 
 def reached(spec: Replay, came: int, steps: int, envs: int) -> bool:
@@ -64,7 +73,9 @@ def columns_between(batch: Batch, low: int, high: int) -> Batch:
     at = np.flatnonzero((batch.columns["env"] >= low) & (batch.columns["env"] < high))
     if len(at) == batch.shape[1]:
         return batch
-    return Batch({k: v[:, at] for k, v in batch.data.items()}, {k: v[at] for k, v in batch.columns.items()})
+    return Batch(
+        {k: v[:, at] for k, v in batch.data.items()}, {k: v[at] for k, v in batch.columns.items()}
+    )
 
 
 class RingTwin:
@@ -83,7 +94,9 @@ class RingTwin:
         """Note the form."""
         self.form = batch
         self.came += batch.steps
-        return dict.fromkeys(("added", "evicted", "held"), 0) | {"usable": reached(self.spec, self.came, batch.shape[0], self.envs)}
+        return dict.fromkeys(("added", "evicted", "held"), 0) | {
+            "usable": reached(self.spec, self.came, batch.shape[0], self.envs)
+        }
 
     def sample(self, size: int, beta: float = 1.0) -> Batch:
         """Transitions of that form."""
@@ -95,12 +108,23 @@ class RingTwin:
         def like(name: str) -> Any:
             return of(form.data[name].dtype, 1, size, *form.data[name].shape[2:])
 
-        names = {"obs": "obs", "action": "action", "reward": "reward", "discount": "", "next_obs": "obs", **{n: n for n in self.spec.extra}}
+        names = {
+            "obs": "obs",
+            "action": "action",
+            "reward": "reward",
+            "discount": "",
+            "next_obs": "obs",
+            **{n: n for n in self.spec.extra},
+        }
         data = {name: like(source) if source else of(f, 1, size) for name, source in names.items()}
         columns = {"version": of(np.int32, size)}
         if self.spec.prioritized:
             data["weight"] = of(f, 1, size)
-            columns |= {"slot": of(np.int64, size), "stamp": of(np.int64, size), "shard": of(np.int32, size)}
+            columns |= {
+                "slot": of(np.int64, size),
+                "stamp": of(np.int64, size),
+                "shard": of(np.int32, size),
+            }
         return Batch(data, columns)
 
 
@@ -109,7 +133,15 @@ def twin(spec: Replay, bounds: tuple[int, ...], index: int, *_: int) -> RingTwin
     return RingTwin(spec, bounds[index + 1] - bounds[index])
 
 
-def ring(spec: Replay, rows: int, bounds: tuple[int, ...], name: str, seed: int, index: int, incarnation: int) -> Ring:
+def ring(
+    spec: Replay,
+    rows: int,
+    bounds: tuple[int, ...],
+    name: str,
+    seed: int,
+    index: int,
+    incarnation: int,
+) -> Ring:
     """The shard of a number."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, incarnation])
     return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy)
@@ -118,5 +150,13 @@ def ring(spec: Replay, rows: int, bounds: tuple[int, ...], name: str, seed: int,
 def row_bytes(spec: Replay, batch: Batch) -> int:
     """What one row takes."""
     steps = batch.steps
-    fields = sum(nbytes(batch.data[name]) // steps for name in ("obs", "action", "reward", *spec.extra))
-    return fields + 4 + 4 + 4 + (8 + 8 * 33 // 32 + 8 * ("priority" in batch.data) if spec.prioritized else 0)
+    fields = sum(
+        nbytes(batch.data[name]) // steps for name in ("obs", "action", "reward", *spec.extra)
+    )
+    return (
+        fields
+        + 4
+        + 4
+        + 4
+        + (8 + 8 * 33 // 32 + 8 * ("priority" in batch.data) if spec.prioritized else 0)
+    )

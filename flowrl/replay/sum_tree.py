@@ -58,7 +58,9 @@ class SumTree:
 def _within(rows: Array, row: Array, mass: Array) -> tuple[Array, Array]:
     """Where the running sum goes past `mass` in a row of each, counted over all rows; and the mass that is left there."""
     sums = rows[row].cumsum(axis=1)
-    mass = np.minimum(np.maximum(mass, 0.0), _below(sums[:, -1]))  # `numpy.clip` takes several times as long for a few
+    mass = np.minimum(
+        np.maximum(mass, 0.0), _below(sums[:, -1])
+    )  # `numpy.clip` takes several times as long for a few
     at = (sums <= mass[:, None]).sum(1)
     index = row * WIDE + at
     return index, mass - (sums[np.arange(len(at)), at] - rows.reshape(-1)[index])

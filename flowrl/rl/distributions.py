@@ -80,7 +80,9 @@ class MultiCategorical:
 
     def sample(self, noise: Array) -> Array:
         """From standard Gumbels ``[..., sum(sizes)]``; int32 ``[..., len(sizes)]``."""
-        return jnp.stack([p.sample(x) for p, x in zip(self._parts(), self._split(noise), strict=True)], axis=-1)
+        return jnp.stack(
+            [p.sample(x) for p, x in zip(self._parts(), self._split(noise), strict=True)], axis=-1
+        )
 
     def mode(self) -> Array:
         """The likeliest choice of each part."""
@@ -97,7 +99,9 @@ class MultiCategorical:
 
     def kl(self, other: MultiCategorical) -> Array:
         """``[...]``: the sum over the parts."""
-        return jnp.sum(jnp.stack([p.kl(q) for p, q in zip(self._parts(), other._parts(), strict=True)]), axis=0)
+        return jnp.sum(
+            jnp.stack([p.kl(q) for p, q in zip(self._parts(), other._parts(), strict=True)]), axis=0
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -129,7 +133,9 @@ class Gaussian:
         """``[...]``: the sum over the d parts."""
         ratio = jnp.exp(2 * (self.log_std - other.log_std))
         moved = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
-        return 0.5 * jnp.sum(ratio + moved - 1, axis=-1) + jnp.sum(other.log_std - self.log_std, axis=-1)
+        return 0.5 * jnp.sum(ratio + moved - 1, axis=-1) + jnp.sum(
+            other.log_std - self.log_std, axis=-1
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -164,7 +170,9 @@ class TanhGaussian:
         return self._density(jnp.arctanh(jnp.clip(action, -edge, edge)))
 
     def _density(self, before: Array) -> Array:
-        return self.plain.log_prob(before) - jnp.sum(2 * (math.log(2) - before - jax.nn.softplus(-2 * before)), axis=-1)
+        return self.plain.log_prob(before) - jnp.sum(
+            2 * (math.log(2) - before - jax.nn.softplus(-2 * before)), axis=-1
+        )
 
     def entropy(self) -> Array:
         """None in closed form.
@@ -172,7 +180,9 @@ class TanhGaussian:
         Raises:
             PolicyError: always.
         """
-        raise PolicyError("a squashed Gaussian has no entropy in closed form; take the mean of -log_prob over samples")
+        raise PolicyError(
+            "a squashed Gaussian has no entropy in closed form; take the mean of -log_prob over samples"
+        )
 
     def kl(self, other: TanhGaussian) -> Array:
         """``[...]``: that of the Gaussians before they are squashed."""

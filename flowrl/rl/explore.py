@@ -83,13 +83,21 @@ class EpsilonGreedy(Explore):
 
     def __post_init__(self) -> None:
         if not (0 <= self.start <= 1 and 0 <= self.end <= 1):
-            raise SettingError(f"start and end must be from 0 to 1, got start={self.start}, end={self.end}")
+            raise SettingError(
+                f"start and end must be from 0 to 1, got start={self.start}, end={self.end}"
+            )
         if self.steps < 1 or self.spread < 0:
-            raise SettingError(f"steps must be at least 1 and spread not negative, got steps={self.steps}, spread={self.spread}")
+            raise SettingError(
+                f"steps must be at least 1 and spread not negative, got steps={self.steps}, spread={self.spread}"
+            )
 
     def check(self, head: Head) -> str:
         """Only for one of n actions."""
-        return "" if head.kind == "categorical" else "EpsilonGreedy picks one of n actions; take GaussianNoise or Sampled for others"
+        return (
+            ""
+            if head.kind == "categorical"
+            else "EpsilonGreedy picks one of n actions; take GaussianNoise or Sampled for others"
+        )
 
     def epsilon(self, step: Array, env: Array, envs: int) -> Array:
         """Of environments, by their numbers."""
@@ -126,7 +134,11 @@ class GaussianNoise(Explore):
         if not head.continuous:
             return "GaussianNoise is for actions in a Box; take EpsilonGreedy or Sampled for others"
         wide = "GaussianNoise keeps actions in [-1, 1], stretched over the bounds of the action space, but some of these are not finite"
-        return "" if head.bounded else f"{wide}; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction), or take Sampled"
+        return (
+            ""
+            if head.bounded
+            else f"{wide}; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction), or take Sampled"
+        )
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """The likeliest, moved."""

@@ -106,7 +106,9 @@ class Loss(ABC):
         return state
 
     @abstractmethod
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The scalar to minimise, and scalars to report: means over the rows that are valid, for devices that share a minibatch average theirs."""
 
 
@@ -156,20 +158,30 @@ class PPOLoss(Loss):
         if self.kl_penalty_target is None:
             return state
         kl, weight = metrics["kl"], state["kl_weight"]
-        weight = jnp.where(kl > 1.5 * self.kl_penalty_target, weight * 2, jnp.where(kl < self.kl_penalty_target / 1.5, weight / 2, weight))
+        weight = jnp.where(
+            kl > 1.5 * self.kl_penalty_target,
+            weight * 2,
+            jnp.where(kl < self.kl_penalty_target / 1.5, weight / 2, weight),
+        )
         return {"kl_weight": jnp.clip(weight, 1e-6, 1e6)}
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         dist, value = policy(params, batch["obs"])
         valid, advantage = batch["valid"], batch["advantage"]
         log_ratio = dist.log_prob(batch["action"]) - batch["logp"]
         ratio = jnp.exp(jnp.where(valid, log_ratio, 0.0))
-        surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
+        surrogate = jnp.minimum(
+            ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage
+        )
         policy_loss = -mean(surrogate, valid)
         error = (value - batch["target"]) ** 2
         if self.value_clip is not None:
-            clipped = batch["value"] + jnp.clip(value - batch["value"], -self.value_clip, self.value_clip)
+            clipped = batch["value"] + jnp.clip(
+                value - batch["value"], -self.value_clip, self.value_clip
+            )
             error = jnp.maximum(error, (clipped - batch["target"]) ** 2)
         value_loss = 0.5 * mean(error, valid)
         entropy = mean(dist.entropy(), valid)
@@ -204,7 +216,9 @@ class PGLoss(Loss):
     on_policy: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         dist, value = policy(params, batch["obs"])
         valid = batch["valid"]
@@ -235,12 +249,21 @@ class VTraceLoss(Loss):
     value: float = 0.5
     entropy: float = 0.0
 
-    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
+    needs: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "logp",
+        "reward",
+        "terminated",
+        "truncated",
+    )
     on_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         valid = batch["valid"]
         dist, value, end = _with_end(policy, params, batch)
@@ -290,7 +313,14 @@ class APPOLoss(Loss):
     standardize: bool = False
     target_values: bool = False
 
-    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "logp", "reward", "terminated", "truncated")
+    needs: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "action",
+        "logp",
+        "reward",
+        "terminated",
+        "truncated",
+    )
     on_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
@@ -300,19 +330,27 @@ class APPOLoss(Loss):
         if self.clip <= 0:
             raise SettingError(f"clip must be above 0, got {self.clip}")
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         valid, action = batch["valid"], batch["action"]
         dist, value, end = _with_end(policy, params, batch)
-        anchor, old_value, old_end = jax.lax.stop_gradient(_with_end(policy, batch["target_params"], batch))
+        anchor, old_value, old_end = jax.lax.stop_gradient(
+            _with_end(policy, batch["target_params"], batch)
+        )
         old_logp = anchor.log_prob(action)
         values = (old_value, old_end) if self.target_values else (value, end)
-        target, advantage = _vtrace(self, jnp.where(valid, old_logp - batch["logp"], 0.0), *values, batch)
+        target, advantage = _vtrace(
+            self, jnp.where(valid, old_logp - batch["logp"], 0.0), *values, batch
+        )
         if self.standardize:
             advantage = standardized(advantage, valid)
         log_ratio = jnp.where(valid, dist.log_prob(action) - old_logp, 0.0)
         ratio = jnp.exp(log_ratio)
-        surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
+        surrogate = jnp.minimum(
+            ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage
+        )
         policy_loss = -mean(surrogate, valid)
         value_loss = 0.5 * mean((value - target) ** 2, valid)
         entropy, kl = mean(dist.entropy(), valid), mean(anchor.kl(dist), valid)
@@ -326,20 +364,36 @@ class APPOLoss(Loss):
         }
 
 
-def _with_end(policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Distribution, Array, Array]:
+def _with_end(
+    policy: Bound, params: Any, batch: Mapping[str, Array]
+) -> tuple[Distribution, Array, Array]:
     """The distribution and value of each row ``[T, B]``, and the value ``[B]`` of what comes behind the last."""
     dist, value = policy(params, jnp.concatenate([batch["obs"], batch["bootstrap_obs"][None]]))
     return jax.tree.map(lambda x: x[:-1], dist), value[:-1], value[-1]
 
 
-def _vtrace(loss: VTraceLoss | APPOLoss, log_ratio: Array, value: Array, end: Array, batch: Mapping[str, Array]) -> tuple[Array, Array]:
+def _vtrace(
+    loss: VTraceLoss | APPOLoss,
+    log_ratio: Array,
+    value: Array,
+    end: Array,
+    batch: Mapping[str, Array],
+) -> tuple[Array, Array]:
     """`vtrace` of every column ``[T, B]``; no gradient flows through it."""
     one = jax.vmap(
         partial(vtrace, gamma=loss.gamma, lam=loss.lam, rho_clip=loss.rho_clip, c_clip=loss.c_clip),
         in_axes=(1, 1, 1, 0, 1, 1, 1),
         out_axes=1,
     )
-    rows = (log_ratio, batch["reward"], value, end, batch["terminated"], batch["truncated"], batch["valid"])
+    rows = (
+        log_ratio,
+        batch["reward"],
+        value,
+        end,
+        batch["terminated"],
+        batch["truncated"],
+        batch["valid"],
+    )
     found: tuple[Array, Array] = jax.lax.stop_gradient(one(*rows))
     return found
 
@@ -353,16 +407,22 @@ class FunctionLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("obs",)
     on_policy: ClassVar[bool] = False
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         result = self.fn(policy, params, batch)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            raise ContractError(f"a loss returns (scalar, dict of scalars), but {getattr(self.fn, '__name__', 'it')} returned {_form(result)}")
+            raise ContractError(
+                f"a loss returns (scalar, dict of scalars), but {getattr(self.fn, '__name__', 'it')} returned {_form(result)}"
+            )
         return result
 
 
 def _form(result: Any) -> str:
-    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"one {type(result).__name__}"
+    return (
+        f"a tuple of {len(result)}" if isinstance(result, tuple) else f"one {type(result).__name__}"
+    )
 
 
 def as_loss(loss: Any) -> Loss:
@@ -374,5 +434,7 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, type) or not callable(loss):
-        raise SettingError(f"loss must be one such as fl.PPOLoss() or a function (policy, params, batch) -> (loss, metrics), got {loss!r}")
+        raise SettingError(
+            f"loss must be one such as fl.PPOLoss() or a function (policy, params, batch) -> (loss, metrics), got {loss!r}"
+        )
     return FunctionLoss(loss)

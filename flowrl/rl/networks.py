@@ -16,7 +16,12 @@ from flowrl.rl.policies import RunningNorm
 from flowrl.rl.spaces import head
 
 Array = Any
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+}
 
 
 def action_outputs(space: gym.Space[Any]) -> int:
@@ -38,14 +43,19 @@ class Encoder(nnx.Module):
         if isinstance(space, gym.spaces.Discrete):
             self.sizes, self.starts = (int(space.n),), (int(space.start),)
         elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
-            self.sizes, self.starts = tuple(int(n) for n in space.nvec), tuple(int(s) for s in space.start)
+            self.sizes, self.starts = (
+                tuple(int(n) for n in space.nvec),
+                tuple(int(s) for s in space.start),
+            )
         elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             raise PolicyError(
                 f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}; "
                 "wrap the environment with gymnasium.wrappers.FlattenObservation"
             )
         if normalize and self.sizes:
-            raise PolicyError(f"observations of {space} are read one-hot, which running moments do not improve; leave normalize out")
+            raise PolicyError(
+                f"observations of {space} are read one-hot, which running moments do not improve; leave normalize out"
+            )
         self.size = sum(self.sizes) or int(np.prod(space.shape or ()))
         self.norm = RunningNorm(space.shape or ()) if normalize else None
 
@@ -53,7 +63,9 @@ class Encoder(nnx.Module):
         """``[N, ...]`` to ``[N, size]``."""
         if self.sizes:
             parts = obs.reshape(obs.shape[0], -1)
-            hot = [jax.nn.one_hot(parts[:, i] - self.starts[i], n) for i, n in enumerate(self.sizes)]
+            hot = [
+                jax.nn.one_hot(parts[:, i] - self.starts[i], n) for i, n in enumerate(self.sizes)
+            ]
             return jnp.concatenate(hot, axis=-1)
         x = obs.astype(jnp.float32)
         return (x if self.norm is None else self.norm(x)).reshape(obs.shape[0], -1)
@@ -61,17 +73,31 @@ class Encoder(nnx.Module):
 
 def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
     """A layer of orthogonal initial weights with gain sqrt(2), and no offsets."""
-    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(np.sqrt(2)), rngs=rngs)
+    return nnx.Linear(
+        inputs, outputs, kernel_init=nnx.initializers.orthogonal(np.sqrt(2)), rngs=rngs
+    )
 
 
 class Trunk(nnx.Module):
     """Fully connected layers, made by `linear`, each followed by the activation."""
 
-    def __init__(self, size: int, hidden: Sequence[int], activation: str, *, linear: Callable[..., nnx.Linear] = orthogonal, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        size: int,
+        hidden: Sequence[int],
+        activation: str,
+        *,
+        linear: Callable[..., nnx.Linear] = orthogonal,
+        rngs: nnx.Rngs,
+    ) -> None:
         if activation not in ACTIVATIONS:
-            raise PolicyError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+            raise PolicyError(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+            )
         self.activation = activation
-        self.layers = nnx.List([linear(a, b, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)])
+        self.layers = nnx.List(
+            [linear(a, b, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)]
+        )
 
     def __call__(self, x: Array) -> Array:
         """``[N, size]`` to ``[N, hidden[-1]]``."""
@@ -83,11 +109,15 @@ class Trunk(nnx.Module):
 class Heads(nnx.Module):
     """The action outputs and the value, from the features of each. Gaussian deviations are parameters of their own."""
 
-    def __init__(self, actor: int, critic: int, space: gym.Space[Any], log_std: float, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, actor: int, critic: int, space: gym.Space[Any], log_std: float, *, rngs: nnx.Rngs
+    ) -> None:
         orthogonal = nnx.initializers.orthogonal
         out = head(space)
         gaussian = out.kind == "gaussian"
-        self.action = nnx.Linear(actor, out.width if gaussian else out.outputs, kernel_init=orthogonal(0.01), rngs=rngs)
+        self.action = nnx.Linear(
+            actor, out.width if gaussian else out.outputs, kernel_init=orthogonal(0.01), rngs=rngs
+        )
         self.value = nnx.Linear(critic, 1, kernel_init=orthogonal(1.0), rngs=rngs)
         self.log_std = nnx.Param(jnp.full((out.width,), log_std)) if gaussian else None
 
@@ -95,7 +125,9 @@ class Heads(nnx.Module):
         """Action outputs ``[N, outputs]`` and values ``[N]``."""
         outputs = self.action(actor)
         if self.log_std is not None:
-            outputs = jnp.concatenate([outputs, jnp.broadcast_to(self.log_std[...], outputs.shape)], axis=-1)
+            outputs = jnp.concatenate(
+                [outputs, jnp.broadcast_to(self.log_std[...], outputs.shape)], axis=-1
+            )
         return outputs, self.value(critic)[:, 0]
 
 
@@ -141,7 +173,16 @@ CELLS: dict[str, Callable[..., Any]] = {"lstm": nnx.OptimizedLSTMCell, "gru": nn
 class Recall(nnx.Module):
     """Fully connected layers, then a cell that remembers."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], cell: str, size: int, activation: str, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        cell: str,
+        size: int,
+        activation: str,
+        *,
+        rngs: nnx.Rngs,
+    ) -> None:
         if cell not in CELLS:
             raise PolicyError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
         self.trunk = Trunk(inputs, hidden, activation, rngs=rngs)
@@ -188,12 +229,17 @@ class RNN(nnx.Module):
     ) -> None:
         self.encoder = Encoder(obs_space, normalize=normalize)
         self.actor = Recall(self.encoder.size, hidden, cell, size, activation, rngs=rngs)
-        self.critic = None if shared else Recall(self.encoder.size, hidden, cell, size, activation, rngs=rngs)
+        self.critic = (
+            None if shared else Recall(self.encoder.size, hidden, cell, size, activation, rngs=rngs)
+        )
         self.heads = Heads(size, size, action_space, log_std, rngs=rngs)
 
     def initial_carry(self, n: int) -> Any:
         """Zeros: the actor's, and the critic's if it has its own."""
-        return (self.actor.initial_carry(n), () if self.critic is None else self.critic.initial_carry(n))
+        return (
+            self.actor.initial_carry(n),
+            () if self.critic is None else self.critic.initial_carry(n),
+        )
 
     def __call__(self, obs: Array, carry: Any) -> tuple[Array, Array, Any]:
         """``obs [N, ...]`` to action outputs ``[N, outputs]``, values ``[N]`` and the carry behind."""
@@ -210,21 +256,38 @@ class Convolution(nnx.Module):
     """
 
     def __init__(self, depth: int, filters: int, size: int, stride: int, *, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(nnx.initializers.orthogonal(np.sqrt(2))(rngs.params(), (size, size, depth, filters)))
+        self.kernel = nnx.Param(
+            nnx.initializers.orthogonal(np.sqrt(2))(rngs.params(), (size, size, depth, filters))
+        )
         self.bias = nnx.Param(jnp.zeros(filters))
         self.stride = stride
 
     def __call__(self, x: Array) -> Array:
         """``[N, H, W, depth]`` to ``[N, (H - size) // stride + 1, (W - size) // stride + 1, filters]``."""
-        return jax.lax.platform_dependent(x, self.kernel[...], cpu=self._product, default=self._convolution) + self.bias[...]
+        return (
+            jax.lax.platform_dependent(
+                x, self.kernel[...], cpu=self._product, default=self._convolution
+            )
+            + self.bias[...]
+        )
 
     def _convolution(self, x: Array, kernel: Array) -> Array:
-        return jax.lax.conv_general_dilated(x, kernel, (self.stride, self.stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (self.stride, self.stride),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
 
     def _product(self, x: Array, kernel: Array) -> Array:
         size, _, _, filters = kernel.shape
         height, width = ((n - size) // self.stride * self.stride + 1 for n in x.shape[1:3])
-        parts = [x[:, i : i + height : self.stride, j : j + width : self.stride] for i in range(size) for j in range(size)]
+        parts = [
+            x[:, i : i + height : self.stride, j : j + width : self.stride]
+            for i in range(size)
+            for j in range(size)
+        ]
         return jnp.concatenate(parts, axis=-1) @ kernel.reshape(-1, filters)
 
 
@@ -279,10 +342,16 @@ class Images(nnx.Module):
     ) -> None:
         shape = space.shape or ()
         if len(shape) != 3:
-            raise PolicyError(f"convolutions read images with 3 axes, not {space}; take MLP, or QNetwork without kernels")
+            raise PolicyError(
+                f"convolutions read images with 3 axes, not {space}; take MLP, or QNetwork without kernels"
+            )
         if not len(channels) == len(kernels) == len(strides):
-            given = f"channels={tuple(channels)}, kernels={tuple(kernels)}, strides={tuple(strides)}"
-            raise PolicyError(f"each convolution has a number of channels, a kernel and a stride, so give as many of each; got {given}")
+            given = (
+                f"channels={tuple(channels)}, kernels={tuple(kernels)}, strides={tuple(strides)}"
+            )
+            raise PolicyError(
+                f"each convolution has a number of channels, a kernel and a stride, so give as many of each; got {given}"
+            )
         self.first, height, width, depth = _axes(shape)
         layers = []
         init = nnx.initializers.orthogonal(np.sqrt(2))
@@ -333,7 +402,9 @@ class CNN(nnx.Module):
         log_std: float = 0.0,
         rngs: nnx.Rngs,
     ) -> None:
-        self.trunk = Images(obs_space, channels=channels, kernels=kernels, strides=strides, hidden=hidden, rngs=rngs)
+        self.trunk = Images(
+            obs_space, channels=channels, kernels=kernels, strides=strides, hidden=hidden, rngs=rngs
+        )
         self.heads = Heads(hidden, hidden, action_space, log_std, rngs=rngs)
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:

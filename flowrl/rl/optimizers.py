@@ -61,9 +61,13 @@ def _check_ends(schedule: Linear | Cosine) -> None:
     """Refuse what optax takes for a constant, without a word, or fails at in the middle of a compiled update."""
     numbers = (schedule.start, schedule.end, schedule.steps)
     if not all(isinstance(x, Real) and not isinstance(x, bool) for x in numbers):
-        raise SettingError(f"{type(schedule).__name__} takes the numbers start, end and steps, got {numbers}")
+        raise SettingError(
+            f"{type(schedule).__name__} takes the numbers start, end and steps, got {numbers}"
+        )
     if not (0 <= schedule.start < math.inf and 0 <= schedule.end < math.inf):
-        raise SettingError(f"start and end of a schedule must be finite and not negative, got start={schedule.start}, end={schedule.end}")
+        raise SettingError(
+            f"start and end of a schedule must be finite and not negative, got start={schedule.start}, end={schedule.end}"
+        )
     if not schedule.steps >= 1:
         raise SettingError(f"steps of a schedule must be at least 1, got {schedule.steps}")
 
@@ -93,7 +97,9 @@ def clip_by_global_norm(most: float) -> optax.GradientTransformation:
     return optax.stateless(scaled)
 
 
-def _clipped(clip: float | None, rule: optax.GradientTransformation) -> optax.GradientTransformation:
+def _clipped(
+    clip: float | None, rule: optax.GradientTransformation
+) -> optax.GradientTransformation:
     return rule if clip is None else optax.chain(clip_by_global_norm(clip), rule)
 
 
@@ -128,7 +134,12 @@ class Adam(Optimizer):
     def build(self) -> optax.GradientTransformation:
         """`optax.adam` or `optax.adamw`, behind the clipping of the norm."""
         if self.weight_decay:
-            return _clipped(self.clip, optax.adamw(_rate(self.lr), self.b1, self.b2, self.eps, weight_decay=self.weight_decay))
+            return _clipped(
+                self.clip,
+                optax.adamw(
+                    _rate(self.lr), self.b1, self.b2, self.eps, weight_decay=self.weight_decay
+                ),
+            )
         return _clipped(self.clip, optax.adam(_rate(self.lr), self.b1, self.b2, self.eps))
 
 
@@ -153,7 +164,9 @@ class RMSProp(Optimizer):
 
     def build(self) -> optax.GradientTransformation:
         """`optax.rmsprop`, behind the clipping of the norm."""
-        return _clipped(self.clip, optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0))
+        return _clipped(
+            self.clip, optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -195,4 +208,6 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformation:
         return optimizer.build()
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
-    raise SettingError(f"optimizer must be one such as fl.Adam(3e-4) or an optax transformation, got {optimizer!r}")
+    raise SettingError(
+        f"optimizer must be one such as fl.Adam(3e-4) or an optax transformation, got {optimizer!r}"
+    )

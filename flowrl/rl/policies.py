@@ -106,7 +106,9 @@ class Network:
         return network, (self.policy, self.spaces)
 
     def _build(self, key: Array) -> Any:
-        return self.policy.fn(self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings)
+        return self.policy.fn(
+            self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings
+        )
 
     def _check(self) -> None:
         n = 3
@@ -115,7 +117,9 @@ class Network:
         def once() -> Any:
             weights = self.init(jax.random.key(0))
             before = self.memory(weights, n)
-            (outputs, value), _, after = self._call(*weights, jnp.zeros(obs.shape, obs.dtype), before)
+            (outputs, value), _, after = self._call(
+                *weights, jnp.zeros(obs.shape, obs.dtype), before
+            )
             return outputs, value, before.carry, after
 
         try:
@@ -128,7 +132,9 @@ class Network:
                 f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}"
             ) from error
         if _form(before) != _form(after):
-            raise PolicyError(f"{self.name} must return a carry of the form that it gets, {_form(before)}, but it returned {_form(after)}")
+            raise PolicyError(
+                f"{self.name} must return a carry of the form that it gets, {_form(before)}, but it returned {_form(after)}"
+            )
         wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
         if got != wanted:
             raise PolicyError(
@@ -139,7 +145,10 @@ class Network:
     def init(self, key: Array) -> Weights:
         """Fresh weights."""
         _, params, rest = _split(self._build(key))
-        return Weights(dict(zip(self._params[0], jax.tree.leaves(params), strict=True)), dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)))
+        return Weights(
+            dict(zip(self._params[0], jax.tree.leaves(params), strict=True)),
+            dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)),
+        )
 
     def memory(self, weights: Weights, n: int) -> Memory:
         """What n environments begin with; empty for a policy that is not recurrent."""
@@ -151,7 +160,11 @@ class Network:
         """The carry that the next step goes on from, with a fresh one where an episode begins, as columns of a batch by name."""
         if not self.recurrent:
             return {}
-        carry = jax.tree.map(partial(_where, memory.reset), self.memory(weights, memory.reset.shape[0]).carry, memory.carry)
+        carry = jax.tree.map(
+            partial(_where, memory.reset),
+            self.memory(weights, memory.reset.shape[0]).carry,
+            memory.carry,
+        )
         return dict(zip(self._carry[0], jax.tree.leaves(carry), strict=True))
 
     def carry_of(self, columns: Mapping[str, Array]) -> Any:
@@ -166,26 +179,44 @@ class Network:
         paths, tree = jax.tree_util.tree_flatten_with_path(carry)
         return [f"carry{jax.tree_util.keystr(path)}" for path, _ in paths], tree
 
-    def _call(self, params: dict[str, Array], rest: dict[str, Array], obs: Array, memory: Memory) -> tuple[tuple[Array, Array], Any, Any]:
+    def _call(
+        self, params: dict[str, Array], rest: dict[str, Array], obs: Array, memory: Memory
+    ) -> tuple[tuple[Array, Array], Any, Any]:
         module = self._merge(params, rest)
         if self.recurrent:
-            carry = jax.tree.map(partial(_where, memory.reset), module.initial_carry(obs.shape[0]), memory.carry)
+            carry = jax.tree.map(
+                partial(_where, memory.reset), module.initial_carry(obs.shape[0]), memory.carry
+            )
             result, wanted = module(obs, carry), "(action outputs, value, carry)"
         else:
             result, wanted = module(obs), "(action outputs, value)"
         if not isinstance(result, tuple) or len(result) != 2 + self.recurrent:
-            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else "one array" if isinstance(result, jax.Array) else a(result)
+            got = (
+                f"a tuple of {len(result)}"
+                if isinstance(result, tuple)
+                else "one array"
+                if isinstance(result, jax.Array)
+                else a(result)
+            )
             raise PolicyError(f"{self.name} must return {wanted}, but it returned {got}")
         return result[:2], module, result[2] if self.recurrent else ()
 
     def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:
         parts = ((self._params, params), (self._rest, rest))
-        return nnx.merge(self.graphdef, *(jax.tree.unflatten(tree, [named[k] for k in names]) for (names, tree), named in parts))
+        return nnx.merge(
+            self.graphdef,
+            *(
+                jax.tree.unflatten(tree, [named[k] for k in names])
+                for (names, tree), named in parts
+            ),
+        )
 
     def _rest_of(self, module: Any) -> dict[str, Array]:
         return dict(zip(self._rest[0], jax.tree.leaves(_split(module)[2]), strict=True))
 
-    def apply(self, weights: Weights, obs: Array, memory: Memory = NOTHING) -> tuple[Distribution, Array, dict[str, Array]]:
+    def apply(
+        self, weights: Weights, obs: Array, memory: Memory = NOTHING
+    ) -> tuple[Distribution, Array, dict[str, Array]]:
         """The distribution over actions, the value ``[N]``, and the untrained rest after the call, for ``obs [N, ...]``."""
         (outputs, value), module, _ = self._call(*weights, obs, memory)
         return self.head.distribution(outputs), value, self._rest_of(module)
@@ -201,19 +232,27 @@ class Network:
             raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
         return getattr(module, method)(*args)
 
-    def unroll(self, weights: Weights, obs: Array, memory: Memory) -> tuple[Distribution, Array, dict[str, Array]]:
+    def unroll(
+        self, weights: Weights, obs: Array, memory: Memory
+    ) -> tuple[Distribution, Array, dict[str, Array]]:
         """The same for whole columns ``obs [T, B, ...]``; `memory`: the carry ``[B, ...]`` before the first row, and ``bool[T, B]``."""
         if not self.recurrent:
             dist, value, rest = self.apply(weights, obs.reshape(-1, *obs.shape[2:]))
-            dist, value = jax.tree.map(lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (dist, value))
+            dist, value = jax.tree.map(
+                lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (dist, value)
+            )
             return dist, value, rest
 
         def row(before: Any, at: Any) -> Any:
             rest, carry = before
-            (outputs, value), module, carry = self._call(weights.params, rest, at[0], Memory(carry, at[1]))
+            (outputs, value), module, carry = self._call(
+                weights.params, rest, at[0], Memory(carry, at[1])
+            )
             return (self._rest_of(module), carry), (outputs, value)
 
-        (rest, _), (outputs, value) = jax.lax.scan(row, (weights.rest, memory.carry), (obs, memory.reset))
+        (rest, _), (outputs, value) = jax.lax.scan(
+            row, (weights.rest, memory.carry), (obs, memory.reset)
+        )
         return self.head.distribution(outputs), value, rest
 
     def memory_of(self, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Memory:
@@ -223,17 +262,23 @@ class Network:
         valid = data["valid"]
         return Memory(self.carry_of(columns), jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid]))
 
-    def values(self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Array:
+    def values(
+        self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]
+    ) -> Array:
         """The values ``[B]`` of what comes behind the last rows of a batch, of which a policy without memory needs no `data`."""
         if not self.recurrent:
             return self.apply(weights, columns["bootstrap_obs"])[1]
         obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
         return self.unroll(weights, obs, self.memory_of(data, columns))[1][-1]
 
-    def action_values(self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Array:
+    def action_values(
+        self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]
+    ) -> Array:
         """The action outputs ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, of a policy for which they are action values."""
         obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
-        values: Array = cast("Any", self.unroll(weights, obs, self.memory_of(data, columns))[0]).logits
+        values: Array = cast(
+            "Any", self.unroll(weights, obs, self.memory_of(data, columns))[0]
+        ).logits
         return values
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
@@ -266,9 +311,13 @@ class Network:
         dist = self.head.distribution(outputs)
         action = dist.mode() if noise is None else explore.pick(dist, noise)
         columns = action if self.head.width else action[:, None]
-        return jnp.concatenate([columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1), carry
+        return jnp.concatenate(
+            [columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1
+        ), carry
 
-    def noise(self, key: Array, turn: Array, env: Array, *, steps: int, envs: int, explore: Explore) -> Array:
+    def noise(
+        self, key: Array, turn: Array, env: Array, *, steps: int, envs: int, explore: Explore
+    ) -> Array:
         """The noise ``[steps, n, ...]`` of so many turns of n environments, each turn's by the key with its number folded in.
 
         Args:
@@ -280,7 +329,16 @@ class Network:
             explore: what the noise is for.
         """
         turns = turn + jnp.arange(steps, dtype=jnp.uint32)
-        return jax.vmap(lambda t: explore.noise(self.head, jax.random.fold_in(key, t), env.shape[0], t * jnp.float32(envs), env, envs))(turns)
+        return jax.vmap(
+            lambda t: explore.noise(
+                self.head,
+                jax.random.fold_in(key, t),
+                env.shape[0],
+                t * jnp.float32(envs),
+                env,
+                envs,
+            )
+        )(turns)
 
     def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
         """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""
@@ -302,7 +360,10 @@ def _split(module: Any) -> tuple[Any, Any, Any]:
 def _names(state: Any) -> tuple[list[str], Any]:
     """A path such as ``actor/layers/0/kernel`` for every leaf, and the tree that takes the leaves back."""
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    return ["/".join(str(p.key) for p in path if isinstance(p, jax.tree_util.DictKey)) for path, _ in paths], tree
+    return [
+        "/".join(str(p.key) for p in path if isinstance(p, jax.tree_util.DictKey))
+        for path, _ in paths
+    ], tree
 
 
 def _where(flags: Array, a: Array, b: Array) -> Array:
@@ -326,7 +387,9 @@ def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[
 
 def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
     """`Network.noise`, compiled: ``(key, turn, env)``."""
-    noise: Callable[..., Array] = jitted(net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore))
+    noise: Callable[..., Array] = jitted(
+        net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore)
+    )
     return noise
 
 
@@ -350,14 +413,20 @@ class RunningNorm(nnx.Module):
 
     def __call__(self, obs: Array) -> Array:
         """``[N, *shape]`` to the same, clipped."""
-        return jnp.clip((obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8), -self.clip, self.clip)
+        return jnp.clip(
+            (obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8), -self.clip, self.clip
+        )
 
     def observe(self, obs: Array, weight: Array) -> None:
         """Count ``obs [N, *shape]`` in, each by ``weight [N]`` (Chan et al. 1979, parallel moments)."""
-        self.mean[...], self.var[...], self.count[...] = merge_moments((self.mean[...], self.var[...], self.count[...]), obs, weight)
+        self.mean[...], self.var[...], self.count[...] = merge_moments(
+            (self.mean[...], self.var[...], self.count[...]), obs, weight
+        )
 
 
-def merge_moments(moments: tuple[Array, Array, Array], x: Array, weight: Array) -> tuple[Array, Array, Array]:
+def merge_moments(
+    moments: tuple[Array, Array, Array], x: Array, weight: Array
+) -> tuple[Array, Array, Array]:
     """(mean, variance, count) with ``x [N, ...]`` of all devices that share it counted in, each by ``weight [N]`` (Chan et al. 1979)."""
     mean, var, count = moments
     w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 Array = Any
 
 
-def gae(reward_t: Array, value_t: Array, value_end: Array, terminated_t: Array, truncated_t: Array, gamma: float, lam: float) -> Array:
+def gae(
+    reward_t: Array,
+    value_t: Array,
+    value_end: Array,
+    terminated_t: Array,
+    truncated_t: Array,
+    gamma: float,
+    lam: float,
+) -> Array:
     """Generalised advantage estimates (Schulman et al. 2016, equation 16) of a stream in NEXT_STEP form.
 
     The row behind an episode's last step holds its final observation, so ``value_t[t + 1]`` is the value to bootstrap
@@ -91,7 +99,14 @@ def vtrace(
 
 
 def td_errors(
-    value_t: Array, action_t: Array, reward_t: Array, terminated_t: Array, truncated_t: Array, valid_t: Array, gamma: float, n_step: int
+    value_t: Array,
+    action_t: Array,
+    reward_t: Array,
+    terminated_t: Array,
+    truncated_t: Array,
+    valid_t: Array,
+    gamma: float,
+    n_step: int,
 ) -> Array:
     """How far n-step returns of a stream in NEXT_STEP form are from the values of the actions that were taken (Horgan et al. 2018, algorithm 1).
 
@@ -114,6 +129,8 @@ def td_errors(
     last_t = (terminated_t | truncated_t).at[-1].set(True)
     return_t = reward_t + discount_t * best_tp1
     for _ in range(n_step - 1):
-        return_t = reward_t + discount_t * jnp.where(last_t, best_tp1, jnp.append(return_t[1:], 0.0))
+        return_t = reward_t + discount_t * jnp.where(
+            last_t, best_tp1, jnp.append(return_t[1:], 0.0)
+        )
     taken_t = jnp.take_along_axis(value_t[:-1], action_t[:, None].astype(jnp.int32), 1)[:, 0]
     return jnp.where(valid_t, jnp.abs(return_t - taken_t), 0.0)

@@ -12,7 +12,13 @@ import jax
 import numpy as np
 
 from flowrl.errors import PolicyError
-from flowrl.rl.distributions import Categorical, Distribution, Gaussian, MultiCategorical, TanhGaussian
+from flowrl.rl.distributions import (
+    Categorical,
+    Distribution,
+    Gaussian,
+    MultiCategorical,
+    TanhGaussian,
+)
 
 
 class Spaces:
@@ -45,13 +51,25 @@ class Spaces:
     @cached_property
     def obs_dtype(self) -> np.dtype[Any]:
         """The type in which observations are kept: floats as float32, integers as they are."""
-        if not isinstance(self.obs, gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        if not isinstance(
+            self.obs,
+            gym.spaces.Box
+            | gym.spaces.Discrete
+            | gym.spaces.MultiDiscrete
+            | gym.spaces.MultiBinary,
+        ):
             raise PolicyError(
                 f"observations of {self.obs} are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation: "
                 "Runners(..., wrappers=(FlattenObservation,))"
             )
         kind = np.dtype(self.obs.dtype)
-        return np.dtype(np.float32) if kind.kind == "f" else np.dtype(np.int32) if kind.itemsize > 4 else kind
+        return (
+            np.dtype(np.float32)
+            if kind.kind == "f"
+            else np.dtype(np.int32)
+            if kind.itemsize > 4
+            else kind
+        )
 
     @cached_property
     def head(self) -> Head:
@@ -62,16 +80,33 @@ class Spaces:
 def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
     match space:
         case gym.spaces.Box():
-            low, high = ([x if np.isfinite(x) else None for x in b.ravel().tolist()] for b in (space.low, space.high))
+            low, high = (
+                [x if np.isfinite(x) else None for x in b.ravel().tolist()]
+                for b in (space.low, space.high)
+            )
             if len(set(low)) == len(set(high)) == 1:
                 low, high = low[:1], high[:1]
-            return {"kind": "Box", "low": low, "high": high, "shape": space.shape, "dtype": str(space.dtype)}
+            return {
+                "kind": "Box",
+                "low": low,
+                "high": high,
+                "shape": space.shape,
+                "dtype": str(space.dtype),
+            }
         case gym.spaces.Discrete():
             return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
         case gym.spaces.MultiDiscrete():
-            return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+            return {
+                "kind": "MultiDiscrete",
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": str(space.dtype),
+            }
         case gym.spaces.MultiBinary():
-            return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
+            return {
+                "kind": "MultiBinary",
+                "n": space.n if isinstance(space.n, int) else list(space.n),
+            }
     return {"kind": type(space).__name__, "text": str(space)}
 
 
@@ -79,19 +114,26 @@ def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
     match data["kind"]:
         case "Box":
             shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low, high = (_bound(data[k], infinite, shape, dtype) for k, infinite in (("low", -np.inf), ("high", np.inf)))
+            low, high = (
+                _bound(data[k], infinite, shape, dtype)
+                for k, infinite in (("low", -np.inf), ("high", np.inf))
+            )
             box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
             return box
         case "Discrete":
             return gym.spaces.Discrete(data["n"], start=data["start"])
         case "MultiDiscrete":
-            return gym.spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
+            return gym.spaces.MultiDiscrete(
+                data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type
+            )
         case "MultiBinary":
             return gym.spaces.MultiBinary(data["n"])
     raise PolicyError(f"no policy fits a space of kind {data['kind']}: {data.get('text', '')}")
 
 
-def _bound(numbers: list[float | None], infinite: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def _bound(
+    numbers: list[float | None], infinite: float, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Any:
     bound = np.array([infinite if x is None else x for x in numbers], dtype)
     return np.full(shape, bound[0]) if bound.size == 1 else bound.reshape(shape)
 
@@ -133,7 +175,9 @@ class Head:
         if self.kind == "multi_categorical":
             return MultiCategorical(outputs, self.sizes)
         mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
-        return TanhGaussian(mean, log_std) if self.kind == "tanh_gaussian" else Gaussian(mean, log_std)
+        return (
+            TanhGaussian(mean, log_std) if self.kind == "tanh_gaussian" else Gaussian(mean, log_std)
+        )
 
     @property
     def continuous(self) -> bool:
@@ -142,7 +186,11 @@ class Head:
 
     def noise(self, key: Any, n: int) -> Any:
         """What `Distribution.sample` takes to draw n actions: standard normals ``[n, width]``, or standard Gumbels ``[n, outputs]``."""
-        return jax.random.normal(key, (n, self.width)) if self.continuous else jax.random.gumbel(key, (n, self.outputs))
+        return (
+            jax.random.normal(key, (n, self.width))
+            if self.continuous
+            else jax.random.gumbel(key, (n, self.outputs))
+        )
 
     def to_env(self, action: Any) -> Any:
         """Actions ``[B]`` or ``[B, width]`` of the distribution as the environment takes them.
@@ -158,7 +206,11 @@ class Head:
             action = xp.clip(action, low, high)
         elif any(self.start):
             action = action + np.asarray(self.start if self.width else self.start[0], self.dtype)
-        dtype = np.dtype(self.dtype) if isinstance(action, np.ndarray) else jax.dtypes.canonicalize_dtype(self.dtype)
+        dtype = (
+            np.dtype(self.dtype)
+            if isinstance(action, np.ndarray)
+            else jax.dtypes.canonicalize_dtype(self.dtype)
+        )
         return action.reshape((*action.shape[:1], *self.shape)).astype(dtype)
 
 
@@ -173,12 +225,38 @@ def head(space: gym.Space[Any]) -> Head:
             return Head(int(space.n), 0, str(space.dtype), "categorical", start=(int(space.start),))
         case gym.spaces.MultiDiscrete() if space.nvec.ndim == 1:
             sizes = tuple(int(n) for n in space.nvec)
-            return Head(sum(sizes), len(sizes), str(space.dtype), "multi_categorical", sizes, tuple(int(s) for s in space.start), shape=space.shape)
+            return Head(
+                sum(sizes),
+                len(sizes),
+                str(space.dtype),
+                "multi_categorical",
+                sizes,
+                tuple(int(s) for s in space.start),
+                shape=space.shape,
+            )
         case gym.spaces.MultiBinary():
             width = int(np.prod(space.shape))
-            return Head(2 * width, width, str(space.dtype), "multi_categorical", (2,) * width, (0,) * width, shape=space.shape)
+            return Head(
+                2 * width,
+                width,
+                str(space.dtype),
+                "multi_categorical",
+                (2,) * width,
+                (0,) * width,
+                shape=space.shape,
+            )
         case gym.spaces.Box() if np.dtype(space.dtype).kind == "f":
             width = int(np.prod(space.shape))
             low, high = (tuple(float(x) for x in b.ravel()) for b in (space.low, space.high))
-            return Head(2 * width, width, str(space.dtype), "gaussian", low=low, high=high, shape=space.shape)
-    raise PolicyError(f"there is no policy for actions in {space}; it can be Discrete, MultiDiscrete (one axis), MultiBinary, or Box of floats")
+            return Head(
+                2 * width,
+                width,
+                str(space.dtype),
+                "gaussian",
+                low=low,
+                high=high,
+                shape=space.shape,
+            )
+    raise PolicyError(
+        f"there is no policy for actions in {space}; it can be Discrete, MultiDiscrete (one axis), MultiBinary, or Box of floats"
+    )

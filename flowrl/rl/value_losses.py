@@ -28,7 +28,9 @@ def huber(x: Array, delta: float) -> Array:
 def weights_of(batch: Mapping[str, Array]) -> Array:
     """How much each row counts: its importance weight if it has one, 0 where it is not valid."""
     valid: Array = batch["valid"]
-    return jnp.where(valid, batch["weight"], 0.0) if "weight" in batch else valid.astype(jnp.float32)
+    return (
+        jnp.where(valid, batch["weight"], 0.0) if "weight" in batch else valid.astype(jnp.float32)
+    )
 
 
 def _without_memory(loss: Loss, net: Network, other: str) -> str:
@@ -64,18 +66,30 @@ class DQNLoss(Loss):
         if self.huber is not None and self.huber <= 0:
             raise SettingError(f"huber must be above 0 or None, got {self.huber}")
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         behind = policy(batch["target_params"], batch["next_obs"])[0].logits
-        chooser = policy(jax.lax.stop_gradient(params), batch["next_obs"])[0].logits if self.double else behind
+        chooser = (
+            policy(jax.lax.stop_gradient(params), batch["next_obs"])[0].logits
+            if self.double
+            else behind
+        )
         following = jnp.take_along_axis(behind, jnp.argmax(chooser, -1)[:, None], -1)[:, 0]
         target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * following)
         values = policy(params, batch["obs"])[0].logits
         value = jnp.take_along_axis(values, batch["action"][:, None].astype(jnp.int32), -1)[:, 0]
         error, valid = target - value, batch["valid"]
         each = error**2 / 2 if self.huber is None else huber(error, self.huber)
-        loss = jnp.sum(weights_of(batch) * jnp.where(valid, each, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
-        return loss, {"q_mean": mean(value, valid), "td_error": mean(jnp.abs(error), valid), "priority": jnp.abs(error)}
+        loss = jnp.sum(weights_of(batch) * jnp.where(valid, each, 0.0)) / jnp.maximum(
+            jnp.sum(valid), 1
+        )
+        return loss, {
+            "q_mean": mean(value, valid),
+            "td_error": mean(jnp.abs(error), valid),
+            "priority": jnp.abs(error),
+        }
 
 
 @dataclass(frozen=True)
@@ -103,24 +117,35 @@ class SACLoss(Loss):
             return f"SACLoss needs a policy with critics (fl.SACNetwork), not {net.name}; DQNLoss is for fl.QNetwork"
         return _without_memory(self, net, "SACNetwork")
 
-    def __call__(self, policy: Bound, params: Any, batch: Mapping[str, Array]) -> tuple[Array, Metrics]:
+    def __call__(
+        self, policy: Bound, params: Any, batch: Mapping[str, Array]
+    ) -> tuple[Array, Metrics]:
         """The loss and its metrics."""
         valid, fixed = batch["valid"], jax.lax.stop_gradient(params)
         shape = batch["action"].shape
         keys = jax.random.wrap_key_data(batch["seed"])
-        now, then = jnp.moveaxis(jax.vmap(lambda key: jax.random.normal(key, (2, *shape[1:])))(keys), 1, 0)
+        now, then = jnp.moveaxis(
+            jax.vmap(lambda key: jax.random.normal(key, (2, *shape[1:])))(keys), 1, 0
+        )
         log_alpha = policy(params, method="log_alpha")
         alpha = jnp.exp(jax.lax.stop_gradient(log_alpha))
 
         following = policy(fixed, batch["next_obs"])[0]
         action, logp = following.draw(then)
-        behind = policy(batch["target_params"], batch["next_obs"], action, method="critic").min(0) - alpha * logp
+        behind = (
+            policy(batch["target_params"], batch["next_obs"], action, method="critic").min(0)
+            - alpha * logp
+        )
         target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * behind)
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
-        critic = jnp.sum(weights_of(batch) * jnp.where(valid, (error**2).sum(0) / 2, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+        critic = jnp.sum(
+            weights_of(batch) * jnp.where(valid, (error**2).sum(0) / 2, 0.0)
+        ) / jnp.maximum(jnp.sum(valid), 1)
 
         action, logp = policy(params, batch["obs"])[0].draw(now)
-        actor = mean(alpha * logp - policy(fixed, batch["obs"], action, method="critic").min(0), valid)
+        actor = mean(
+            alpha * logp - policy(fixed, batch["obs"], action, method="critic").min(0), valid
+        )
 
         wanted = -float(shape[-1]) if self.target_entropy is None else self.target_entropy
         entropy = -mean(logp, valid)

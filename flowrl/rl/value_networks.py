@@ -62,8 +62,14 @@ class QNetwork(nnx.Module):
     ) -> None:
         actions = head(action_space)
         if actions.kind != "categorical":
-            raise PolicyError(f"QNetwork has a value for each of n actions, not for {action_space}; take SACNetwork for actions in a Box")
-        given = {k: v for k, v in (("channels", channels), ("kernels", kernels), ("strides", strides)) if v is not None}
+            raise PolicyError(
+                f"QNetwork has a value for each of n actions, not for {action_space}; take SACNetwork for actions in a Box"
+            )
+        given = {
+            k: v
+            for k, v in (("channels", channels), ("kernels", kernels), ("strides", strides))
+            if v is not None
+        }
         width = hidden[-1]
         if given or shows_images(obs_space):
             if normalize:
@@ -72,7 +78,10 @@ class QNetwork(nnx.Module):
             self.trunk = None
         else:
             flat = Encoder(obs_space, normalize=normalize)
-            self.encoder, self.trunk = flat, Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs)
+            self.encoder, self.trunk = (
+                flat,
+                Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs),
+            )
         self.advantage = uniform(width, actions.outputs, rngs=rngs)
         self.value = uniform(width, 1, rngs=rngs) if dueling else None
 
@@ -109,11 +118,20 @@ class SACNetwork(nnx.Module):
     ) -> None:
         actions = head(action_space)
         if not actions.continuous:
-            raise PolicyError(f"SACNetwork is for actions in a Box, not {action_space}; take QNetwork for one of n actions")
+            raise PolicyError(
+                f"SACNetwork is for actions in a Box, not {action_space}; take QNetwork for one of n actions"
+            )
         self.encoder = Encoder(obs_space, normalize=False)
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
-        self.critics = nnx.List([Trunk(self.encoder.size + actions.width, hidden, activation, linear=uniform, rngs=rngs) for _ in range(2)])
+        self.critics = nnx.List(
+            [
+                Trunk(
+                    self.encoder.size + actions.width, hidden, activation, linear=uniform, rngs=rngs
+                )
+                for _ in range(2)
+            ]
+        )
         self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(2)])
         self.price = nnx.Param(jnp.log(jnp.float32(alpha)))
 
@@ -125,7 +143,9 @@ class SACNetwork(nnx.Module):
     def critic(self, obs: Array, action: Array) -> Array:
         """What both critics think of actions ``[N, d]`` in [-1, 1]: ``[2, N]``."""
         x = jnp.concatenate([self.encoder(obs), action], axis=-1)
-        return jnp.stack([value(trunk(x))[:, 0] for trunk, value in zip(self.critics, self.values, strict=True)])
+        return jnp.stack(
+            [value(trunk(x))[:, 0] for trunk, value in zip(self.critics, self.values, strict=True)]
+        )
 
     def log_alpha(self) -> Array:
         """The logarithm of the price."""

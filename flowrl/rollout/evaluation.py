@@ -59,7 +59,11 @@ class Evaluation:
     @staticmethod
     def empty(episodes: int, max_steps: int = MAX_STEPS, sampled: bool = False) -> Evaluation:
         """Episodes that are still to be played."""
-        returns, lengths, digests = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, np.uint64)
+        returns, lengths, digests = (
+            np.zeros(episodes),
+            np.zeros(episodes, np.int64),
+            np.zeros(episodes, np.uint64),
+        )
         return Evaluation(returns, lengths, np.zeros(episodes, bool), digests, max_steps, sampled)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -106,19 +110,25 @@ class Evaluation:
         notes, count, cut = [], len(self), int(self.cut.sum())
         if cut:
             text = f"{cut} of {count} episode{'s' * (count > 1)} did not end within {self.max_steps:,} steps and {'was' if cut == 1 else 'were'} cut"
-            notes.append(f"{text}; the return is that of the steps until then (max_steps raises the bound)")
+            notes.append(
+                f"{text}; the return is that of the steps until then (max_steps raises the bound)"
+            )
         if self.different < count:
-            text = f"only {self.different} of the {count} episodes differ in any observation or reward"
+            text = (
+                f"only {self.different} of the {count} episodes differ in any observation or reward"
+            )
             if not self.sampled:
-                text += (
-                    ", and copies are no further samples: where the environment starts in few ways, greedy=False (--sampled) plays each differently"
-                )
+                text += ", and copies are no further samples: where the environment starts in few ways, greedy=False (--sampled) plays each differently"
             notes.append(text)
         return tuple(notes)
 
     def __str__(self) -> str:
         count, returns = len(self), self.different_returns
-        head = f"{count} episodes, {returns} different return{'s' * (returns > 1)}" if count > 1 else "1 episode"
+        head = (
+            f"{count} episodes, {returns} different return{'s' * (returns > 1)}"
+            if count > 1
+            else "1 episode"
+        )
         return f"{head}: mean {self.mean():.1f}, std {self.std():.1f}, min {self.min():.1f}, max {self.max():.1f}"
 
 
@@ -139,14 +149,23 @@ def noise_of(seeds: Any, first: Any, *, net: Network, explore: Explore) -> Any:
 class _Player:
     """Plays rounds of episodes, one in each environment of a vector, all of which begin together."""
 
-    def __init__(self, env: Make, vector: VectorEnv[Any, Any, Any], net: Network, weights: Any, explore: Explore | None) -> None:
+    def __init__(
+        self,
+        env: Make,
+        vector: VectorEnv[Any, Any, Any],
+        net: Network,
+        weights: Any,
+        explore: Explore | None,
+    ) -> None:
         self.env = env
         self.vector = vector
         self.net = net
         self.weights = jax.device_put(weights)
         self.fresh = net.memory(self.weights, vector.num_envs)
         self.act = jitted_act(net, explore or SAMPLED)
-        self.draws = None if explore is None else jitted(noise_of, (), ("net", net), ("explore", explore))
+        self.draws = (
+            None if explore is None else jitted(noise_of, (), ("net", net), ("explore", explore))
+        )
         self.mode = autoreset_mode(vector, env) if vector.num_envs > 1 else AutoresetMode.NEXT_STEP
 
     def call(self, verb: str, *args: Any, **named: Any) -> Any:
@@ -156,7 +175,9 @@ class _Player:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"{env_name(self.env)} raised in {verb}: {raised(error)}") from error
+            raise EnvironmentFailed(
+                f"{env_name(self.env)} raised in {verb}: {raised(error)}"
+            ) from error
 
     def round(self, found: Evaluation, first: int, seed: int) -> None:
         """Play the episodes from number `first` on, of which environment i plays number i, and fill them in.
@@ -229,7 +250,9 @@ def play(
         EnvironmentFailed: the environment raised, or broke its declared shape or type.
     """
     if episodes < 1 or max_steps < 1:
-        raise SettingError(f"episodes and max_steps must be at least 1, got episodes={episodes}, max_steps={max_steps}")
+        raise SettingError(
+            f"episodes and max_steps must be at least 1, got episodes={episodes}, max_steps={max_steps}"
+        )
     made = make_env(env, 1, wrappers, settings)
     vector = made if isinstance(made, VectorEnv) else guarded(env, [made])
     found = Evaluation.empty(episodes, max_steps, explore is not None)

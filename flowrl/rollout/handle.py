@@ -16,7 +16,10 @@ from flowrl.rl.policies import Weights
 from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS
 
-EVALUATED = tuple(f"eval/{name}" for name in ("return_mean", "return_std", "return_min", "return_max", "cut_episodes"))
+EVALUATED = tuple(
+    f"eval/{name}"
+    for name in ("return_mean", "return_std", "return_min", "return_max", "cut_episodes")
+)
 """The columns of a Row after an evaluation."""
 RECENT = 100
 """`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
@@ -87,7 +90,9 @@ class RunnersHandle(Handle):
         Raises:
             GraphError: these runners can't, or do so already with others.
         """
-        raise GraphError(f"{type(self).__name__} can't do work at the sampler; move it behind ParallelSample")
+        raise GraphError(
+            f"{type(self).__name__} can't do work at the sampler; move it behind ParallelSample"
+        )
 
     def may(self, min_fraction: float = 0.0) -> bool:
         """Whether so large a part of a round (0: a fragment) may be sampled now: not before there are newer weights, if requests are paced."""

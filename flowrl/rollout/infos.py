@@ -40,7 +40,9 @@ class Infos:
         """
         count = ~self.over if self.mode is AutoresetMode.NEXT_STEP else np.ones_like(self.over)
         self._take(info, count & ~over if self.mode is AutoresetMode.SAME_STEP else count)
-        if self.mode is AutoresetMode.SAME_STEP and over.any():  # what came with the reset stands in the other's place
+        if (
+            self.mode is AutoresetMode.SAME_STEP and over.any()
+        ):  # what came with the reset stands in the other's place
             self._take(info.get("final_info", {}), over)
         self.over = over.copy()
 
@@ -48,7 +50,9 @@ class Infos:
         for key, came in self.came.items():
             if key not in info:
                 others = (k for k in info if not k.startswith(("_", "final_")))
-                self.known.update(dict.fromkeys(k for k in others if np.any(count & info.get(f"_{k}", True))))
+                self.known.update(
+                    dict.fromkeys(k for k in others if np.any(count & info.get(f"_{k}", True)))
+                )
                 continue
             values, told = np.asarray(info[key]), info.get(f"_{key}", True)
             if values.shape != count.shape or values.dtype.kind not in "biuf":
@@ -60,7 +64,10 @@ class Infos:
 
     def tell(self) -> dict[str, Summed]:
         """What came since the last time, by column."""
-        told = {column(key): Summed.of(np.concatenate([np.zeros(0), *came])) for key, came in self.came.items()}
+        told = {
+            column(key): Summed.of(np.concatenate([np.zeros(0), *came]))
+            for key, came in self.came.items()
+        }
         for came in self.came.values():
             came.clear()
         return told

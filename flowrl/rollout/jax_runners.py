@@ -43,11 +43,21 @@ def _broken(seen: dict[int, Array]) -> Array:
     `seen`: the arrays, by the rows that are gone at their first one. A maximum takes both along.
     """
     floats = {ahead: x for ahead, x in seen.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    broken = ~jnp.isfinite(sum(jnp.max(jnp.abs(x), axis=[i for i in range(x.ndim) if i != 1]) for x in floats.values()))
+    broken = ~jnp.isfinite(
+        sum(jnp.max(jnp.abs(x), axis=[i for i in range(x.ndim) if i != 1]) for x in floats.values())
+    )
     column = jnp.argmax(broken)
-    bad = {ahead: ~jnp.isfinite(x[:, column]).reshape(x.shape[0], -1).all(axis=1) for ahead, x in floats.items()}
-    rows = [jnp.where(jnp.any(at), jnp.argmax(at) + ahead, jnp.iinfo(jnp.int32).max) for ahead, at in bad.items()]
-    return jnp.where(jnp.any(broken), jnp.stack([column, jnp.min(jnp.stack(rows))]), NONE).astype(jnp.int32)
+    bad = {
+        ahead: ~jnp.isfinite(x[:, column]).reshape(x.shape[0], -1).all(axis=1)
+        for ahead, x in floats.items()
+    }
+    rows = [
+        jnp.where(jnp.any(at), jnp.argmax(at) + ahead, jnp.iinfo(jnp.int32).max)
+        for ahead, at in bad.items()
+    ]
+    return jnp.where(jnp.any(broken), jnp.stack([column, jnp.min(jnp.stack(rows))]), NONE).astype(
+        jnp.int32
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,9 @@ class Core:
             },
         }
 
-    def roll(self, work: State, weights: Weights, *, first: int, count: int) -> tuple[State, dict[str, Array], dict[str, Array], dict[str, Array]]:
+    def roll(
+        self, work: State, weights: Weights, *, first: int, count: int
+    ) -> tuple[State, dict[str, Array], dict[str, Array], dict[str, Array]]:
         """A fragment of `count` runners from the first on.
 
         Returns:
@@ -106,24 +118,43 @@ class Core:
         """
         spec, envs = self.spec, self.spec.envs
         all_of_them = count == spec.count
-        runners = work["runners"] if all_of_them else jax.tree.map(lambda x: x[first : first + count], work["runners"])
+        runners = (
+            work["runners"]
+            if all_of_them
+            else jax.tree.map(lambda x: x[first : first + count], work["runners"])
+        )
         mine = slice(first * envs, (first + count) * envs)
-        columns = work["columns"] if all_of_them else jax.tree.map(lambda x: x[mine], work["columns"])
+        columns = (
+            work["columns"] if all_of_them else jax.tree.map(lambda x: x[mine], work["columns"])
+        )
         before = self.network.begin(weights, Memory(columns["carry"], columns["reset"]))
         step, turn = self._step(weights), runners["turn"]
         after, rows = jax.lax.scan(step, columns, self._random(runners, first))
         ended = {k: rows.pop(k) for k in ("over", "return", "length")}
         broken, at = _broken({1: rows["reward"], 0: rows["obs"], spec.fragment: after["obs"][None]})
         gone = jnp.repeat((turn * spec.fragment).astype(jnp.int32), envs)
-        ended["broken"] = jnp.stack([first * envs + broken, first + broken // envs, gone[broken] + at])
+        ended["broken"] = jnp.stack(
+            [first * envs + broken, first + broken // envs, gone[broken] + at]
+        )
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if spec.clip_rewards is not None:
             rows["reward"] = jnp.clip(rows["reward"], -spec.clip_rewards, spec.clip_rewards)
         if not all_of_them:
-            after = jax.tree.map(lambda whole, part: whole.at[mine].set(part), work["columns"], after)
-            runners = jax.tree.map(lambda whole, part: whole.at[first : first + count].set(part), work["runners"], runners)
+            after = jax.tree.map(
+                lambda whole, part: whole.at[mine].set(part), work["columns"], after
+            )
+            runners = jax.tree.map(
+                lambda whole, part: whole.at[first : first + count].set(part),
+                work["runners"],
+                runners,
+            )
         last = after["obs"] if all_of_them else after["obs"][mine]
-        return {"columns": after, "runners": runners}, rows, {"bootstrap_obs": last, "first": gone, **before}, ended
+        return (
+            {"columns": after, "runners": runners},
+            rows,
+            {"bootstrap_obs": last, "first": gone, **before},
+            ended,
+        )
 
     def _random(self, runners: State, first: int) -> tuple[Array, Array]:
         """All that a fragment draws: noise for actions ``[T, B, ...]`` and bits for environments ``[T, B, 2, 2]``."""
@@ -132,10 +163,16 @@ class Core:
         def one(data: Array, turn: Array, first: Array) -> tuple[Array, Array]:
             key = jax.random.fold_in(jax.random.wrap_key_data(data), turn)
             act, world = jax.random.split(key)
-            step = (turn * steps + jnp.repeat(jnp.arange(steps, dtype=jnp.uint32), envs)) * jnp.float32(envs * self.spec.count)
+            step = (
+                turn * steps + jnp.repeat(jnp.arange(steps, dtype=jnp.uint32), envs)
+            ) * jnp.float32(envs * self.spec.count)
             env = jnp.tile(first + jnp.arange(envs), steps)
-            noise = self.spec.explore.noise(self.network.head, act, steps * envs, step, env, envs * self.spec.count)
-            return noise.reshape(steps, envs, *noise.shape[1:]), jax.random.bits(world, (steps, envs, 2, 2))
+            noise = self.spec.explore.noise(
+                self.network.head, act, steps * envs, step, env, envs * self.spec.count
+            )
+            return noise.reshape(steps, envs, *noise.shape[1:]), jax.random.bits(
+                world, (steps, envs, 2, 2)
+            )
 
         firsts = envs * (first + jnp.arange(runners["turn"].shape[0]))
         if runners["turn"].shape[0] == 1:
@@ -144,15 +181,27 @@ class Core:
         return tuple(jnp.moveaxis(x, 0, 1).reshape(steps, -1, *x.shape[3:]) for x in (noise, bits))  # type: ignore[return-value]
 
     def _step(self, weights: Weights) -> Any:
-        net, env, dtype, scales, explore = self.network, self.env, self.spec.spaces().obs_dtype, self.spec.normalize_rewards, self.spec.explore
+        net, env, dtype, scales, explore = (
+            self.network,
+            self.env,
+            self.spec.spaces().obs_dtype,
+            self.spec.normalize_rewards,
+            self.spec.explore,
+        )
 
         def step(now: State, random: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:
-            packed, carry = net.act(weights, now["obs"], random[0], Memory(now["carry"], now["reset"]), explore)
+            packed, carry = net.act(
+                weights, now["obs"], random[0], Memory(now["carry"], now["reset"]), explore
+            )
             action, logp, value = net.unpack(packed)
-            state, obs, reward, terminated, truncated = advance(env, now["state"], now["done"], net.head.to_env(action), random[1])
+            state, obs, reward, terminated, truncated = advance(
+                env, now["state"], now["done"], net.head.to_env(action), random[1]
+            )
             over, valid = terminated | truncated, ~now["done"]
             returned, length = now["return"] + reward, now["length"] + valid
-            discounted = now["discounted"] * scales + reward if scales is not None else now["discounted"]
+            discounted = (
+                now["discounted"] * scales + reward if scales is not None else now["discounted"]
+            )
             row = {
                 "obs": now["obs"],
                 "action": action,
@@ -187,10 +236,14 @@ class Core:
             return runners, rows
         envs = self.spec.envs
         seen, valid = (
-            jnp.moveaxis(x.reshape(x.shape[0], -1, envs), 1, 0).reshape(-1, x.shape[0] * envs) for x in (rows.pop("discounted"), rows["valid"])
+            jnp.moveaxis(x.reshape(x.shape[0], -1, envs), 1, 0).reshape(-1, x.shape[0] * envs)
+            for x in (rows.pop("discounted"), rows["valid"])
         )
         moments = jax.vmap(merge_moments)(runners["moments"], seen, valid)
-        return {**runners, "moments": moments}, {**rows, "reward": rows["reward"] / jnp.sqrt(jnp.repeat(moments[1], envs) + 1e-8)}
+        return {**runners, "moments": moments}, {
+            **rows,
+            "reward": rows["reward"] / jnp.sqrt(jnp.repeat(moments[1], envs) + 1e-8),
+        }
 
     def nothing(self) -> State:
         """What there is to tell before anything happened."""
@@ -208,7 +261,9 @@ class Core:
         over = ended["over"].reshape(-1)
         number = jnp.sum(over, dtype=jnp.int32)
         behind = jnp.cumsum(over[::-1], dtype=jnp.int32)[::-1]  # of the last one 1
-        place = jnp.where(over & (behind <= RECENT), (told["ever"] + number - behind) % RECENT, RECENT)
+        place = jnp.where(
+            over & (behind <= RECENT), (told["ever"] + number - behind) % RECENT, RECENT
+        )
         return {
             "returns": told["returns"].at[place].set(ended["return"].reshape(-1), mode="drop"),
             "lengths": told["lengths"].at[place].set(ended["length"].reshape(-1), mode="drop"),
@@ -222,11 +277,18 @@ class Core:
         """What a Row is told, and what is left to tell."""
         there = jnp.arange(RECENT) < told["ever"]
         count = jnp.sum(there)
-        means = {f"{k}_mean": jnp.where(count > 0, jnp.sum(jnp.where(there, told[f"{k}s"], 0)) / count, math.nan) for k in ("return", "length")}
+        means = {
+            f"{k}_mean": jnp.where(
+                count > 0, jnp.sum(jnp.where(there, told[f"{k}s"], 0)) / count, math.nan
+            )
+            for k in ("return", "length")
+        }
         since = {name: told[name] for name in ("env_steps", "episodes", "broken")}
         return {**since, **means}, {**told, **{name: self.nothing()[name] for name in since}}
 
-    def evaluate(self, weights: Weights, key: Array, *, episodes: int, max_steps: int) -> dict[str, Array]:
+    def evaluate(
+        self, weights: Weights, key: Array, *, episodes: int, max_steps: int
+    ) -> dict[str, Array]:
         """Play whole episodes with the greedy actions, all at once, each of at most `max_steps`."""
         net, env, dtype = self.network, self.env, self.spec.spaces().obs_dtype
         states, obs = begin(env, jax.random.bits(key, (episodes, 2)))
@@ -236,7 +298,9 @@ class Core:
             packed, carry = net.act(weights, now["obs"].astype(dtype), None, now["memory"])
             bits = jax.random.bits(jax.random.fold_in(key, now["step"]), (episodes, 2, 2))
             action = net.head.to_env(net.unpack(packed)[0])
-            state, obs, reward, terminated, truncated = advance(env, now["state"], now["over"], action, bits)
+            state, obs, reward, terminated, truncated = advance(
+                env, now["state"], now["over"], action, bits
+            )
             return {
                 "state": state,
                 "obs": obs,
@@ -247,8 +311,17 @@ class Core:
             }
 
         zeros = jnp.zeros(episodes, jnp.float32)
-        first = {"state": states, "obs": obs, "memory": memory, "return": zeros, "over": zeros > 0, "step": jnp.uint32(0)}
-        last = jax.lax.while_loop(lambda now: ~jnp.all(now["over"]) & (now["step"] < max_steps), step, first)
+        first = {
+            "state": states,
+            "obs": obs,
+            "memory": memory,
+            "return": zeros,
+            "over": zeros > 0,
+            "step": jnp.uint32(0),
+        }
+        last = jax.lax.while_loop(
+            lambda now: ~jnp.all(now["over"]) & (now["step"] < max_steps), step, first
+        )
         found = [getattr(jnp, name)(last["return"]) for name in ("mean", "std", "min", "max")]
         return dict(zip(EVALUATED, [*found, jnp.sum(~last["over"])], strict=True))
 
@@ -291,15 +364,23 @@ class JaxRunners(RunnersHandle):
         """Use them from now on. What is sampled with them waits for them by itself."""
         told = range(self.spec.count) if to is None else np.unique(to).tolist()
         published = [*self.state["published"], {"weights": weights, "version": version}]
-        uses = [len(published) - 1 if i in told else use for i, use in enumerate(self.state["uses"])]
+        uses = [
+            len(published) - 1 if i in told else use for i, use in enumerate(self.state["uses"])
+        ]
         kept = sorted({*uses, len(published) - 1})
-        self.state = {**self.state, "published": [published[i] for i in kept], "uses": [kept.index(use) for use in uses]}
+        self.state = {
+            **self.state,
+            "published": [published[i] for i in kept],
+            "uses": [kept.index(use) for use in uses],
+        }
         self._published(weights, version, wait)
 
     def localize(self, chain: Chain) -> None:
         """From now on every fragment goes through these operators."""
         if self.chain not in (None, chain):
-            raise GraphError("other operators of this graph sample from the same runners with another local=...; give each runners of its own")
+            raise GraphError(
+                "other operators of this graph sample from the same runners with another local=...; give each runners of its own"
+            )
         self.chain, self.local = chain, Local(chain, self.core.network, self.site)
 
     def may(self, min_fraction: float = 0.0) -> bool:
@@ -318,12 +399,19 @@ class JaxRunners(RunnersHandle):
         asked = [int(item["version"]) for item in self.state["going"]]
         due = [int(self.state["published"][use]["version"]) for use in self.state["uses"]]
         done = self.state["paced"]
-        return room(*self.paced, min([*asked, *due]) - int(done["version"]), done["phase"] + len(asked))
+        return room(
+            *self.paced, min([*asked, *due]) - int(done["version"]), done["phase"] + len(asked)
+        )
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Ask the idle ones, take enough of those that were asked first, join in the order of the runners."""
         self._start()
-        whole = self.local is None and not self.state["going"] and self._allowed() == math.inf and len(set(self.state["uses"])) == 1
+        whole = (
+            self.local is None
+            and not self.state["going"]
+            and self._allowed() == math.inf
+            and len(set(self.state["uses"])) == 1
+        )
         if whole and part_of(self.spec.count, min_fraction) == self.spec.count:
             self._ask(0, self.spec.count)
             return self._taken(1, self.spec.count)
@@ -340,14 +428,19 @@ class JaxRunners(RunnersHandle):
         most = self._allowed()
         for level in range(in_flight):
             for runner in self.state["order"]:
-                if sum(going["runner"] == runner for going in self.state["going"]) <= level and most > 0:
+                if (
+                    sum(going["runner"] == runner for going in self.state["going"]) <= level
+                    and most > 0
+                ):
                     self._ask(runner, 1)
                     most -= 1
 
     def _ask(self, first: int, count: int) -> None:
         """Sample a fragment from each of so many runners, as one."""
         used = self.state["published"][self.state["uses"][first]]
-        work, data, columns, ended = self.site.run(self.core.roll, self.state["work"], used["weights"], first=first, count=count)
+        work, data, columns, ended = self.site.run(
+            self.core.roll, self.state["work"], used["weights"], first=first, count=count
+        )
         envs = self.spec.envs
         columns = {
             **columns,
@@ -357,16 +450,29 @@ class JaxRunners(RunnersHandle):
         }
         batch, asked = Batch(data, columns), range(first, first + count)
         batch = batch if self.local is None else self.local(used["weights"], batch)
-        going = {"runner": first, "version": used["version"], "batch": batch, "ended": ended, "valid": data["valid"]}
+        going = {
+            "runner": first,
+            "version": used["version"],
+            "batch": batch,
+            "ended": ended,
+            "valid": data["valid"],
+        }
         order = [*(i for i in self.state["order"] if i not in asked), *asked]
-        self.state = {**self.state, "work": work, "going": [*self.state["going"], going], "order": order}
+        self.state = {
+            **self.state,
+            "work": work,
+            "going": [*self.state["going"], going],
+            "order": order,
+        }
 
     def _taken(self, items: int, runners: int = 1) -> Batch:
         came, going = self.state["going"][:items], self.state["going"][items:]
         told = self.state["told"]
         for item in came:
             told = self.site.run(self.core.note, told, item["ended"], item["valid"])
-        batch = Batch.join([item["batch"] for item in sorted(came, key=lambda item: item["runner"])])
+        batch = Batch.join(
+            [item["batch"] for item in sorted(came, key=lambda item: item["runner"])]
+        )
         self.state = {**self.state, "told": told, "going": going, "paced": self._counted(items)}
         self.site.count(requests=items * runners, sampled_steps=batch.steps, outstanding=len(going))
         return batch
@@ -376,7 +482,10 @@ class JaxRunners(RunnersHandle):
         if self.paced is None:
             return done
         whole, phase = divmod(done["phase"] + items, self.paced[1].denominator)
-        return {"phase": phase, "version": np.int32(done["version"] + whole * self.paced[1].numerator)}
+        return {
+            "phase": phase,
+            "version": np.int32(done["version"] + whole * self.paced[1].numerator),
+        }
 
     def episodes(self) -> dict[str, Any]:
         """Drain what gathered."""
@@ -388,8 +497,13 @@ class JaxRunners(RunnersHandle):
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play all episodes at once with the newest weights."""
         self._start()
-        newest, key = self.state["published"][-1]["weights"], jax.random.fold_in(jax.random.key(seed), 0)
-        found: dict[str, Any] = self.site.run(self.core.evaluate, newest, key, episodes=episodes, max_steps=max_steps)
+        newest, key = (
+            self.state["published"][-1]["weights"],
+            jax.random.fold_in(jax.random.key(seed), 0),
+        )
+        found: dict[str, Any] = self.site.run(
+            self.core.evaluate, newest, key, episodes=episodes, max_steps=max_steps
+        )
         self.state = {**self.state, "evaluated": found}
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return found
@@ -397,4 +511,6 @@ class JaxRunners(RunnersHandle):
     def _start(self) -> None:
         """First weights of their own, where no learner gave them any."""
         if not self.state["published"]:
-            self.publish(self.site.run(self.core.network.init, self.site.key("weights")), np.int32(0))
+            self.publish(
+                self.site.run(self.core.network.init, self.site.key("weights")), np.int32(0)
+            )

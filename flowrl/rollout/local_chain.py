@@ -38,13 +38,22 @@ def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -
     """
     _whole(batch)
     if net.head.kind != "categorical":
-        raise ContractError(f"needs action values, which {net.name} has not: its actions are no choice of one of n; take a policy such as QNetwork")
-    return site.run(net.action_values, weights, {k: batch.data[k] for k in ("obs", "valid")}, sequence_columns(batch))
+        raise ContractError(
+            f"needs action values, which {net.name} has not: its actions are no choice of one of n; take a policy such as QNetwork"
+        )
+    return site.run(
+        net.action_values,
+        weights,
+        {k: batch.data[k] for k in ("obs", "valid")},
+        sequence_columns(batch),
+    )
 
 
 def _whole(batch: Batch) -> None:
     if "bootstrap_obs" not in batch.columns:
-        raise ContractError("needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns")
+        raise ContractError(
+            "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+        )
 
 
 class Acting(Handle):
@@ -78,11 +87,19 @@ class Local:
 
     def __init__(self, chain: Chain, net: Network, site: Site) -> None:
         names = list(chain)
-        self.into, self.out = Channel(names[0], (), 1, "block", "fifo"), Channel("", (names[-1],), 1, "block", "fifo")
-        nodes = [Node(name, op, (before,) if before else ()) for before, name, op in zip(["", *names], names, chain.values(), strict=False)]
+        self.into, self.out = (
+            Channel(names[0], (), 1, "block", "fifo"),
+            Channel("", (names[-1],), 1, "block", "fifo"),
+        )
+        nodes = [
+            Node(name, op, (before,) if before else ())
+            for before, name, op in zip(["", *names], names, chain.values(), strict=False)
+        ]
         self.acting, self.metrics = Acting(net, site), site.metrics
         handles = {target: self.acting for op in chain.values() for target, _ in refs(op).values()}
-        self.loop = Loop("local", nodes, handles, site, Ledger(), None, {names[0]: self.into, "": self.out})
+        self.loop = Loop(
+            "local", nodes, handles, site, Ledger(), None, {names[0]: self.into, "": self.out}
+        )
 
     def __call__(self, weights: Weights | None, batch: Batch) -> Batch:
         """What comes of a fragment."""
@@ -93,5 +110,7 @@ class Local:
         self.out.items.clear()
         if len(given) != 1 or not isinstance(given[0], Batch):
             got = f"{len(given)} items" if len(given) != 1 else a(given[0])
-            raise ContractError(f"local gave {got} for a fragment; it must give one batch for each, so move the rest behind ParallelSample")
+            raise ContractError(
+                f"local gave {got} for a fragment; it must give one batch for each, so move the rest behind ParallelSample"
+            )
         return given[0]

@@ -96,7 +96,9 @@ class AsyncRequests:
         if not self.going[worker]:
             self.since[worker] = time.monotonic()
         with TRANSFER:
-            self.going[worker].append(Request(worker, self.incarnations[worker], self.issued, self.submit(worker)))
+            self.going[worker].append(
+                Request(worker, self.incarnations[worker], self.issued, self.submit(worker))
+            )
 
     def next(self, timeout: float | None = None) -> Request:
         """Wait for the next result. Of several that are there, that of the worker whose call is the oldest comes first.
@@ -110,9 +112,13 @@ class AsyncRequests:
         """
         if not any(self.going):
             raise LookupError("nobody was asked; call fill() or ask(worker) first")
-        oldest = sorted((going[0] for going in self.going if going), key=lambda request: request.number)
+        oldest = sorted(
+            (going[0] for going in self.going if going), key=lambda request: request.number
+        )
         slowest = min(oldest, key=lambda request: self.since[request.worker]).worker
-        left = None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())
+        left = (
+            None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())
+        )
         with WAITING:
             found = self.wait([request.future for request in oldest], left)
         if found is None:

@@ -28,7 +28,9 @@ class RewardScale:
     def __call__(self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]) -> Array:
         """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it and the steps `skipped` behind it."""
         seen = []
-        for reward, valid, done in zip(data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True):
+        for reward, valid, done in zip(
+            data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True
+        ):
             self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
             seen.append(self.returns[valid])
             self.returns = np.where(done, 0.0, self.returns)
@@ -39,7 +41,9 @@ class RewardScale:
         x = np.concatenate(seen)
         if len(x):
             delta, total = x.mean() - self.mean, self.count + len(x)
-            self.var = (self.var * self.count + x.var() * len(x) + delta**2 * self.count * len(x) / total) / total
+            self.var = (
+                self.var * self.count + x.var() * len(x) + delta**2 * self.count * len(x) / total
+            ) / total
             self.mean, self.count = self.mean + delta * len(x) / total, total
         scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
         return scaled

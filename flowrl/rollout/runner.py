@@ -53,7 +53,9 @@ def _here(x: Any) -> jax.Array:
 class Runner:
     """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
 
-    def __init__(self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0) -> None:
+    def __init__(
+        self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0
+    ) -> None:
         self.spec = spec
         self.index = index
         self.label = f"{name}, runner {index}"
@@ -66,7 +68,9 @@ class Runner:
         self.spaces = spec.spaces()
         self.seed = seed_of(seed, name, index, incarnation)
         self.facts = {"resource": name, "runner": index, "incarnation": incarnation}
-        self.key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index)
+        self.key = jax.random.fold_in(
+            jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index
+        )
         self.key = jax.random.fold_in(self.key, incarnation) if incarnation else self.key
         self.key = jax.random.key_data(self.key)  # typed keys cost a call of `act` a third more
         self.shape = (spec.envs, *(self.spaces.obs.shape or ()))
@@ -74,7 +78,9 @@ class Runner:
         self.turn = 0
         self.weights: Weights | None = None
         self.version = 0
-        self.scale = RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
+        self.scale = (
+            RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
+        )
         self._started = False
         self.local: Local | None = None
         self.infos: Infos | None = None
@@ -82,25 +88,37 @@ class Runner:
     def close(self) -> None:
         """Close the environments."""
         if "vector" in self.__dict__:  # made, be it that its first reset failed
-            self.__dict__.pop("vector").close()  # and let go of: those of Atari games end their threads only then
+            self.__dict__.pop(
+                "vector"
+            ).close()  # and let go of: those of Atari games end their threads only then
 
     @cached_property
     def vector(self) -> Any:
         """The environments, made at first use."""
-        return make_vector(self.spec.env, self.spec.envs, self.spec.wrappers, self.spec.env_settings)
+        return make_vector(
+            self.spec.env, self.spec.envs, self.spec.wrappers, self.spec.env_settings
+        )
 
     def _start(self) -> None:
         if self._started:
             return
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
         if self.spec.metrics:
-            self.infos = Infos(self.spec.metrics, self.spec.envs, env_name(self.spec.env), self.mode)
+            self.infos = Infos(
+                self.spec.metrics, self.spec.envs, env_name(self.spec.env), self.mode
+            )
         self.obs = self._reset(seed=self.seed)
         self.done = np.zeros(self.spec.envs, bool)
-        self.memory = self.network.memory(self.weights, self.spec.envs) if self.weights is not None else Memory()
+        self.memory = (
+            self.network.memory(self.weights, self.spec.envs)
+            if self.weights is not None
+            else Memory()
+        )
         self.sums = np.zeros((2, self.spec.envs))
         self.gone = np.zeros(self.spec.envs, np.int32)
-        self.taken = np.zeros(self.spec.envs, np.int64)  # of `gone` those that were steps, not resets or final observations
+        self.taken = np.zeros(
+            self.spec.envs, np.int64
+        )  # of `gone` those that were steps, not resets or final observations
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
@@ -112,7 +130,9 @@ class Runner:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
+            raise EnvironmentFailed(
+                f"{env_name(self.spec.env)} raised in reset: {raised(error)}"
+            ) from error
 
     def localize(self, chain: Chain) -> None:
         """From now on every fragment goes through these operators before it is sent."""
@@ -140,7 +160,11 @@ class Runner:
             with START:
                 self._start()
             with STEP:
-                sample = self._fill_next_step() if self.mode is AutoresetMode.NEXT_STEP else self._fill_same_step()
+                sample = (
+                    self._fill_next_step()
+                    if self.mode is AutoresetMode.NEXT_STEP
+                    else self._fill_same_step()
+                )
         except EnvironmentFailed as error:
             error.message = f"{self.label}: {error.message}"
             if (within := error.facts.get("within")) is not None:
@@ -159,21 +183,40 @@ class Runner:
         told = summed(self.local.metrics.drain()) if self.local is not None else {}
         if self.infos is None:
             return replace(episodes, metrics=told) if told else episodes
-        return replace(episodes, metrics={**told, **self.infos.tell()}, infos=tuple(self.infos.known))
+        return replace(
+            episodes, metrics={**told, **self.infos.tell()}, infos=tuple(self.infos.known)
+        )
 
-    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> Evaluation:
+    def evaluate(
+        self,
+        published: tuple[Weights, Any] | None,
+        episodes: int,
+        seed: int,
+        max_steps: int = MAX_STEPS,
+    ) -> Evaluation:
         """Play whole episodes greedily, in environments made for them."""
         self.take(published)
         spec = self.spec
         with EVALUATION:
-            return play(spec.env, self.network, self.weights, episodes, seed, spec.wrappers, spec.env_settings, max_steps=max_steps)
+            return play(
+                spec.env,
+                self.network,
+                self.weights,
+                episodes,
+                seed,
+                spec.wrappers,
+                spec.env_settings,
+                max_steps=max_steps,
+            )
 
     # -- filling a fragment
 
     def _fill_next_step(self) -> Sample:
         steps = self.spec.fragment
         data, carry = self._empty(steps), self._carry()
-        obs, acts, reward, terminated, truncated, valid = (data[k] for k in ("obs", "packed", "reward", "terminated", "truncated", "valid"))
+        obs, acts, reward, terminated, truncated, valid = (
+            data[k] for k in ("obs", "packed", "reward", "terminated", "truncated", "valid")
+        )
         valid[0] = ~self.done
         for t in range(steps):
             packed = self._decide()
@@ -204,7 +247,11 @@ class Runner:
                 data[name][at] = values[open_]
             data["valid"][at] = True
             obs, reward, terminated, truncated, final = self._step(packed)
-            for name, values in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            for name, values in (
+                ("reward", reward),
+                ("terminated", terminated),
+                ("truncated", truncated),
+            ):
                 data[name][at] = values[open_]
             full = np.flatnonzero(row >= steps)
             skipped.extend(zip(full, reward[full], (terminated | truncated)[full], strict=True))
@@ -217,7 +264,11 @@ class Runner:
                 at = (row[ended], ended)
                 data["obs"][at] = final[ended]
                 data["packed"][at] = self._decide_on(final, self.noise[0])[0][ended]
-                data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
+                data["reward"][at], data["terminated"][at], data["truncated"][at] = (
+                    0.0,
+                    False,
+                    False,
+                )
                 row[ended] += 1
                 last[ended] = obs[ended]
             self.memory = Memory(self.memory.carry, over) if self.network.recurrent else self.memory
@@ -284,7 +335,9 @@ class Runner:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"{env_name(self.spec.env)} raised in step: {raised(error)}") from error
+            raise EnvironmentFailed(
+                f"{env_name(self.spec.env)} raised in step: {raised(error)}"
+            ) from error
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
@@ -296,11 +349,23 @@ class Runner:
         checked: Array = obs.astype(self.obs_dtype, copy=False)
         return checked
 
-    def _finish(self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Sample:
+    def _finish(
+        self,
+        data: dict[str, Array],
+        last: Array,
+        carry: dict[str, Array],
+        skipped: list[tuple[int, float, bool]],
+    ) -> Sample:
         with CONCAT:
             return self._made(data, last, carry, skipped)
 
-    def _made(self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Sample:
+    def _made(
+        self,
+        data: dict[str, Array],
+        last: Array,
+        carry: dict[str, Array],
+        skipped: list[tuple[int, float, bool]],
+    ) -> Sample:
         self._check_finite(data, last, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
         for name in ("reward", "terminated", "truncated"):
@@ -309,7 +374,9 @@ class Runner:
         if self.scale is not None:
             data["reward"] = self.scale(data, skipped)
         if self.spec.clip_rewards is not None:
-            np.clip(data["reward"], -self.spec.clip_rewards, self.spec.clip_rewards, out=data["reward"])
+            np.clip(
+                data["reward"], -self.spec.clip_rewards, self.spec.clip_rewards, out=data["reward"]
+            )
         columns = {
             "bootstrap_obs": last,
             "version": np.full(self.spec.envs, self.version, np.int32),
@@ -325,28 +392,53 @@ class Runner:
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
 
-    def _check_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> None:
+    def _check_finite(
+        self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]
+    ) -> None:
         seen = (data["reward"], data["obs"], last, np.array([reward for _, reward, _ in skipped]))
         if not all(x.dtype.kind != "f" or np.isfinite(x).all() for x in seen):
             raise self._not_finite(data, last, skipped)
 
-    def _not_finite(self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]) -> EnvironmentFailed:
+    def _not_finite(
+        self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]
+    ) -> EnvironmentFailed:
         """The error for the first number that is not finite: by the rows that were gone then, that of its step among them."""
-        steps, valid, over = self.spec.fragment, data["valid"], data["terminated"] | data["truncated"]
+        steps, valid, over = (
+            self.spec.fragment,
+            data["valid"],
+            data["terminated"] | data["truncated"],
+        )
         found: list[tuple[int, int, int, str, float]] = []
         for i, (b, x, _) in enumerate(skipped):
             if not np.isfinite(x):
-                found.append((steps, int(b), [c for c, _, _ in skipped[: i + 1]].count(b), "reward", x))
-        for name, values, ahead in (("reward", data["reward"], 1), ("obs", data["obs"], 0), ("obs", last[None], steps)):
+                found.append(
+                    (steps, int(b), [c for c, _, _ in skipped[: i + 1]].count(b), "reward", x)
+                )
+        for name, values, ahead in (
+            ("reward", data["reward"], 1),
+            ("obs", data["obs"], 0),
+            ("obs", last[None], steps),
+        ):
             if values.dtype.kind == "f":
-                found += [(int(p[0]) + ahead, int(p[1]), 0, name, values[tuple(p)]) for p in np.argwhere(~np.isfinite(values))]
+                found += [
+                    (int(p[0]) + ahead, int(p[1]), 0, name, values[tuple(p)])
+                    for p in np.argwhere(~np.isfinite(values))
+                ]
         rows, b, more, name, value = min(found, key=lambda x: (x[0], x[2]))
         before = rows - (not more)  # the rows in which an episode may have ended before
         ended = np.flatnonzero(over[: max(before, 0), b])
-        since = valid[ended[-1] + 1 : rows, b].sum() if len(ended) else self.sums[1, b] + valid[:rows, b].sum()
+        since = (
+            valid[ended[-1] + 1 : rows, b].sum()
+            if len(ended)
+            else self.sums[1, b] + valid[:rows, b].sum()
+        )
         step = int(self.taken[b] + valid[:rows, b].sum() + more)
         reset = name == "obs" and (step == 0 or not valid[rows - 1, b])
-        way = f"in a reset, after its step {step:,}" if reset else f"at its step {step:,} since it was made, {int(since + more):,} of an episode"
+        way = (
+            f"in a reset, after its step {step:,}"
+            if reset
+            else f"at its step {step:,} since it was made, {int(since + more):,} of an episode"
+        )
         at = "the end" if rows == steps and name == "obs" else f"step {rows - (name == 'reward')}"
         return EnvironmentFailed(
             f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at {at} of the fragment: {value}, {way}; it is "

@@ -40,7 +40,13 @@ class RunnerTwin:
     def close(self) -> None:
         """Nothing to close."""
 
-    def evaluate(self, published: tuple[Weights, Any] | None, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> Evaluation:
+    def evaluate(
+        self,
+        published: tuple[Weights, Any] | None,
+        episodes: int,
+        seed: int,
+        max_steps: int = MAX_STEPS,
+    ) -> Evaluation:
         """Episodes without a step."""
         self._take(published)
         return Evaluation.empty(episodes, max_steps)
@@ -78,8 +84,14 @@ class RunnerTwin:
             **self._carry,
         }
         metrics = {column(key): Summed() for key in self.spec.metrics}
-        sample = Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0), metrics=metrics))
-        return sample if self.local is None else Sample(self.local(self.weights, sample.batch), sample.episodes)
+        sample = Sample(
+            Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0), metrics=metrics)
+        )
+        return (
+            sample
+            if self.local is None
+            else Sample(self.local(self.weights, sample.batch), sample.episodes)
+        )
 
     @cached_property
     def _carry(self) -> dict[str, Array]:

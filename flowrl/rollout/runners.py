@@ -99,8 +99,17 @@ class GymRunners(RunnersHandle):
 
     def facts(self) -> dict[str, Any]:
         """How many there are, what came of each, and the runner-seconds in rounds and of these those of waiting for the slowest."""
-        so_far = {"fragments": list(self._gone), "rounds": [self._rounds, self._idle], "elsewhere": self.site.elsewhere}
-        return {"count": self.spec.count, "envs": self.spec.envs, "singly": steps_singly(self.spec.env, self.spec.wrappers), **so_far}
+        so_far = {
+            "fragments": list(self._gone),
+            "rounds": [self._rounds, self._idle],
+            "elsewhere": self.site.elsewhere,
+        }
+        return {
+            "count": self.spec.count,
+            "envs": self.spec.envs,
+            "singly": steps_singly(self.spec.env, self.spec.wrappers),
+            **so_far,
+        }
 
     def findings(self) -> Iterator[str]:
         """What was started anew and why; what waiting for the slowest costs."""
@@ -128,7 +137,9 @@ class GymRunners(RunnersHandle):
     def localize(self, chain: Chain) -> None:
         """Tell every runner."""
         if self._chain not in (None, chain):
-            raise GraphError("other operators of this graph sample from the same runners with another local=...; give each runners of its own")
+            raise GraphError(
+                "other operators of this graph sample from the same runners with another local=...; give each runners of its own"
+            )
         self._chain = chain
         for call in [self.pool.submit(i, "localize", chain) for i in range(self.spec.count)]:
             call.result()
@@ -146,7 +157,10 @@ class GymRunners(RunnersHandle):
         if self._paced is None:
             return math.inf
         with self._asking:
-            oldest = min([v for asked in self._asked for v in asked] + [due.version for due in map(self._next, range(self.spec.count)) if due])
+            oldest = min(
+                [v for asked in self._asked for v in asked]
+                + [due.version for due in map(self._next, range(self.spec.count)) if due]
+            )
         return room(*self._paced, int(oldest), self._came + len(self.requests))
 
     @property
@@ -154,8 +168,15 @@ class GymRunners(RunnersHandle):
         """The versions of the weights at hand, and those with which requests were made that have not come back; and how far pacing is."""
         asked = [[{"version": v} for v in versions] for versions in self._asked]
         with self._asking:
-            due = [{"version": p.version if p else np.int32(0)} for p in (self._latest, *map(self._next, range(self.spec.count)))]
-        return {"due": due, "asked": asked, "paced": (self._allowed(), *self.requests.order()) if self._paced else ()}
+            due = [
+                {"version": p.version if p else np.int32(0)}
+                for p in (self._latest, *map(self._next, range(self.spec.count)))
+            ]
+        return {
+            "due": due,
+            "asked": asked,
+            "paced": (self._allowed(), *self.requests.order()) if self._paced else (),
+        }
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Ask the idle ones, wait for enough, join in the order of the runners."""
@@ -197,7 +218,9 @@ class GymRunners(RunnersHandle):
             try:
                 request = self.requests.next(self.spec.timeout)
             except Late as late:
-                error = RuntimeFailed(f"{self.site.name}, runner {late.worker} gave nothing for {self.spec.timeout:g} s")
+                error = RuntimeFailed(
+                    f"{self.site.name}, runner {late.worker} gave nothing for {self.spec.timeout:g} s"
+                )
                 self._restart(late.worker, 0, error, self.requests.going[late.worker][0].future)
                 continue
             worker = request.worker
@@ -225,7 +248,9 @@ class GymRunners(RunnersHandle):
         Raises:
             FlowrlError: `error`, after as many restarts as it has.
         """
-        if because is None or self.pool.current(because):  # if not, it only lost its process to another one's failure
+        if because is None or self.pool.current(
+            because
+        ):  # if not, it only lost its process to another one's failure
             failures = self._failures[worker]
             if failures >= self.spec.restarts or self._closing.is_set():
                 if failures:
@@ -251,7 +276,9 @@ class GymRunners(RunnersHandle):
 
     def _joined(self, samples: list[Sample]) -> Batch:
         batch = Batch.join([sample.batch for sample in samples])
-        self.site.count(requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests))
+        self.site.count(
+            requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests)
+        )
         return batch
 
     def episodes(self) -> dict[str, Any]:
@@ -264,7 +291,15 @@ class GymRunners(RunnersHandle):
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         with self._asking:
             calls = [
-                self.pool.submit(i, "evaluate", self._lacking(i, newest), len(part), seed + int(part[0]), max_steps) for i, part in enumerate(shares)
+                self.pool.submit(
+                    i,
+                    "evaluate",
+                    self._lacking(i, newest),
+                    len(part),
+                    seed + int(part[0]),
+                    max_steps,
+                )
+                for i, part in enumerate(shares)
             ]
         parts: list[Evaluation] = []
         for call in calls:
@@ -279,7 +314,12 @@ class GymRunners(RunnersHandle):
     def _start(self) -> Published:
         """The newest weights, which are runners' own where no learner gave them any."""
         if self._latest is None:
-            self.publish(self.site.run(network(self.spec.policy, self.spaces).init, self.site.key("weights")), np.int32(0))
+            self.publish(
+                self.site.run(
+                    network(self.spec.policy, self.spaces).init, self.site.key("weights")
+                ),
+                np.int32(0),
+            )
         return cast("Published", self._latest)
 
     def _lacking(self, index: int, wanted: Published) -> Any:
@@ -333,21 +373,29 @@ class Runners(Resource):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.restarts < 0 or (self.timeout is not None and self.timeout <= 0):
-            raise SettingError(f"restarts must not be negative and timeout above 0 or None, got restarts={self.restarts}, timeout={self.timeout}")
+            raise SettingError(
+                f"restarts must not be negative and timeout above 0 or None, got restarts={self.restarts}, timeout={self.timeout}"
+            )
         if self.clip_rewards is not None and self.clip_rewards <= 0:
             raise SettingError(f"clip_rewards must be above 0 or None, got {self.clip_rewards}")
         if self.on_error not in ("stop", "restart"):
             raise SettingError(f"on_error must be stop or restart, got {self.on_error!r}")
         if isinstance(self.env, gym.Env | VectorEnv):
-            raise SettingError(f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}")
+            raise SettingError(
+                f"env must be an id, a class or a function that makes an environment, got one that is made already: {self.env}"
+            )
         if not isinstance(self.explore, Explore):
-            raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {self.explore!r}")
+            raise SettingError(
+                f"explore must be one such as fl.EpsilonGreedy(), got {self.explore!r}"
+            )
         if wrong := hidden(self.explore, Explore):
             raise SettingError(f"explore: {wrong}")
         if wrong := next(filter(None, (misnamed(key, "env/") for key in self.metrics)), ""):
             raise SettingError(f"metrics: {wrong}")
         if not isinstance(self.policy, Policy):
-            raise SettingError(f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}")
+            raise SettingError(
+                f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}"
+            )
 
     def __hash__(self) -> int:
         return hash((self.env, self.policy, self.count, self.envs, self.fragment, self.explore))
@@ -378,14 +426,25 @@ class Runners(Resource):
         """
         here: Site = site or alone("runners", self)
         if self.metrics and self.jax_env is not None:
-            raise SettingError("metrics: an environment in JAX tells no info with its steps; compute them from obs in an operator, by ctx.metric")
-        return GymRunners(self, here) if self.jax_env is None or here.elsewhere else JaxRunners(self, here)
+            raise SettingError(
+                "metrics: an environment in JAX tells no info with its steps; compute them from obs in an operator, by ctx.metric"
+            )
+        return (
+            GymRunners(self, here)
+            if self.jax_env is None or here.elsewhere
+            else JaxRunners(self, here)
+        )
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Do new weights ever reach them, and can they explore so?"""
         if use.traced and (wrong := self.explore.check(network(self.policy, self.spaces()).head)):
             yield use.name, wrong
-        if use.traced and use.total("requests") and not use.total("publishes") and any(use.total("updates", other) for other in use.resources):
+        if (
+            use.traced
+            and use.total("requests")
+            and not use.total("publishes")
+            and any(use.total("updates", other) for other in use.resources)
+        ):
             yield (
                 use.name,
                 "act with their first weights for ever, for no node publishes new ones to them; add sync=SyncWeights() behind TrainOneStep",
@@ -393,6 +452,9 @@ class Runners(Resource):
 
     def describe(self) -> str:
         """``2 runners x 8 envs x 128 steps of CartPole-v1``, and how they explore if not by the policy's own chance."""
-        parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.count, "runner"), (self.envs, "env"), (self.fragment, "step"))]
+        parts = [
+            f"{n} {word}{'s' * (n != 1)}"
+            for n, word in ((self.count, "runner"), (self.envs, "env"), (self.fragment, "step"))
+        ]
         explore = "" if isinstance(self.explore, Sampled) else f", {type(self.explore).__name__}"
         return f"{' x '.join(parts)} of {env_name(self.env)}{explore}"

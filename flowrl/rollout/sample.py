@@ -53,4 +53,9 @@ def seed_of(seed: int, name: str, runner: int, incarnation: int = 0) -> int:
         incarnation: how often it was started anew; it then goes other ways than those that led to its end.
     """
     again = [incarnation] if incarnation else []
-    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[0] >> 1)
+    return int(
+        np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[
+            0
+        ]
+        >> 1
+    )

@@ -39,9 +39,13 @@ class Told:
         with self._lock:
             self._since["env_steps"] += episodes.env_steps + episodes.skipped
             self._since["episodes"] += len(episodes.returns)
-            self._recent.extend(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True))
+            self._recent.extend(
+                zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True)
+            )
             if self.keys:
-                self.keys = {key: None for key in self.keys if not episodes.metrics[column(key)].number}
+                self.keys = {
+                    key: None for key in self.keys if not episodes.metrics[column(key)].number
+                }
                 self.known.update(dict.fromkeys(episodes.infos))
         if episodes.metrics:
             self.site.metrics.merge(episodes.metrics, self.site.name)
@@ -50,12 +54,19 @@ class Told:
         """A runner was started anew, and so many steps were lost."""
         with self._lock:
             old = self.restarted
-            self.restarted = {"restarts": old.get("restarts", 0) + 1, "lost_steps": old.get("lost_steps", 0) + steps}
+            self.restarted = {
+                "restarts": old.get("restarts", 0) + 1,
+                "lost_steps": old.get("lost_steps", 0) + steps,
+            }
 
     def evaluate(self, parts: list[Evaluation]) -> dict[str, float]:
         """Take what runners evaluated; the next Row reports it."""
         found = Evaluation.join(parts) if parts else None
-        numbers = (found.mean(), found.std(), found.min(), found.max(), float(found.cut.sum())) if found else (math.nan,) * len(EVALUATED)
+        numbers = (
+            (found.mean(), found.std(), found.min(), found.max(), float(found.cut.sum()))
+            if found
+            else (math.nan,) * len(EVALUATED)
+        )
         self.evaluated = dict(zip(EVALUATED, numbers, strict=True))
         return self.evaluated
 
@@ -63,11 +74,18 @@ class Told:
         """All that gathered since the last time."""
         with self._lock:
             since, self._since = self._since, {"env_steps": 0, "episodes": 0}
-            returns, lengths = zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
+            returns, lengths = (
+                zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
+            )
             told, self.evaluated = {**self.evaluated, **self.restarted}, {}
         if self._recent:
             self.complain()
-        return {**since, "return_mean": float(np.mean(returns)), "length_mean": float(np.mean(lengths)), **told}
+        return {
+            **since,
+            "return_mean": float(np.mean(returns)),
+            "length_mean": float(np.mean(lengths)),
+            **told,
+        }
 
     def complain(self) -> None:
         """Warn once of keys that never came, though whole episodes did or the run is over."""
@@ -75,4 +93,8 @@ class Told:
             missing, self.keys = self.keys, {}
         for key in missing:
             what = unknown("key", key, self.known).removeprefix("unknown ")
-            self.site.stream.emit(Warned(f"{self.site.name}: metrics: no step's info ever had the {what}; {column(key)} is NaN"))
+            self.site.stream.emit(
+                Warned(
+                    f"{self.site.name}: metrics: no step's info ever had the {what}; {column(key)} is NaN"
+                )
+            )

@@ -49,7 +49,9 @@ class RowMaker:
     def __init__(self, graph: str, started: float) -> None:
         self.graph = graph
         self.started = self.last = started
-        self.totals = dict.fromkeys(("row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes"), 0)
+        self.totals = dict.fromkeys(
+            ("row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes"), 0
+        )
 
     def row(self, tally: Tally, now: float | None = None, **extra: float) -> Row:
         """The next Row, with `extra` columns; it closed at the time `now`, which is this moment if not given. Waits for the device.
@@ -58,7 +60,9 @@ class RowMaker:
             EnvironmentFailed: an environment gave NaN or infinity since the last Row.
             NotFinite: an update since the last Row gave NaN or infinity.
         """
-        if not all(isinstance(x, np.ndarray | np.generic | float | int) for x in jax.tree.leaves(tally)):
+        if not all(
+            isinstance(x, np.ndarray | np.generic | float | int) for x in jax.tree.leaves(tally)
+        ):
             tally = jax.device_get(tally)
         told, metered = dict(tally.episodes), summed(tally.metrics)
         env, runner, gone = (int(x) for x in told.pop("broken", (-1, 0, 0)))
@@ -71,7 +75,10 @@ class RowMaker:
                 runner=runner,
                 row=gone - 1,
             )
-        updates = [dict(zip(u.metrics.names, u.metrics.values.tolist(), strict=True)) for u in tally.updates]
+        updates = [
+            dict(zip(u.metrics.names, u.metrics.values.tolist(), strict=True))
+            for u in tally.updates
+        ]
         self._check(updates)
         names = dict.fromkeys(name for u in updates for name in u)
         metrics = {name: fmean(u[name] for u in updates if name in u) for name in names}
@@ -99,7 +106,11 @@ class RowMaker:
                 "lag_max": max((most for _, most in lags), default=math.nan),
                 "loss": metrics.pop("loss", math.nan),
                 **metrics,
-                **{column: x for name, of_one in metered.items() for column, x in of_one.columns(name).items()},
+                **{
+                    column: x
+                    for name, of_one in metered.items()
+                    for column, x in of_one.columns(name).items()
+                },
                 **{k: float(v) for k, v in told.items()},
                 **extra,
             }
@@ -152,7 +163,9 @@ class Audit:
     @property
     def closed(self) -> bool:
         """Whether every edge and every replay accounts for what came in."""
-        return all(e.put == e.got + e.dropped + e.held for e in self.edges) and all(stock.closed for stock in self.stocks.values())
+        return all(e.put == e.got + e.dropped + e.held for e in self.edges) and all(
+            stock.closed for stock in self.stocks.values()
+        )
 
     def __str__(self) -> str:
         heads = ("items put", "got", "dropped", "held", "steps put", "got", "dropped", "held")
@@ -160,13 +173,26 @@ class Audit:
         for e in self.edges:
             parts = (e.put, e.got, e.dropped, e.held)
             numbers = (*(p.items for p in parts), *(p.steps for p in parts))
-            lines.append(f"{f'{e.before} -> {e.after}':<24}" + "".join(f"{n:>12,}" for n in numbers))
-        lines += [f"{node} holds {steps:,} steps for its next item" for node, steps in self.held_steps.items()]
+            lines.append(
+                f"{f'{e.before} -> {e.after}':<24}" + "".join(f"{n:>12,}" for n in numbers)
+            )
+        lines += [
+            f"{node} holds {steps:,} steps for its next item"
+            for node, steps in self.held_steps.items()
+        ]
         lines += [f"{name}: {stock}" for name, stock in self.stocks.items()]
-        return "\n".join([*lines, "the audit closes" if self.closed else "THE AUDIT DOES NOT CLOSE"]) + "\n"
+        return (
+            "\n".join([*lines, "the audit closes" if self.closed else "THE AUDIT DOES NOT CLOSE"])
+            + "\n"
+        )
 
 
-def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel], handles: Mapping[str, Handle]) -> Audit:
+def audit(
+    ledger: Ledger,
+    loops: Sequence[Loop],
+    channels: Mapping[str, Channel],
+    handles: Mapping[str, Handle],
+) -> Audit:
     """The audit of all passes so far."""
     inside = {}
     for loop in loops:
@@ -175,13 +201,19 @@ def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel]
             if steps := sum(x.steps for x in items if isinstance(x, Batch)):
                 inside[name] = steps
 
-    def amount(items: Counter[tuple[str, str]], steps: Counter[tuple[str, str]], edge: tuple[str, str]) -> Amount:
+    def amount(
+        items: Counter[tuple[str, str]], steps: Counter[tuple[str, str]], edge: tuple[str, str]
+    ) -> Amount:
         return Amount(items[edge], steps[edge])
 
     edges = []
     for before, after in list(ledger.put):
         edge = (before, after)
-        waiting = [item for source, item in channels[after].items if source == before] if after in channels else []
+        waiting = (
+            [item for source, item in channels[after].items if source == before]
+            if after in channels
+            else []
+        )
         edges.append(
             Edge(
                 before,
@@ -193,7 +225,9 @@ def audit(ledger: Ledger, loops: Sequence[Loop], channels: Mapping[str, Channel]
             )
         )
     stocks = {name: handle.stock() for name, handle in handles.items()}
-    return Audit(tuple(edges), inside, {name: stock for name, stock in stocks.items() if stock is not None})
+    return Audit(
+        tuple(edges), inside, {name: stock for name, stock in stocks.items() if stock is not None}
+    )
 
 
 class Session:
@@ -236,7 +270,9 @@ class Session:
         self.steps: int | None = None
         """Environment steps after which no more rows are wanted."""
         try:
-            self.turns = turns(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger))
+            self.turns = turns(
+                graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger)
+            )
         except BaseException as error:
             noting(error, self.close)()
             raise
@@ -254,13 +290,19 @@ class Session:
             with interrupts_wait() as pressed:
                 tallies = self.turns.round(self._wanted())
             self.interrupted = pressed()
-            each = (time.perf_counter() - began) / max(len(tallies), 1)  # those that one round closed share its time
+            each = (time.perf_counter() - began) / max(
+                len(tallies), 1
+            )  # those that one round closed share its time
             for number, tally in enumerate(tallies, 1):
                 self.coming = len(tallies) - number
                 share = number / len(tallies)
-                dropped = {k: before[k] + share * (now - before[k]) for k, now in self._dropped().items()}
+                dropped = {
+                    k: before[k] + share * (now - before[k]) for k, now in self._dropped().items()
+                }
                 with By(self.turns.clock), UPDATE:
-                    row = self.rows.row(tally, began + number * each if len(tallies) > 1 else None, **dropped)
+                    row = self.rows.row(
+                        tally, began + number * each if len(tallies) > 1 else None, **dropped
+                    )
                 if not self.coming:
                     self._mark()
                 yield row
@@ -270,11 +312,17 @@ class Session:
         """How many rows there must still be at least."""
         if self.steps is None:
             return math.inf
-        return max(1, math.ceil((self.steps - self.rows.totals["env_steps"]) / max(self.per_row, 1)))
+        return max(
+            1, math.ceil((self.steps - self.rows.totals["env_steps"]) / max(self.per_row, 1))
+        )
 
     def _dropped(self) -> dict[str, float]:
         """The steps that queues dropped, in a graph that has any."""
-        return {"dropped_steps": float(sum(self.place.ledger.dropped_steps.copy().values()))} if self.turns.channels else {}
+        return (
+            {"dropped_steps": float(sum(self.place.ledger.dropped_steps.copy().values()))}
+            if self.turns.channels
+            else {}
+        )
 
     def raise_interrupt(self) -> None:
         """Raise the interrupt that was held back, if there is one."""
@@ -290,13 +338,17 @@ class Session:
 
     def counts(self) -> Counter[str]:
         """What the nodes did so far, summed over them and over all runs that go on at once: the counters that the plan predicts."""
-        total: Counter[str] = sum((c for (node, _), c in list(self.place.ledger.counts.items()) if node), Counter())
+        total: Counter[str] = sum(
+            (c for (node, _), c in list(self.place.ledger.counts.items()) if node), Counter()
+        )
         return Counter({name: self.rows.runs * number for name, number in total.items()})
 
     def audit(self) -> Audit:
         """The conservation audit so far; of many runs at once that of each, for they do the same."""
         with self.turns.still():
-            return audit(self.place.ledger, self.turns.loops, self.turns.channels, self.place.handles)
+            return audit(
+                self.place.ledger, self.turns.loops, self.turns.channels, self.place.handles
+            )
 
     def profile(self) -> Profile:
         """Where the time went so far, and what flowed. Any thread may ask."""
@@ -324,11 +376,17 @@ class Session:
 
     def _read(self) -> dict[str, Spent]:
         """By process: where its time went. What it tells of spans is kept in `spans`."""
-        readings = {name: clock.reading() for name, clock in self.turns.clocks.items()} | self.place.clocks()
+        readings = {
+            name: clock.reading() for name, clock in self.turns.clocks.items()
+        } | self.place.clocks()
         for name, reading in readings.items():
-            self.spans.setdefault(name, deque(maxlen=SPANS)).extend(x.later(reading.ahead) for x in reading.spans)
+            self.spans.setdefault(name, deque(maxlen=SPANS)).extend(
+                x.later(reading.ahead) for x in reading.spans
+            )
         if EPOCHS:
-            self.spans.setdefault("within updates", deque(maxlen=SPANS)).extend(EPOCHS.popleft().later(AHEAD) for _ in range(len(EPOCHS)))
+            self.spans.setdefault("within updates", deque(maxlen=SPANS)).extend(
+                EPOCHS.popleft().later(AHEAD) for _ in range(len(EPOCHS))
+            )
         return {name: reading.spent for name, reading in readings.items()}
 
     def steady(self, now: Profile | None = None) -> Profile:
@@ -374,7 +432,10 @@ def noting(error: BaseException | None, ending: Callable[[], None]) -> Callable[
 @contextmanager
 def interrupts_wait() -> Iterator[Callable[[], bool]]:
     """Hold a first Ctrl-C back, so that a pass is never left midway. What it gives tells whether one came; raising is the caller's."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
         yield lambda: False
         return
     pressed = False

@@ -13,13 +13,23 @@ COUNTED = ("put", "got", "put_steps", "got_steps", "dropped", "dropped_steps")
 
 def counted(ledger: Ledger) -> Counts:
     """A copy of all that a ledger counts."""
-    return {**{name: Counter(getattr(ledger, name)) for name in COUNTED}, "counts": {k: Counter(c) for k, c in ledger.counts.items()}}
+    return {
+        **{name: Counter(getattr(ledger, name)) for name in COUNTED},
+        "counts": {k: Counter(c) for k, c in ledger.counts.items()},
+    }
 
 
 def since(before: Counts, after: Counts) -> Counts:
     """What was counted between the two."""
-    plain: Counts = {name: Counter({k: n - before[name][k] for k, n in after[name].items()}) for name in COUNTED}
-    return plain | {"counts": {k: Counter({n: x - before["counts"].get(k, Counter())[n] for n, x in c.items()}) for k, c in after["counts"].items()}}
+    plain: Counts = {
+        name: Counter({k: n - before[name][k] for k, n in after[name].items()}) for name in COUNTED
+    }
+    return plain | {
+        "counts": {
+            k: Counter({n: x - before["counts"].get(k, Counter())[n] for n, x in c.items()})
+            for k, c in after["counts"].items()
+        }
+    }
 
 
 def add(ledger: Ledger, counts: Counts, times: int) -> None:

@@ -79,16 +79,24 @@ class DriverContext:
             if name.startswith("JAX_"):
                 jax.config.update(name.lower(), value)
         # Another process may be writing what this one reads: JAX then compiles it itself, and says so.
-        warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "Error reading persistent compilation cache entry", UserWarning
+        )
         for module in self.imports:
             module.enter()
         # What the driver has registered counts, so it comes after the imports and after all that reading it imports, which register the same ids.
         # A module that is only imported when an environment is made registers them once more, of which Gymnasium would warn in every process.
         gym.registry.update({name: _spec(name, code) for name, code in self.registered.items()})
-        warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
+        warnings.filterwarnings(
+            "ignore", ".*Overriding environment .* already in registry", UserWarning
+        )
         for path, code in self.wrappers.items():
             module_name, _, name = path.partition(":")
-            setattr(sys.modules.setdefault(module_name, types.ModuleType(module_name)), name, _read(code))
+            setattr(
+                sys.modules.setdefault(module_name, types.ModuleType(module_name)),
+                name,
+                _read(code),
+            )
 
 
 def context(imports: Sequence[str] = ()) -> DriverContext:
@@ -102,9 +110,18 @@ def context(imports: Sequence[str] = ()) -> DriverContext:
     """
     specs = dict(gym.registry)
     named = {wrapper.entry_point for spec in specs.values() for wrapper in spec.additional_wrappers}
-    wrappers = {path: _wrapper(path, found) for path in named if (found := _of_this_process(path)) is not None}
+    wrappers = {
+        path: _wrapper(path, found)
+        for path in named
+        if (found := _of_this_process(path)) is not None
+    }
     path = tuple(os.path.abspath(p) for p in sys.path)
-    return DriverContext(path, tuple(map(_imported, imports)), {name: _sent(spec) for name, spec in specs.items()}, wrappers)
+    return DriverContext(
+        path,
+        tuple(map(_imported, imports)),
+        {name: _sent(spec) for name, spec in specs.items()},
+        wrappers,
+    )
 
 
 # -- imports ---------------------------------------------------------------------------------------------------------
@@ -136,7 +153,9 @@ class Imported:
                 importlib.import_module(self.name)
                 return
             loader = _Text(self)
-            made = importlib.util.module_from_spec(importlib.util.spec_from_loader(self.name, loader))  # type: ignore[arg-type]  # it is none for no loader
+            made = importlib.util.module_from_spec(
+                importlib.util.spec_from_loader(self.name, loader)
+            )  # type: ignore[arg-type]  # it is none for no loader
             sys.modules[self.name] = made
             loader.exec_module(made)
 
@@ -182,7 +201,9 @@ class Unusable:
 
 def _sent(spec: EnvSpec) -> bytes:
     """A spec for another process, in which it has what makes the environment by value if no other process could import it."""
-    entries = {name: _by_value(getattr(spec, name)) for name in ("entry_point", "vector_entry_point")}
+    entries = {
+        name: _by_value(getattr(spec, name)) for name in ("entry_point", "vector_entry_point")
+    }
     try:
         return for_worker(replace(spec, **entries), f"{spec.id} (its entry point or kwargs)")
     except SettingError as error:
@@ -249,7 +270,9 @@ def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
         if module is None:
             raise
         needed = f", so {error.message}" if isinstance(error, FlowrlError) else ""
-        raise SettingError(f"node {socket.gethostname()} has no module '{module}'{needed}", module=module) from error
+        raise SettingError(
+            f"node {socket.gethostname()} has no module '{module}'{needed}", module=module
+        ) from error
 
 
 def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
@@ -263,7 +286,9 @@ def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
     except FlowrlError as error:
         return error
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
-        return SettingError(f"node {socket.gethostname()} can't read what the driver sent: {raised(error)}")
+        return SettingError(
+            f"node {socket.gethostname()} can't read what the driver sent: {raised(error)}"
+        )
     return None
 
 

@@ -66,7 +66,11 @@ def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
         return None
     end = again.passes
     period = end - again.warmup_rounds
-    beat = next(n for n in range(1, period + 1) if period % n == 0 and (n == period or seen[-1 - n] == seen[-1]))
+    beat = next(
+        n
+        for n in range(1, period + 1)
+        if period % n == 0 and (n == period or seen[-1 - n] == seen[-1])
+    )
     return Rhythm(again.warmup_rounds, period, beat)
 
 
@@ -79,7 +83,9 @@ class Unmetered(Metered):
         Raises:
             GraphError: with the way out.
         """
-        raise GraphError(f"tells the metric '{name}' by ctx.metric, which a program can't; let the loss return it among its metrics")
+        raise GraphError(
+            f"tells the metric '{name}' by ctx.metric, which a program can't; let the loss return it among its metrics"
+        )
 
 
 class InlineSite(HereSite):
@@ -90,7 +96,9 @@ class InlineSite(HereSite):
         self.swept = Values()
         """What each of many runs has another value of."""
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """Call it. Where a program is being traced what it does becomes part of that; if not, it is compiled by itself."""
         if not (cast("ProgramPlace", self.place).tracing or self.swept):
             return super().run(fn, *args, **static)
@@ -117,7 +125,9 @@ class InlineSite(HereSite):
             call()
             after, other = jax.tree.flatten(handle.state)
             if str(other) != str(form):
-                raise GraphError(f"what {self.name or 'a verb'} holds takes another form when it is due")
+                raise GraphError(
+                    f"what {self.name or 'a verb'} holds takes another form when it is due"
+                )
             return {i: after[i] for i in arrays}
 
         arrays = {i: x for i, x in enumerate(before) if isinstance(x, jax.Array)}
@@ -139,13 +149,21 @@ class InlineSite(HereSite):
         self.seed = cast("ProgramPlace", self.place).seed
         return super().key(*folds)
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Any:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Any:
         """Refuse them.
 
         Raises:
             GraphError: with the way out.
         """
-        raise GraphError("its environment is no part of a program; take one written in JAX, such as gymnax:CartPole-v1")
+        raise GraphError(
+            "its environment is no part of a program; take one written in JAX, such as gymnax:CartPole-v1"
+        )
 
     def seconds(self) -> float:
         """Refuse.
@@ -207,13 +225,28 @@ class State:
     def _tree(self) -> Any:
         handles = {name: handle.state for name, handle in self.place.handles.items()}
         queues = {name: list(channel.items) for name, channel in self.schedule.channels.items()}
-        return [loop.states for loop in self.schedule.loops], handles, queues, dict(self.place.site.swept), self.place.seed
+        return (
+            [loop.states for loop in self.schedule.loops],
+            handles,
+            queues,
+            dict(self.place.site.swept),
+            self.place.seed,
+        )
 
     def shared_out(self) -> list[bool]:
         """By array: whether its first axis is one of environments, which may be split over devices."""
-        paths = [path for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0] if isinstance(x, jax.Array) or is_counter(path, x)]
-        parts = [tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3]) for path in paths]
-        return [part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts]
+        paths = [
+            path
+            for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0]
+            if isinstance(x, jax.Array) or is_counter(path, x)
+        ]
+        parts = [
+            tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3])
+            for path in paths
+        ]
+        return [
+            part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts
+        ]
 
     def get(self) -> tuple[list[Array], Form, Newest]:
         """The arrays, what is static, and the newest versions."""
@@ -286,7 +319,9 @@ class Tracing:
         self.place = place
         self.schedule = schedule
         self.state = State(graph, place, schedule)
-        self.clock: Unit = next(unit for loop in schedule.loops for unit in loop.units.values() if unit.op.clock)
+        self.clock: Unit = next(
+            unit for loop in schedule.loops for unit in loop.units.values() if unit.op.clock
+        )
         self.loop = next(loop for loop in schedule.loops if self.clock.name in loop.units)
 
     def rounds(self, count: int) -> list[Tally]:
@@ -319,8 +354,14 @@ class Tracing:
             self.clock.state = clock_before
             after, again, now = self.state.get()
             if again != form:
-                raise GraphError(f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {differing(form, again)}")
-            seen[:] = [later(now, newest, -1), [source for source, _ in items], since(before, counted(ledger))]
+                raise GraphError(
+                    f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {differing(form, again)}"
+                )
+            seen[:] = [
+                later(now, newest, -1),
+                [source for source, _ in items],
+                since(before, counted(ledger)),
+            ]
             return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
 
         arrays, items = jax.lax.scan(beat, strong(arrays), None, length=count)
@@ -361,7 +402,9 @@ class Tracing:
             back_to(self.place.ledger, before)
             self.state.put(arrays, form, newest)
 
-    def segment(self, form: Form, arrays: Sequence[Array], work: Callable[[], list[Tally]]) -> Segment:
+    def segment(
+        self, form: Form, arrays: Sequence[Array], work: Callable[[], list[Tally]]
+    ) -> Segment:
         """Some work from a state on, traced once to see what becomes of it."""
         ledger, before = self.place.ledger, counted(self.place.ledger)
         seen: list[Any] = []
@@ -388,7 +431,12 @@ class Uneven(GraphError):
 
 def strong(arrays: Sequence[Array]) -> list[Array]:
     """Arrays of no weak type, as a loop carries them."""
-    return [jax.lax.convert_element_type(x, x.dtype) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
+    return [
+        jax.lax.convert_element_type(x, x.dtype)
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        else x
+        for x in arrays
+    ]
 
 
 def differing(a: Form, b: Form) -> str:
@@ -396,15 +444,23 @@ def differing(a: Form, b: Form) -> str:
     if a.tree != b.tree:
         return "what its operators hold has another form"
     at = next(i for i, (x, y) in enumerate(zip(a.static, b.static, strict=True)) if x != y)
-    path = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(a.tree, range(len(a.static))))[0][at][0]
+    path = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(a.tree, range(len(a.static))))[
+        0
+    ][at][0]
     # First come the operators' states, by stage and node, and then those of resources and queues, by name.
     name, rest = (path[2], path[3:]) if path[0].idx == 0 else (path[1], path[2:])
     was, became = (_leaf(form.static[at]) for form in (a, b))
-    way = "; an array in a state is one of JAX from the beginning, such as jnp.zeros(3)" if a.static[at][0] != b.static[at][0] else ""
+    way = (
+        "; an array in a state is one of JAX from the beginning, such as jnp.zeros(3)"
+        if a.static[at][0] != b.static[at][0]
+        else ""
+    )
     return f"{name.key}{jax.tree_util.keystr(rest)} was {was} and became {became}{way}"
 
 
 def _leaf(static: tuple[Any, ...]) -> str:
     kind, fact = static[:2]
-    facts = fact[:2] if kind == "value" and isinstance(fact, tuple) else [fact]  # of an array of NumPy type and shape, but not its bytes
+    facts = (
+        fact[:2] if kind == "value" and isinstance(fact, tuple) else [fact]
+    )  # of an array of NumPy type and shape, but not its bytes
     return " ".join(map(str, [kind, *facts]))

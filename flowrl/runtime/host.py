@@ -30,12 +30,16 @@ class Slot:
 class Host:
     """The actor: a process for some of the workers of a resource, each in a thread of its own."""
 
-    def __init__(self, make: bytes, context: DriverContext, mine: Sequence[int], variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, make: bytes, context: DriverContext, mine: Sequence[int], variables: Mapping[str, Any]
+    ) -> None:
         began = perf_counter()
 
         def begin() -> None:
             context.enter(variables)
-            jax.config.update("jax_cpu_enable_async_dispatch", False)  # an act is over sooner than another thread takes it up
+            jax.config.update(
+                "jax_cpu_enable_async_dispatch", False
+            )  # an act is over sooner than another thread takes it up
             self.make = from_driver(make)  # which may need what the context brings
 
         self.problem = problem_of(begin)
@@ -44,7 +48,9 @@ class Host:
     def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
         """Call a method of an incarnation of a worker, as it was asked to at a time."""
         slot, now = self.slots[index], time.time()
-        slot.clock.move(min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer")  # it was on its way meanwhile
+        slot.clock.move(
+            min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer"
+        )  # it was on its way meanwhile
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
                 if slot.incarnation != incarnation:

@@ -66,18 +66,36 @@ class Keeper:
         self.clock = Clock("waiting", began)
         self.clock.move(perf_counter() - began, "waiting", "start")
 
-    def run(self, number: int, dropped: Sequence[int], leaves: Sequence[Any], program: int, code: bytes | None, *sent: Packed) -> None:
+    def run(
+        self,
+        number: int,
+        dropped: Sequence[int],
+        leaves: Sequence[Any],
+        program: int,
+        code: bytes | None,
+        *sent: Packed,
+    ) -> None:
         """Run a compiled function and keep its arrays."""
-        self._keep(number, dropped, lambda: jax.block_until_ready(jax.tree.leaves(self._program(program, code)(*self._resolved(leaves, sent)))))
+        self._keep(
+            number,
+            dropped,
+            lambda: jax.block_until_ready(
+                jax.tree.leaves(self._program(program, code)(*self._resolved(leaves, sent)))
+            ),
+        )
 
-    def call(self, number: int, dropped: Sequence[int], leaves: Sequence[Any], code: bytes, *sent: Packed) -> Any:
+    def call(
+        self, number: int, dropped: Sequence[int], leaves: Sequence[Any], code: bytes, *sent: Packed
+    ) -> Any:
         """Call a user's function, and keep the arrays of what it returns. The rest is returned."""
         rest = None
 
         def call() -> list[Any]:
             nonlocal rest
             fn, tree = from_driver(code)
-            rest, arrays = dig(fn(*jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent))))
+            rest, arrays = dig(
+                fn(*jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent)))
+            )
             return arrays
 
         self._keep(number, dropped, call)
@@ -87,7 +105,10 @@ class Keeper:
         """A tree with arrays in the place of their addresses; packed, if it is a list."""
         with By(self.clock), TRANSFER:
             leaves, form = jax.tree.flatten(tree)
-            arrays = [np.asarray(x) if isinstance(x, jax.Array) else x for x in self._resolved(leaves, sent)]
+            arrays = [
+                np.asarray(x) if isinstance(x, jax.Array) else x
+                for x in self._resolved(leaves, sent)
+            ]
             self._drop(dropped)
             return Packed(arrays) if isinstance(tree, list) else jax.tree.unflatten(form, arrays)
 

@@ -36,5 +36,7 @@ class LocalRuntime:
         rng = np.random.default_rng(seed)
         pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
         graph = plan.graph
-        place = Place(graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=pick)
+        place = Place(
+            graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=pick
+        )
         return Session(plan, place, partial(Schedule, pick=pick))

@@ -103,9 +103,16 @@ class Members:
     def of(seed: int, seeds: int | None, sweep: Sweep | None) -> Members:
         """`seeds` runs from `seed` on, of every combination of a sweep's settings."""
         settings = sweep.settings if sweep else {}
-        grid = [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+        grid = [
+            dict(zip(settings, values, strict=True))
+            for values in itertools.product(*settings.values())
+        ]
         every = [(seed + i, values) for values in grid for i in range(seeds or 1)]
-        return Members(tuple(s for s, _ in every), tuple(v for _, v in every), seeds is not None or bool(settings))
+        return Members(
+            tuple(s for s, _ in every),
+            tuple(v for _, v in every),
+            seeds is not None or bool(settings),
+        )
 
     @property
     def count(self) -> int:
@@ -115,12 +122,16 @@ class Members:
     def inputs(self) -> tuple[Array, dict[str, Array]]:
         """Seeds and values as a program takes them: ``[count]`` each, or of the only one."""
         seeds = np.asarray(self.seeds, np.uint32)
-        swept = {name: np.asarray([v[name] for v in self.values], np.float32) for name in self.values[0]}
+        swept = {
+            name: np.asarray([v[name] for v in self.values], np.float32) for name in self.values[0]
+        }
         return (seeds, swept) if self.many else (seeds[0], {})
 
     def label(self, member: int) -> str:
         """What to call one."""
-        return ", ".join([*(f"{k}={v:g}" for k, v in self.values[member].items()), f"seed {self.seeds[member]}"])
+        return ", ".join(
+            [*(f"{k}={v:g}" for k, v in self.values[member].items()), f"seed {self.seeds[member]}"]
+        )
 
 
 def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
@@ -138,7 +149,9 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
             )
         for path in paths:
             if isinstance(known[path], Swept):
-                raise SettingError(f"sweep: {path} is meant by {known[path].name} and by {name}; give one of them")
+                raise SettingError(
+                    f"sweep: {path} is meant by {known[path].name} and by {name}; give one of them"
+                )
             for value in values:
                 graph.set(path, value)  # which says if it can't be taken
             graph = graph.set(path, Swept(name, values[0]))
@@ -214,5 +227,7 @@ class MemberRows:
     def curves(self) -> Curves:
         """All that every one told."""
         labels = tuple(self.members.label(i) for i in range(self.members.count))
-        groups = tuple(", ".join(f"{k}={v:g}" for k, v in values.items()) for values in self.members.values)
+        groups = tuple(
+            ", ".join(f"{k}={v:g}" for k, v in values.items()) for values in self.members.values
+        )
         return Curves(labels, groups, tuple(tuple(rows) for rows in self.rows))

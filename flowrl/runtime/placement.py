@@ -53,17 +53,26 @@ class Actor:
             raise SettingError(f"count must be at least 1 and gpus not negative, got {self}")
 
 
-def asked_of(actor: Actor, resource: bool, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def asked_of(
+    actor: Actor, resource: bool, nodes: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
     """By Ray's name of it: how much each process of a placement asks for. That of a resource has a GPU, if it does not say and there is one."""
     gpus = actor.gpus
     if gpus is None:
         gpus = float(resource and any(node.get("GPU", 0) >= 1 for node in nodes))
     options = actor.options
-    amounts = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus", gpus), "memory": options.get("memory"), **options.get("resources", {})}
+    amounts = {
+        "CPU": options.get("num_cpus"),
+        "GPU": options.get("num_gpus", gpus),
+        "memory": options.get("memory"),
+        **options.get("resources", {}),
+    }
     return {kind: float(amount) for kind, amount in amounts.items() if amount}
 
 
-def check_amounts(wanted: Mapping[str, Actor], resources: Collection[str], nodes: Sequence[Mapping[str, float]]) -> None:
+def check_amounts(
+    wanted: Mapping[str, Actor], resources: Collection[str], nodes: Sequence[Mapping[str, float]]
+) -> None:
     """Refuse what a cluster does not have, for which Ray would wait without an end.
 
     Args:
@@ -81,11 +90,17 @@ def check_amounts(wanted: Mapping[str, Actor], resources: Collection[str], nodes
             amounts = [node.get(kind, 0.0) for node in nodes]
             has = f"the cluster has {sum(amounts):g}, at most {max(amounts):g} on one of its {len(nodes)} node{'s' * (len(nodes) > 1)}"
             if amount > max(amounts):
-                raise SettingError(f"place: {name} asks for {amount:g} {kind} in one process, but {has}; {LESS}")
+                raise SettingError(
+                    f"place: {name} asks for {amount:g} {kind} in one process, but {has}; {LESS}"
+                )
             total[kind] += amount * actor.count  # type: ignore[assignment]  # a Counter adds any numbers up
-            askers.setdefault(kind, []).append(f"{name} ({f'{actor.count} x ' * (actor.count > 1)}{amount:g})")
+            askers.setdefault(kind, []).append(
+                f"{name} ({f'{actor.count} x ' * (actor.count > 1)}{amount:g})"
+            )
             if total[kind] > sum(amounts):
-                raise SettingError(f"place: {' and '.join(askers[kind])} ask for {total[kind]:g} {kind} together, but {has}; {LESS}")
+                raise SettingError(
+                    f"place: {' and '.join(askers[kind])} ask for {total[kind]:g} {kind} together, but {has}; {LESS}"
+                )
 
 
 LESS = (
@@ -178,15 +193,29 @@ class Home:
         """How many devices the process has."""
         return int(self.remote.submit("devices").result())
 
-    def run(self, fn: Callable[..., Any], donate: tuple[int, ...], static: Mapping[str, Any], args: tuple[Any, ...]) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        donate: tuple[int, ...],
+        static: Mapping[str, Any],
+        args: tuple[Any, ...],
+    ) -> Any:
         """Run a function there."""
         leaves, form = jax.tree.flatten(args)
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Far) else x for x in leaves]
-        key, code = (fn, donate, *static.items(), *(type(value) for value in static.values()), form), None
+        shapes = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Far) else x for x in leaves
+        ]
+        key, code = (
+            (fn, donate, *static.items(), *(type(value) for value in static.values()), form),
+            None,
+        )
         if (known := self.programs.get(key)) is None:
             check_count(len(self.programs), fn)
             known = len(self.programs), jitted(fn, donate, *static.items())
-            code = for_worker((fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))), _name(fn))
+            code = for_worker(
+                (fn, donate, tuple(static.items()), jax.tree.unflatten(form, range(len(leaves)))),
+                _name(fn),
+            )
         number, function = known
         out, outs = jax.tree.flatten(function.eval_shape(*jax.tree.unflatten(form, shapes)))[::-1]
         self.programs[key] = known  # now that nothing can fail before the code is sent
@@ -196,7 +225,11 @@ class Home:
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a function there, and wait for what is no array."""
         leaves, form = jax.tree.flatten(args)
-        kept = self._ask("call", leaves, for_worker((fn, jax.tree.unflatten(form, range(len(leaves)))), _name(fn)))
+        kept = self._ask(
+            "call",
+            leaves,
+            for_worker((fn, jax.tree.unflatten(form, range(len(leaves)))), _name(fn)),
+        )
         return fill(kept.pending.result(), kept)
 
     def _ask(self, method: str, leaves: Sequence[Any], *args: Any) -> Kept:
@@ -204,7 +237,9 @@ class Home:
             self.asked.popleft().result()
         sent: list[Any] = []
         number, addresses = next(self.numbers), [self._address(x, sent) for x in leaves]
-        pending = self.remote.submit(method, number, self._gone(), addresses, *args, *(x.ref for x in sent))
+        pending = self.remote.submit(
+            method, number, self._gone(), addresses, *args, *(x.ref for x in sent)
+        )
         self.asked.append(pending)
         return Kept(self, number, pending)
 
@@ -242,7 +277,9 @@ def _name(fn: Any) -> str:
 
 def fill(tree: Any, source: Any) -> Any:
     """A tree with far arrays in the place of its holes."""
-    return jax.tree.map(lambda x: Far(x.shape, x.dtype, source, x.leaf) if isinstance(x, Hole) else x, tree)
+    return jax.tree.map(
+        lambda x: Far(x.shape, x.dtype, source, x.leaf) if isinstance(x, Hole) else x, tree
+    )
 
 
 def homes_of(tree: Any) -> Iterator[Home]:
@@ -257,7 +294,9 @@ def homes_of(tree: Any) -> Iterator[Home]:
 class NearSite(HereSite):
     """Functions in this process, of arrays that are brought here first."""
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """Run a compiled function here."""
         return super().run(fn, *near(args), donate=donate, **static)
 
@@ -279,7 +318,9 @@ class FarSite(HereSite):
         self.turn = itertools.cycle(homes)
 
     def _home(self, args: Any) -> Home:
-        return next((home for home in homes_of(args) if home in self.homes), None) or next(self.turn)
+        return next((home for home in homes_of(args) if home in self.homes), None) or next(
+            self.turn
+        )
 
     @property
     def devices(self) -> int:
@@ -290,7 +331,9 @@ class FarSite(HereSite):
         """A key, there."""
         return self.run(jax.random.wrap_key_data, jax.random.key_data(super().key(*folds)))
 
-    def run(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any) -> Any:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
         """Run a compiled function where its arguments are."""
         with TRANSFER:
             return self._home(args).run(fn, donate, static, args)
@@ -306,13 +349,21 @@ class FarSite(HereSite):
         """Call it where its arguments are."""
         return bool(self.call(fn, *args))
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Workers:
         """Refuse them.
 
         Raises:
             SettingError: with the way out.
         """
-        raise SettingError(f"{self.name} has processes of its own already; leave it out of place (RayRuntime(processes=) says how many)")
+        raise SettingError(
+            f"{self.name} has processes of its own already; leave it out of place (RayRuntime(processes=) says how many)"
+        )
 
     def settle(self, item: Any) -> Any:
         """Compute an item's arrays, and let them lie in the object store."""
@@ -321,14 +372,26 @@ class FarSite(HereSite):
         if not far:
             return item
         source, number = Stored(self._home(far).make(far)), itertools.count()
-        return jax.tree.unflatten(form, [Far(x.shape, x.dtype, source, next(number)) if isinstance(x, Far) else x for x in leaves])
+        return jax.tree.unflatten(
+            form,
+            [
+                Far(x.shape, x.dtype, source, next(number)) if isinstance(x, Far) else x
+                for x in leaves
+            ],
+        )
 
 
 class Placed(Place):
     """The resources of a run, and the processes that some of them and some stages have of their own."""
 
     def __init__(
-        self, plan: Plan, seed: int, start: Callable[[str, Actor, int | None], Remote], wanted: Mapping[str, Actor], kind: type[HereSite], **more: Any
+        self,
+        plan: Plan,
+        seed: int,
+        start: Callable[[str, Actor, int | None], Remote],
+        wanted: Mapping[str, Actor],
+        kind: type[HereSite],
+        **more: Any,
     ) -> None:
         graph = plan.graph
         super().__init__(graph.name, graph.resources, seed, kind, plan.found.totals, **more)
@@ -344,7 +407,9 @@ class Placed(Place):
             homes = []
             for index in range(actor.count):
                 label = name if actor.count == 1 else f"{name}, {index}"
-                self.remotes.append(self.start(label, actor, None if name in self.resources else index))
+                self.remotes.append(
+                    self.start(label, actor, None if name in self.resources else index)
+                )
                 homes.append(Home(self.remotes[-1]))
             self.sites[name] = FarSite(self, name, self.site.seed, homes)
         return super().open()
@@ -375,20 +440,28 @@ def owners(graph: Graph, wanted: Mapping[str, Actor]) -> dict[str, str]:
     found = {name: name for name in wanted if name in graph.resources}
     for name in found:
         if wanted[name].count > 1:
-            raise SettingError(f"place: {name} can't be in {wanted[name].count} processes; take count=1")
+            raise SettingError(
+                f"place: {name} can't be in {wanted[name].count} processes; take count=1"
+            )
     firsts = [stage[0] for stage in graph.stages()]
     for stage in graph.stages():
         ops = [node.op for node in graph.nodes if node.name in stage]
         updated = dict.fromkeys(refs(op)[name][0] for op in ops for name in op.writes)
         asked = [name for name in (stage[0], *updated) if name in wanted]
         if len(asked) > 1:
-            raise SettingError(f"place: the stage of {stage[0]} runs where {asked[-1]} is, which it updates; leave {asked[0]} out")
+            raise SettingError(
+                f"place: the stage of {stage[0]} runs where {asked[-1]} is, which it updates; leave {asked[0]} out"
+            )
         if asked:
             found[stage[0]] = asked[0]
     for name in wanted:
         for stage in graph.stages():
             if name in stage[1:]:
-                raise SettingError(f"place: {name} is in the stage of {stage[0]}, which runs as one; write '{stage[0]}' in its place")
+                raise SettingError(
+                    f"place: {name} is in the stage of {stage[0]}, which runs as one; write '{stage[0]}' in its place"
+                )
         if name not in found:
-            raise SettingError(f"place: {unknown('resource or first node of a stage', name, [*graph.resources, *firsts])}")
+            raise SettingError(
+                f"place: {unknown('resource or first node of a stage', name, [*graph.resources, *firsts])}"
+            )
     return found

@@ -31,7 +31,16 @@ from flowrl.runtime.base import Session
 from flowrl.runtime.driver import context, for_worker, missing, way_out
 from flowrl.runtime.host import Host
 from flowrl.runtime.keeper import Keeper
-from flowrl.runtime.placement import Actor, NearSite, Placed, Stored, asked_of, check_amounts, fill, homes_of
+from flowrl.runtime.placement import (
+    Actor,
+    NearSite,
+    Placed,
+    Stored,
+    asked_of,
+    check_amounts,
+    fill,
+    homes_of,
+)
 from flowrl.runtime.threads import Threads
 
 PROCESSES_PER_CORE = 2
@@ -93,15 +102,23 @@ class Apart(Pending):
 
 def _cause(error: Exception) -> str:
     """The line of Ray's long texts that says what went wrong: the last one of a traceback, else the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
 
 
 def _lacking(error: BaseException) -> str | None:
     """What a node lacks and the way out, if that is what an error from there says."""
     module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
-    if module is None and isinstance(error, ray.exceptions.RayError) and (found := re.search(r"No module named '([\w.]+)'", str(error))):
-        module = found[1]  # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl
+    if (
+        module is None
+        and isinstance(error, ray.exceptions.RayError)
+        and (found := re.search(r"No module named '([\w.]+)'", str(error)))
+    ):
+        module = found[
+            1
+        ]  # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl
     if module is None:
         return None
     text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
@@ -111,7 +128,15 @@ def _lacking(error: BaseException) -> str | None:
 class RayWorkers:
     """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
 
-    def __init__(self, name: str, count: int, make: Callable[[int, int], Any], processes: int | None, apart: bool, imports: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        make: Callable[[int, int], Any],
+        processes: int | None,
+        apart: bool,
+        imports: Sequence[str],
+    ) -> None:
         processes = min(count, processes or PROCESSES_PER_CORE * len(_homes()))
         self.name = name
         self.apart = apart
@@ -137,12 +162,21 @@ class RayWorkers:
             "concurrency_groups": {str(index): 1 for index in mine},
         }
         kind: Any = ray.remote(**options)(Host)
-        self.actors[process] = kind.remote(self.make, self.context, list(mine), {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()})
+        self.actors[process] = kind.remote(
+            self.make,
+            self.context,
+            list(mine),
+            {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()},
+        )
 
     def _reach(self, index: int) -> None:
         """Call a worker in the process that is at work now."""
         actor, group = self.actors[index % len(self.actors)], str(index)
-        call = actor.call_apart.options(concurrency_group=group, num_returns=2) if self.apart else actor.call.options(concurrency_group=group)
+        call = (
+            actor.call_apart.options(concurrency_group=group, num_returns=2)
+            if self.apart
+            else actor.call.options(concurrency_group=group)
+        )
         self.calls[index] = (actor, call)
 
     def __len__(self) -> int:
@@ -184,7 +218,9 @@ class RayWorkers:
     def clocks(self) -> dict[str, Reading]:
         """Those of the workers whose processes answer in time."""
         asked = [actor.spent.remote() for actor in self.actors]
-        done, _ = ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
+        done, _ = (
+            ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
+        )
         found: dict[int, Reading] = {}
         for ref in done:
             with suppress(ray.exceptions.RayError):
@@ -194,7 +230,10 @@ class RayWorkers:
     def close(self) -> None:
         """Close what the workers hold, then end their processes."""
         try:
-            closing = [actor.close.options(concurrency_group=str(i)).remote(i) for i, (actor, _) in enumerate(self.calls)]
+            closing = [
+                actor.close.options(concurrency_group=str(i)).remote(i)
+                for i, (actor, _) in enumerate(self.calls)
+            ]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSING_SECONDS)
         finally:
@@ -210,7 +249,11 @@ def _nodes() -> list[Mapping[str, float]]:
 
 def _homes() -> list[str]:
     """The nodes of the cluster: each as often as it has cores, the first core of each before the second of any."""
-    nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    nodes = [
+        (int(node["Resources"].get("CPU", 0)), node["NodeID"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
     cores = sorted((core, name) for cpus, name in nodes for core in range(cpus))
     return [name for _, name in cores] or [name for _, name in nodes]
 
@@ -240,21 +283,41 @@ class RaySite(NearSite):
 
     elsewhere: ClassVar[bool] = True
 
-    def __init__(self, place: Place, name: str, seed: int, processes: int | None, apart: bool, imports: Sequence[str]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        seed: int,
+        processes: int | None,
+        apart: bool,
+        imports: Sequence[str],
+    ) -> None:
         super().__init__(place, name, seed)
         self.processes = processes
         self.apart = apart
         self.imports = imports
 
-    def workers(self, count: int, make: Callable[[int, int], Any], twin: Callable[[int, int], Any], near: bool = False) -> Workers:
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        twin: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Workers:
         """Start the actors."""
-        return super().workers(count, make, twin) if near else RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
+        return (
+            super().workers(count, make, twin)
+            if near
+            else RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
+        )
 
 
 class RayActor:
     """The process of a keeper."""
 
-    def __init__(self, name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()
+    ) -> None:
         """Start it: the one of a resource, or number `index` of those of a stage, which have one thread each."""
         asked = asked_of(wanted, index is None, _nodes())
         gpus = asked.get("GPU", 0)
@@ -262,7 +325,13 @@ class RayActor:
             "num_cpus": 0,
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},
-            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "" if gpus else "cpu", **traced(), **({} if index is None else {"NPROC": "1"})}},
+            "runtime_env": {
+                "env_vars": {
+                    "JAX_PLATFORMS": "" if gpus else "cpu",
+                    **traced(),
+                    **({} if index is None else {"NPROC": "1"}),
+                }
+            },
             # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
             **({} if index is None or asked else {"scheduling_strategy": _home(index)}),
             **wanted.options,
@@ -278,7 +347,10 @@ class RayActor:
     def clock(self) -> Reading:
         """Its seconds by kind of work, if it answers in time."""
         with suppress(ray.exceptions.RayError):
-            spent: Reading = ray.get(self.actor.spent.options(concurrency_group="aside").remote(), timeout=CLOSING_SECONDS)
+            spent: Reading = ray.get(
+                self.actor.spent.options(concurrency_group="aside").remote(),
+                timeout=CLOSING_SECONDS,
+            )
             return spent
         return Reading()
 
@@ -287,7 +359,9 @@ class RayActor:
         ray.kill(self.actor)
 
 
-def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: bool = False) -> Callable[[], None]:
+def start(
+    address: str | None, init: Mapping[str, Any], graph: str = "", apart: bool = False
+) -> Callable[[], None]:
     """Start or join Ray, unless this process is in one already. Returns what ends it again. `apart`: results stay where they are made.
 
     Raises:
@@ -296,13 +370,20 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: 
     if ray.is_initialized():
         if address is not None or init:
             raise RuntimeFailed(
-                "this process is in a running Ray already, so address and init can't be used; leave them out, or call ray.shutdown() first", graph
+                "this process is in a running Ray already, so address and init can't be used; leave them out, or call ray.shutdown() first",
+                graph,
             )
         return lambda: None
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own default to come; unset, it warns
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # where one runner's error ends a run, those of the others need no telling
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # Ray's own default to come; unset, it warns
+    os.environ.setdefault(
+        "RAY_IGNORE_UNHANDLED_ERRORS", "1"
+    )  # where one runner's error ends a run, those of the others need no telling
     settings = {"logging_level": "error", "log_to_driver": True, **init}
-    where = address or os.environ.get("RAY_ADDRESS") or "local"  # left to itself, Ray would join whatever ran here last, be it dead
+    where = (
+        address or os.environ.get("RAY_ADDRESS") or "local"
+    )  # left to itself, Ray would join whatever ran here last, be it dead
     if where == "local":
         settings.setdefault("include_dashboard", False)
         if not apart:  # fragments up to 1 MiB come with the reply, not through the store
@@ -311,10 +392,15 @@ def start(address: str | None, init: Mapping[str, Any], graph: str = "", apart: 
         if re.fullmatch(r"[\w.-]+:\d+", where):
             _knock(where)
         with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            warnings.filterwarnings(
+                "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
+            )
             ray.init(address=where, **settings)
     except Exception as error:
-        raise RuntimeFailed(f"Ray could not be {'started' if where == 'local' else f'joined at {where}'}: {_cause(error)}", graph) from error
+        raise RuntimeFailed(
+            f"Ray could not be {'started' if where == 'local' else f'joined at {where}'}: {_cause(error)}",
+            graph,
+        ) from error
     return ray.shutdown
 
 
@@ -352,14 +438,20 @@ class RayRuntime:
 
     def __post_init__(self) -> None:
         if isinstance(self.imports, str):
-            raise SettingError(f"imports must be a list of modules, got {self.imports!r}; write imports=[{self.imports!r}]")
+            raise SettingError(
+                f"imports must be a list of modules, got {self.imports!r}; write imports=[{self.imports!r}]"
+            )
         if self.processes is not None and self.processes < 1:
             raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
         if not isinstance(self.place, Mapping):
-            raise SettingError(f"place must be a mapping from names to fl.Actor, got {self.place!r}; write place={{'learner': fl.Actor()}}")
+            raise SettingError(
+                f"place must be a mapping from names to fl.Actor, got {self.place!r}; write place={{'learner': fl.Actor()}}"
+            )
         for name, actor in self.place.items():
             if not isinstance(actor, Actor):
-                raise SettingError(f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}")
+                raise SettingError(
+                    f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}"
+                )
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Start or join Ray and open the graph's resources.

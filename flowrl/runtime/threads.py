@@ -55,13 +55,22 @@ class Threads:
         self.locks = [threading.Lock() for _ in others]
         """By thread: held while a pass is under way."""
         self.threads = [
-            threading.Thread(target=partial(self._work, loop, lock), name=f"flowrl {loop.graph}.{loop.first}", daemon=True)
+            threading.Thread(
+                target=partial(self._work, loop, lock),
+                name=f"flowrl {loop.graph}.{loop.first}",
+                daemon=True,
+            )
             for loop, lock in zip(others, self.locks, strict=True)
         ]
         self.started = False
         self.clock = Clock("outside")
-        self.clocks = {f"stage of {self.main.first}": self.clock, **{f"stage of {loop.first}": Clock("waiting") for loop in others}}
-        self.clocks = {name: self.clocks[name] for name in (f"stage of {loop.first}" for loop in self.loops)}
+        self.clocks = {
+            f"stage of {self.main.first}": self.clock,
+            **{f"stage of {loop.first}": Clock("waiting") for loop in others},
+        }
+        self.clocks = {
+            name: self.clocks[name] for name in (f"stage of {loop.first}" for loop in self.loops)
+        }
 
     def stages(self) -> dict[str, tuple[str, ...]]:
         """By thread: the nodes of its stage."""

@@ -28,7 +28,18 @@ from flowrl.graph.stages import Channel, Make, Schedule, loops_of
 from flowrl.graph.versions import later
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
-from flowrl.runtime.fused import UNROLLED, InlineSite, ProgramPlace, Rhythm, Segment, Tracing, Uneven, differing, rhythm, strong
+from flowrl.runtime.fused import (
+    UNROLLED,
+    InlineSite,
+    ProgramPlace,
+    Rhythm,
+    Segment,
+    Tracing,
+    Uneven,
+    differing,
+    rhythm,
+    strong,
+)
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
 
 Array = Any
@@ -42,7 +53,14 @@ class Fused:
     """Runs a graph as a program of its steady period, which goes on in chunks; what comes before goes function by function."""
 
     def __init__(
-        self, graph: Graph, make: Make, place: ProgramPlace, members: Members, best: Callable[[], int], beat: Rhythm, chunk: int | None
+        self,
+        graph: Graph,
+        make: Make,
+        place: ProgramPlace,
+        members: Members,
+        best: Callable[[], int],
+        beat: Rhythm,
+        chunk: int | None,
     ) -> None:
         self.graph = graph
         self.place = place
@@ -76,7 +94,10 @@ class Fused:
             """The first arrays: of one run, or of many along a new first axis."""
             arrays = jax.vmap(start)(seeds, swept) if self.members.many else start(seeds, swept)
             flags = self.tracing.state.shared_out()
-            return [split(x, 0) if self.members.many or flag else split(x, x.ndim) for x, flag in zip(arrays, flags, strict=True)]
+            return [
+                split(x, 0) if self.members.many or flag else split(x, x.ndim)
+                for x, flag in zip(arrays, flags, strict=True)
+            ]
 
         self.arrays = starts(*self.members.inputs())
         self._show()
@@ -84,19 +105,33 @@ class Fused:
     def _trace(self) -> None:
         """See what the steady period is."""
         beat, form = self.rhythm, self.form
-        one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays] if self.members.many else self.arrays
+        one = (
+            [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays]
+            if self.members.many
+            else self.arrays
+        )
         with self.tracing.apart(), self.place.stream.muted():
             try:
-                self.period = self.tracing.segment(form, one, lambda: self.tracing.beats(beat.period // beat.beat, beat.beat))
+                self.period = self.tracing.segment(
+                    form, one, lambda: self.tracing.beats(beat.period // beat.beat, beat.beat)
+                )
             except Uneven:
                 if beat.period > UNROLLED:
                     raise GraphError(too_long(beat.period), self.graph.name) from None
-                self.period = self.tracing.segment(form, one, lambda: self.tracing.rounds(beat.period))
+                self.period = self.tracing.segment(
+                    form, one, lambda: self.tracing.rounds(beat.period)
+                )
         if self.period.after != form:
             where = differing(form, self.period.after)
-            raise GraphError(f"its program does not come back to the state from which it started: {where}", self.graph.name)
+            raise GraphError(
+                f"its program does not come back to the state from which it started: {where}",
+                self.graph.name,
+            )
         if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
-            raise SettingError(f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one", self.graph.name)
+            raise SettingError(
+                f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one",
+                self.graph.name,
+            )
 
     def _show(self) -> None:
         """Let the handles hold what there is now; of many, that of the best."""
@@ -159,7 +194,9 @@ class Fused:
         period = cast("Segment", self.period)
         if self.compiled is None:
             with START, self.tracing.apart():
-                self.arrays = [jnp.array(x) for x in self.arrays]  # copies, for two may be the same one, and the program takes them for its own
+                self.arrays = [
+                    jnp.array(x) for x in self.arrays
+                ]  # copies, for two may be the same one, and the program takes them for its own
                 self.compiled = programs.get(self._key(), partial(self._compile, period))
         return period, self.compiled
 
@@ -180,8 +217,16 @@ class Fused:
 
     def _compile(self, period: Segment) -> Any:
         # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.
-        laid_out = (None, [x.sharding for x in self.arrays], None) if jax.local_device_count() > 1 else None
-        program = jax.jit(partial(chunk, period, self.members.many, self.size or MOST), donate_argnums=0, out_shardings=laid_out)
+        laid_out = (
+            (None, [x.sharding for x in self.arrays], None)
+            if jax.local_device_count() > 1
+            else None
+        )
+        program = jax.jit(
+            partial(chunk, period, self.members.many, self.size or MOST),
+            donate_argnums=0,
+            out_shardings=laid_out,
+        )
         return program.lower(self.arrays, np.int32(1)).compile()
 
     def _chunk(self, most: float) -> list[Tally]:
@@ -189,7 +234,9 @@ class Fused:
         periods = self.size or math.ceil(min(self.next, most / period.rows, MOST))
         began = time.perf_counter()
         with UPDATE:
-            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods))  # it took the old ones for its own
+            done, self.arrays, buffers = compiled(
+                self.arrays, np.int32(periods)
+            )  # it took the old ones for its own
             done, buffers = int(done), jax.device_get(buffers)
         add(self.place.ledger, period.counts, done)
         self.newest = later(self.newest, period.updates, done)
@@ -200,10 +247,14 @@ class Fused:
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
 
 
-def chunk(period: Segment, many: bool, most: int, arrays: list[Array], periods: Array) -> tuple[Array, list[Array], Any]:
+def chunk(
+    period: Segment, many: bool, most: int, arrays: list[Array], periods: Array
+) -> tuple[Array, list[Array], Any]:
     """Up to so many periods, and what their clock closed ``[most, ...]``; none behind one with an update that is not finite."""
     run = jax.vmap(period.run) if many else period.run
-    buffers = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1])
+    buffers = jax.tree.map(
+        lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
+    )
 
     def go_on(carry: Any) -> Array:
         return (carry[0] < periods) & ~carry[3]
@@ -211,15 +262,26 @@ def chunk(period: Segment, many: bool, most: int, arrays: list[Array], periods: 
     def one(carry: Any) -> Any:
         i, arrays, buffers, _ = carry
         arrays, tallies = run(arrays)
-        buffers = jax.tree.map(lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, tallies)
+        buffers = jax.tree.map(
+            lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, tallies
+        )
         return i + 1, arrays, buffers, jnp.any(_bad(tallies))
 
-    done, arrays, buffers, _ = jax.lax.while_loop(go_on, one, (jnp.int32(0), arrays, buffers, jnp.bool_(False)))
+    done, arrays, buffers, _ = jax.lax.while_loop(
+        go_on, one, (jnp.int32(0), arrays, buffers, jnp.bool_(False))
+    )
     return done, arrays, buffers
 
 
 def _bad(tallies: list[Tally]) -> Array:
-    return jnp.stack([jnp.any(u.metrics.values[..., u.metrics.names.index("bad")] > 0) for t in tallies for u in t.updates] or [jnp.bool_(False)])
+    return jnp.stack(
+        [
+            jnp.any(u.metrics.values[..., u.metrics.names.index("bad")] > 0)
+            for t in tallies
+            for u in t.updates
+        ]
+        or [jnp.bool_(False)]
+    )
 
 
 def too_long(rounds: int) -> str:
@@ -235,7 +297,14 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
 
     def failed(node: str, error: Exception) -> None:
-        problems.append((node, f"{error.message}{line_of(error)}" if isinstance(error, FlowrlError) else _told(error)))
+        problems.append(
+            (
+                node,
+                f"{error.message}{line_of(error)}"
+                if isinstance(error, FlowrlError)
+                else _told(error),
+            )
+        )
 
     def some(seed: Array, swept: dict[str, Array]) -> None:
         place.begin(seed, swept)
@@ -261,11 +330,18 @@ def refuse(plan: Plan) -> None:
         CheckError: a part of the graph can't be traced.
     """
     if problems := refused(plan):
-        raise CheckError(plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems])
+        raise CheckError(
+            plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems]
+        )
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError | jax.errors.NonConcreteBooleanIndexError):
+    if isinstance(
+        error,
+        jax.errors.ConcretizationTypeError
+        | jax.errors.TracerArrayConversionError
+        | jax.errors.NonConcreteBooleanIndexError,
+    ):
         way = "in a program it sees no values: compute with jax.numpy, and choose by jnp.where or jax.lax.cond"
         text, _, line = raised(error).rpartition(" (")
         return f"{text.splitlines()[0]} ({line}; {way}"
@@ -283,7 +359,13 @@ def fusable(plan: Plan) -> Rhythm:
     if found is None and plan.found.restless:
         way = "a program has one that counts as a NumPy number: begin with np.float32(0) or np.int32(0)"
         restless = plan.found.restless.items()
-        raise CheckError(name, [f"{name}.{node}: its state{text} is a Python number that never repeats itself; {way}" for node, text in restless])
+        raise CheckError(
+            name,
+            [
+                f"{name}.{node}: its state{text} is a Python number that never repeats itself; {way}"
+                for node, text in restless
+            ],
+        )
     if found is None:
         raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
     if found.beat > UNROLLED:
@@ -297,18 +379,32 @@ def told(plan: Plan) -> tuple[bool, str]:
     if problems:
         wide = max(len(node) for node, _ in problems)
         fine = [n.name for n in plan.graph.nodes if n.name not in dict(problems)]
-        lines = ["xla: no program", *(f"  {node:<{wide}}  {text}" for node, text in problems), f"  nothing else was found in {', '.join(fine)}"]
+        lines = [
+            "xla: no program",
+            *(f"  {node:<{wide}}  {text}" for node, text in problems),
+            f"  nothing else was found in {', '.join(fine)}",
+        ]
         return False, "\n".join(lines) + "\n"
     try:
         beat = fusable(plan)
     except CheckError as error:
-        return False, f"xla: no program: {'; '.join(p.partition(': ')[2] for p in error.problems)}\n"
+        return (
+            False,
+            f"xla: no program: {'; '.join(p.partition(': ')[2] for p in error.problems)}\n",
+        )
     times = f", {beat.period // beat.beat} times over" if beat.period > beat.beat else ""
     before = f", after {beat.warmup} that come before" if beat.warmup else ""
-    lines = [f"xla: one program of all {len(plan.graph.nodes)} operators; it spells out {beat.beat} round{'s' * (beat.beat > 1)}{times}{before}"]
+    lines = [
+        f"xla: one program of all {len(plan.graph.nodes)} operators; it spells out {beat.beat} round{'s' * (beat.beat > 1)}{times}{before}"
+    ]
     for name in plan.graph.resources:
-        if any(traffic.counts.get(name, Counter())["most_gradient_steps"] for traffic in plan.found.steady.values()):
-            lines.append(f"     many runs at once: {name} computes the gradient steps, too, that target_kl would save one alone")
+        if any(
+            traffic.counts.get(name, Counter())["most_gradient_steps"]
+            for traffic in plan.found.steady.values()
+        ):
+            lines.append(
+                f"     many runs at once: {name} computes the gradient steps, too, that target_kl would save one alone"
+            )
     return True, "\n".join(lines) + "\n"
 
 
@@ -349,7 +445,9 @@ class XlaRuntime:
             )
         plan = Plan(swept_graph(plan.graph, self.sweep), plan.found)
         graph, members = plan.graph, Members.of(seed, self.seeds, self.sweep)
-        place = ProgramPlace(graph.name, graph.resources, seed, InlineSite, plan.found.totals, stream)
+        place = ProgramPlace(
+            graph.name, graph.resources, seed, InlineSite, plan.found.totals, stream
+        )
         rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
         try:
             beat = fusable(plan)

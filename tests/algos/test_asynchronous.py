@@ -23,7 +23,13 @@ class Screens(gym.Env):
 
     def step(self, action):
         self.left -= 1
-        return self.observation_space.low + np.uint8(self.np_random.integers(200)), float(np.sum(action)), self.left == 0, False, {}
+        return (
+            self.observation_space.low + np.uint8(self.np_random.integers(200)),
+            float(np.sum(action)),
+            self.left == 0,
+            False,
+            {},
+        )
 
 
 POLICIES = {
@@ -35,10 +41,20 @@ POLICIES = {
 
 
 def graph_of(algo, policy, continuous):
-    stock, settings = {"impala": (fl.impala, fl.IMPALASettings), "appo": (fl.appo, fl.APPOSettings)}[algo]
+    stock, settings = {
+        "impala": (fl.impala, fl.IMPALASettings),
+        "appo": (fl.appo, fl.APPOSettings),
+    }[algo]
     env = Screens if policy == "CNN" else "Pendulum-v1" if continuous else "CartPole-v1"
-    graph = stock(env, settings(runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=POLICIES[policy]))
-    return graph.set("runners.env_settings", {"continuous": True}) if env is Screens and continuous else graph
+    graph = stock(
+        env,
+        settings(runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=POLICIES[policy]),
+    )
+    return (
+        graph.set("runners.env_settings", {"continuous": True})
+        if env is Screens and continuous
+        else graph
+    )
 
 
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
@@ -49,7 +65,9 @@ def test_they_are_planned_on_every_policy_and_kind_of_action(algo, policy, conti
     assert plan.per_row("updates") == 2 and math.isinf(plan.lag_bound)
 
 
-@pytest.mark.parametrize(("algo", "policy", "continuous"), [("impala", "CNN", False), ("appo", "MLP", True)])
+@pytest.mark.parametrize(
+    ("algo", "policy", "continuous"), [("impala", "CNN", False), ("appo", "MLP", True)]
+)
 def test_they_train_as_planned(algo, policy, continuous):
     with fl.run(graph_of(algo, policy, continuous)) as run:
         before = run.policy.weights

@@ -24,12 +24,28 @@ from flowrl.replay.ring import Ring
 from flowrl.runtime.fused import Rhythm, rhythm
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
-DQN = {"envs": 4, "fragment": 4, "start": 64, "batch": 16, "updates_per_step": 0.25, "report_every": 5, "target_every": 3, "policy": SMALL}
+DQN = {
+    "envs": 4,
+    "fragment": 4,
+    "start": 64,
+    "batch": 16,
+    "updates_per_step": 0.25,
+    "report_every": 5,
+    "target_every": 3,
+    "policy": SMALL,
+}
 SAC = {"start": 8, "batch": 16, "report_every": 5, "policy": fl.Policy(fl.SACNetwork, hidden=(8,))}
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
-    "every setting": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, capacity=128)),
-    "minibatches": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN, minibatch=4, prioritized=True, double=False)),
+    "every setting": fl.dqn(
+        "CartPole-v1",
+        fl.DQNSettings(
+            **DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, capacity=128
+        ),
+    ),
+    "minibatches": fl.dqn(
+        "CartPole-v1", fl.DQNSettings(**DQN, minibatch=4, prioritized=True, double=False)
+    ),
     "jax": fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True)),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
@@ -49,18 +65,31 @@ def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
     rows, run = rows_of(plan, 8)  # up to the end of a fragment's draws
     counts, ratio = run.counts(), plan.total("drawn_steps") / plan.total("added_steps")
-    assert rows[-1]["updates"] == 8 * plan.per_row("updates") and all(math.isfinite(row["loss"]) for row in rows)
-    after = counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]  # the fragment with the first update counts
-    assert counts["drawn_steps"] / after == pytest.approx(ratio, rel=0.01) and counts["used_steps"] == counts["drawn_steps"]
+    assert rows[-1]["updates"] == 8 * plan.per_row("updates") and all(
+        math.isfinite(row["loss"]) for row in rows
+    )
+    after = (
+        counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]
+    )  # the fragment with the first update counts
+    assert (
+        counts["drawn_steps"] / after == pytest.approx(ratio, rel=0.01)
+        and counts["used_steps"] == counts["drawn_steps"]
+    )
     audit = run.audit()
     stock = audit.stocks["replay"]
-    assert audit.closed and stock.added == counts["added_steps"] == counts["sampled_steps"] and stock.lost == 0
+    assert (
+        audit.closed
+        and stock.added == counts["added_steps"] == counts["sampled_steps"]
+        and stock.lost == 0
+    )
     assert (stock.evicted > 0) == (name == "every setting")
 
 
 @pytest.mark.parametrize("name", ["every setting", "sac"])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
-    one, again, other = ([row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1))
+    one, again, other = (
+        [row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1)
+    )
     assert one == again != other
 
 
@@ -91,7 +120,9 @@ WARMED = {
     "apex": changed(GRAPHS["apex"], {**ONE, "draw.start": 3_001}),
     "long returns": changed(GRAPHS["dqn"], {**ONE, "draw.start": 3_001, "replay.n_step": 300}),
     "jax": changed(GRAPHS["jax"], {**ONE, "draw.start": 3_001, "replay.n_step": 300}),
-    "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.start": 1_000}).insert(after="add", gate=fl.Gate(2_500)),
+    "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.start": 1_000}).insert(
+        after="add", gate=fl.Gate(2_500)
+    ),
     "two starts": two_starts(),
 }
 
@@ -118,7 +149,9 @@ def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkey
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
     plan = changed(getattr(fl, name)(), {**ONE, "draw.start": 1_000_000}).compile()
-    assert plan.found.exact and 1_000_000 <= plan.found.idle_steps < 1_000_008 and len(turns) < 5_000
+    assert (
+        plan.found.exact and 1_000_000 <= plan.found.idle_steps < 1_000_008 and len(turns) < 5_000
+    )
 
 
 def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
@@ -130,17 +163,31 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"draw.updates_per_step": 100.0, "report.every": 40}, ("replay ratio 1600: ", "every 40 items ", 0.4, 40)),
-        ({"draw.updates_per_step": 100.0, "draw.batch": 8, "report.every": 40}, ("replay ratio 800: ", "every 40 items ", 0.4, 40)),
-        ({"report.every": 7, "target.every": 11, "sync.every": 13}, ("replay ratio 4: ", "every 7 items ", 28, 7)),
+        (
+            {"draw.updates_per_step": 100.0, "report.every": 40},
+            ("replay ratio 1600: ", "every 40 items ", 0.4, 40),
+        ),
+        (
+            {"draw.updates_per_step": 100.0, "draw.batch": 8, "report.every": 40},
+            ("replay ratio 800: ", "every 40 items ", 0.4, 40),
+        ),
+        (
+            {"report.every": 7, "target.every": 11, "sync.every": 13},
+            ("replay ratio 4: ", "every 7 items ", 28, 7),
+        ),
     ],
 )
-def test_means_are_those_behind_the_first_row_and_settings_are_told_as_they_are_set(settings, says, monkeypatch):
+def test_means_are_those_behind_the_first_row_and_settings_are_told_as_they_are_set(
+    settings, says, monkeypatch
+):
     monkeypatch.setattr(trace, "PATIENCE", 0.3)
     plan = changed(GRAPHS["dqn"].insert(after="draw", own=Total()), settings).compile()
     ratio, every, steps, updates = says
     assert not plan.found.exact and ratio in str(plan) and every in str(plan)
-    assert (plan.per_row("sampled_steps"), plan.per_row("updates")) == (pytest.approx(steps, rel=0.05), pytest.approx(updates, rel=0.05))
+    assert (plan.per_row("sampled_steps"), plan.per_row("updates")) == (
+        pytest.approx(steps, rel=0.05),
+        pytest.approx(updates, rel=0.05),
+    )
 
 
 class Total(fl.Operator):
@@ -163,7 +210,8 @@ def test_exploration_is_told_where_it_is_not_the_policys_own():
 @pytest.mark.parametrize("capacity", [10**13, 10**15])
 def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
     with pytest.raises(
-        fl.SettingError, match=rf"capacity={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.cap"
+        fl.SettingError,
+        match=rf"capacity={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.cap",
     ):
         rows_of(GRAPHS["dqn"].set("replay.capacity", capacity), 1)
 
@@ -178,10 +226,14 @@ class Wide(Corridor):
 def test_nor_one_that_the_device_can_not_hold():
     graph = fl.dqn(Wide, fl.DQNSettings(capacity=2 * 10**9, policy=SMALL))
     with pytest.raises(
-        fl.SettingError, match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap"
+        fl.SettingError,
+        match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap",
     ):
         rows_of(graph, 1, runtime="xla")
-    with pytest.raises(fl.CheckError, match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.cap"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.cap",
+    ):
         graph.set("replay.capacity", 3 * 10**9).check()
 
 
@@ -190,7 +242,10 @@ def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypat
         raise MemoryError
 
     monkeypatch.setattr(Ring, "_allocate", none)
-    with pytest.raises(fl.SettingError, match=r"capacity=50,000 takes 1\.8 MB, more than there is memory; lower replay\.capacity"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"capacity=50,000 takes 1\.8 MB, more than there is memory; lower replay\.capacity",
+    ):
         rows_of(GRAPHS["dqn"], 1)
 
 
@@ -229,19 +284,51 @@ def no_target(graph):
 @pytest.mark.parametrize(
     ("name", "edit", "says"),
     [
-        ("dqn", lambda g: g.set("draw.start", 60_000), r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower start or raise capacity"),
-        ("dqn", no_target, r"dqn\.learner: nothing moves the target network of DQNLoss; add target=UpdateTarget"),
-        ("every setting", lambda g: g.remove("prio"), r"dqn\.replay: its priorities are never told what an update found; add prio=UpdatePriorities"),
-        ("dqn", lambda g: g.insert(after="train", prio=fl.UpdatePriorities()), r"dqn\.prio: the batch was drawn without priorities"),
+        (
+            "dqn",
+            lambda g: g.set("draw.start", 60_000),
+            r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower start or raise capacity",
+        ),
+        (
+            "dqn",
+            no_target,
+            r"dqn\.learner: nothing moves the target network of DQNLoss; add target=UpdateTarget",
+        ),
+        (
+            "every setting",
+            lambda g: g.remove("prio"),
+            r"dqn\.replay: its priorities are never told what an update found; add prio=UpdatePriorities",
+        ),
+        (
+            "dqn",
+            lambda g: g.insert(after="train", prio=fl.UpdatePriorities()),
+            r"dqn\.prio: the batch was drawn without priorities",
+        ),
         (
             "dqn",
             lambda g: g.set("replay.capacity", 64).set("replay.n_step", 20),
             r"dqn\.add: replay holds 16 steps of each .*raise capacity to 96 or more",
         ),
-        ("dqn", lambda g: g.remove("add"), r"1 problem\n  dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it"),
-        ("jax", lambda g: g.remove("add"), r"dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it"),
-        ("dqn", lambda g: g.remove("add").insert(after="draw", add=fl.ReplayAdd()), r"1 problem\n  dqn\.replay: nothing is added to it before draw"),
-        ("apex", lambda g: g.remove("add"), r"apex\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it"),
+        (
+            "dqn",
+            lambda g: g.remove("add"),
+            r"1 problem\n  dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+        ),
+        (
+            "jax",
+            lambda g: g.remove("add"),
+            r"dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+        ),
+        (
+            "dqn",
+            lambda g: g.remove("add").insert(after="draw", add=fl.ReplayAdd()),
+            r"1 problem\n  dqn\.replay: nothing is added to it before draw",
+        ),
+        (
+            "apex",
+            lambda g: g.remove("add"),
+            r"apex\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+        ),
         (
             "apex",
             lambda g: g.set("replay.n_step", 5),
@@ -269,7 +356,9 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("runners.policy", fl.Policy(fl.RNN)).set("learner.policy", fl.Policy(fl.RNN)),
+            lambda g: g.set("runners.policy", fl.Policy(fl.RNN)).set(
+                "learner.policy", fl.Policy(fl.RNN)
+            ),
             r"1 problem\n  dqn\.learner: DQNLoss trains on single steps drawn from a replay, which a recurrent policy such as RNN can't; take fl",
         ),
         (
@@ -279,7 +368,9 @@ def no_target(graph):
         ),
         (
             "sac",
-            lambda g: g.set("runners.policy", fl.Policy(fl.MLP)).set("learner.policy", fl.Policy(fl.MLP)),
+            lambda g: g.set("runners.policy", fl.Policy(fl.MLP)).set(
+                "learner.policy", fl.Policy(fl.MLP)
+            ),
             r"1 problem\n  sac\.learner: SACLoss needs a policy with critics \(fl\.SACNetwork\), not MLP; DQNLoss is for fl\.QNetwork",
         ),
         (
@@ -287,24 +378,56 @@ def no_target(graph):
             lambda g: g.set("learner.loss", fl.PPOLoss()),
             r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more than that \(DQNLoss, SACLoss\)",
         ),
-        ("dqn", lambda g: g.set("learner.loss", fl.PGLoss()), r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)"),
-        ("dqn", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
-        ("jax", lambda g: g.set("draw.start", 1).set("replay.n_step", 5), r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end"),
+        (
+            "dqn",
+            lambda g: g.set("learner.loss", fl.PGLoss()),
+            r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)",
+        ),
+        (
+            "dqn",
+            lambda g: g.set("draw.start", 1).set("replay.n_step", 5),
+            r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
+        ),
+        (
+            "jax",
+            lambda g: g.set("draw.start", 1).set("replay.n_step", 5),
+            r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
+        ),
         (
             "apex",
             lambda g: g.set("queue.max_lag", 5),
             r"apex\.queue: .* can't be known before the run: it was drawn from a replay \(remove max_lag\)",
         ),
-        ("dqn", lambda g: g.set("sync.to", "producer"), r"dqn\.sync: .* which runner gave it: it was drawn from a replay \(take to='all'\)"),
-        ("dqn", lambda g: g.set("replay.shards", 9), r"9 shards have 4 environments between them; take as many at most"),
+        (
+            "dqn",
+            lambda g: g.set("sync.to", "producer"),
+            r"dqn\.sync: .* which runner gave it: it was drawn from a replay \(take to='all'\)",
+        ),
+        (
+            "dqn",
+            lambda g: g.set("replay.shards", 9),
+            r"9 shards have 4 environments between them; take as many at most",
+        ),
         (
             "dqn",
             lambda g: two_draws(g, 0.25, 0.125),
             r"no stage can go on.* often waits for room at mix, seldom waits for something to do; rates that meet at mix must be as its weights say",
         ),
-        ("dqn", lambda g: g.insert(after="draw", few=fl.Filter(lambda batch: batch.steps > 100)), r"dqn\.few: took .* items and yielded none"),
-        ("sac", lambda g: g.set("runners.env", "CartPole-v1"), r"SACNetwork is for actions in a Box, not Discrete\(2\); take QNetwork"),
-        ("dqn", lambda g: g.set("runners.env", "Pendulum-v1"), r"QNetwork has a value for each of n actions, not for Box.*take SACNetwork"),
+        (
+            "dqn",
+            lambda g: g.insert(after="draw", few=fl.Filter(lambda batch: batch.steps > 100)),
+            r"dqn\.few: took .* items and yielded none",
+        ),
+        (
+            "sac",
+            lambda g: g.set("runners.env", "CartPole-v1"),
+            r"SACNetwork is for actions in a Box, not Discrete\(2\); take QNetwork",
+        ),
+        (
+            "dqn",
+            lambda g: g.set("runners.env", "Pendulum-v1"),
+            r"QNetwork has a value for each of n actions, not for Box.*take SACNetwork",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(name, edit, says):
@@ -319,7 +442,11 @@ def drawn_before_it_is_added(graph):
 
 @pytest.mark.parametrize(
     "edit",
-    [lambda g: g.insert(after="add", batch=fl.Concat(64)), lambda g: g.insert(after="add", gate=fl.Gate(256)), drawn_before_it_is_added],
+    [
+        lambda g: g.insert(after="add", batch=fl.Concat(64)),
+        lambda g: g.insert(after="add", gate=fl.Gate(256)),
+        drawn_before_it_is_added,
+    ],
     ids=["gathered", "gated", "drawn before it is added"],
 )
 def test_a_draw_that_waits_for_items_keeps_its_ratio_and_stops_no_sampling(edit):
@@ -329,7 +456,12 @@ def test_a_draw_that_waits_for_items_keeps_its_ratio_and_stops_no_sampling(edit)
 
 
 def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_drawn_by():
-    graph = GRAPHS["every setting"].set("learner.optimizer.lr", 1e30).set("learner.optimizer.clip", None).set("report.every", 50)
+    graph = (
+        GRAPHS["every setting"]
+        .set("learner.optimizer.lr", 1e30)
+        .set("learner.optimizer.clip", None)
+        .set("report.every", 50)
+    )
     with pytest.raises(fl.NotFinite, match="update"):
         rows_of(graph, 3)
 
@@ -343,12 +475,22 @@ def test_each_of_two_replays_is_told_the_priorities_of_its_own_rows(monkeypatch)
 
     monkeypatch.setattr(Ring, "prioritize", told)
     nodes = {n.name: n.op for n in GRAPHS["dqn"].nodes}
-    graph = fl.Graph("two", **GRAPHS["dqn"].resources | {"replay": fl.Replay(400, True), "long": fl.Replay(4_000, True, shards=2)})
+    graph = fl.Graph(
+        "two",
+        **GRAPHS["dqn"].resources
+        | {"replay": fl.Replay(400, True), "long": fl.Replay(4_000, True, shards=2)},
+    )
     graph = graph.then(sample=nodes["sample"], add=nodes["add"], keep=fl.ReplayAdd(replay="long"))
-    graph = graph.then(after="keep", draw=fl.ReplaySample(8, start=64)).then(after="keep", recall=fl.ReplaySample(8, start=64, replay="long"))
+    graph = graph.then(after="keep", draw=fl.ReplaySample(8, start=64)).then(
+        after="keep", recall=fl.ReplaySample(8, start=64, replay="long")
+    )
     back = {"prio": fl.UpdatePriorities(), "prio_long": fl.UpdatePriorities(replay="long")}
     graph = graph.then(
-        after=("draw", "recall"), mix=fl.Merge(), train=nodes["train"], **back, **{name: nodes[name] for name in ("target", "sync", "report")}
+        after=("draw", "recall"),
+        mix=fl.Merge(),
+        train=nodes["train"],
+        **back,
+        **{name: nodes[name] for name in ("target", "sync", "report")},
     )
     rows_of(graph, 2)
     assert set(met) == {(101, 8), (101, 0), (1001, 8), (1001, 0)}
@@ -356,11 +498,18 @@ def test_each_of_two_replays_is_told_the_priorities_of_its_own_rows(monkeypatch)
 
 @pytest.mark.parametrize("graph", ["dqn", "apex"])
 def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(graph):
-    settings = {"dqn": fl.DQNSettings, "apex": fl.ApexSettings}[graph](**tuned(graph, "CartPole-v1") | {"dueling": True})
-    assert getattr(fl, graph)("CartPole-v1", settings).resources["learner"].policy == fl.Policy(fl.QNetwork, hidden=settings.hidden, dueling=True)
+    settings = {"dqn": fl.DQNSettings, "apex": fl.ApexSettings}[graph](
+        **tuned(graph, "CartPole-v1") | {"dueling": True}
+    )
+    assert getattr(fl, graph)("CartPole-v1", settings).resources["learner"].policy == fl.Policy(
+        fl.QNetwork, hidden=settings.hidden, dueling=True
+    )
 
 
-ONCE = DQN | {"updates_per_step": 1 / 16, "report_every": 2}  # a program spells out every draw of a round
+ONCE = DQN | {
+    "updates_per_step": 1 / 16,
+    "report_every": 2,
+}  # a program spells out every draw of a round
 FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 
 
@@ -368,8 +517,12 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
     "graph",
     [
         FUSED,
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, runners=2, n_step=3)).set("sample.mode", "async"),
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(after="draw", gather=fl.Concat(48)),
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, runners=2, n_step=3)).set(
+            "sample.mode", "async"
+        ),
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(
+            after="draw", gather=fl.Concat(48)
+        ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
     ],
     ids=["prioritized", "fragments as they come", "draws are gathered", "sac"],
@@ -377,10 +530,18 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))
     for k in ("env_steps", "updates", "loss", "q_mean"):
-        np.testing.assert_allclose([row[k] for row in fused], [row[k] for row in local], rtol=1e-3, err_msg=k)
+        np.testing.assert_allclose(
+            [row[k] for row in fused], [row[k] for row in local], rtol=1e-3, err_msg=k
+        )
     stocks = [run.audit().stocks["replay"] for run in (a, b)]
-    assert a.counts()["target_updates"] >= b.counts().get("target_updates", 0)  # what only a program decides is not counted
-    assert a.audit().closed and b.audit().closed and all(stock.held == stock.added > 0 for stock in stocks)
+    assert a.counts()["target_updates"] >= b.counts().get(
+        "target_updates", 0
+    )  # what only a program decides is not counted
+    assert (
+        a.audit().closed
+        and b.audit().closed
+        and all(stock.held == stock.added > 0 for stock in stocks)
+    )
 
 
 def test_a_program_does_not_spell_out_what_a_counter_decides():
@@ -393,7 +554,12 @@ SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.capacity",
 
 def test_shards_have_their_own_environments_and_take_turns():
     drawn = []
-    see = Tap(lambda event: drawn.append(event.item) if event.node == "draw" and event.item is not None else None, OperatorRan)
+    see = Tap(
+        lambda event: (
+            drawn.append(event.item) if event.node == "draw" and event.item is not None else None
+        ),
+        OperatorRan,
+    )
     with fl.run(SHARDED, observers=[see]) as run:
         for _ in range(4):
             next(run)
@@ -408,18 +574,24 @@ def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
     plan = APEX.compile()
     _, run = rows_of(plan, 20, runtime=RAY)
     counts = run.counts()
-    assert counts["drawn_steps"] / (counts["added_steps"] - 64) == pytest.approx(plan.total("drawn_steps") / plan.total("added_steps"), rel=0.03)
+    assert counts["drawn_steps"] / (counts["added_steps"] - 64) == pytest.approx(
+        plan.total("drawn_steps") / plan.total("added_steps"), rel=0.03
+    )
     assert run.audit().closed
 
 
 def test_on_ray_the_same_rows_come(ray_up):
     for graph in (GRAPHS["every setting"], SHARDED):
         (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime=RAY)
-        np.testing.assert_allclose([row["loss"] for row in there], [row["loss"] for row in local], rtol=1e-4)
+        np.testing.assert_allclose(
+            [row["loss"] for row in there], [row["loss"] for row in local], rtol=1e-4
+        )
         assert run.audit().closed
 
 
-APEX = fl.apex("CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, runners=2))
+APEX = fl.apex(
+    "CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, runners=2)
+)
 
 
 @pytest.mark.parametrize("graph", [SHARDED.set("report.every", 20), APEX], ids=["dqn", "apex"])
@@ -439,7 +611,10 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
     assert list(shards) == [f"replay, {i}" for i in range(2)]
     assert all(spent["replay"] > 0 for spent in shards.values())
     assert all(line in str(run.explain()) for line in shards)
-    assert any("1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text for text in findings)
+    assert any(
+        "1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text
+        for text in findings
+    )
     jax.block_until_ready(run.policy.weights)
 
 
@@ -451,7 +626,9 @@ def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all
         next(run)
 
         class Slow:
-            def result(self):  # what the last shard told; meanwhile another thread adds to the first
+            def result(
+                self,
+            ):  # what the last shard told; meanwhile another thread adds to the first
                 thread.start()
                 thread.join(0.2)
                 return replay.told[1]
@@ -468,7 +645,10 @@ def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
     with fl.run(SHARDED.set("report.every", 20), runtime=fl.RayRuntime(processes=1)) as run:
         next(run)
         replay = run._session.place.handles["replay"]
-        os.kill(ray.get(replay.pool.actors[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        os.kill(
+            ray.get(replay.pool.actors[0].__ray_call__.remote(lambda _: os.getpid())),
+            signal.SIGKILL,
+        )
         for _ in range(4):
             next(run)
         stock = replay.stock()
@@ -481,7 +661,11 @@ def exponents(env, beta_steps):
     came, seen = [0], []
 
     def count(batch):
-        came[0] += 0 if isinstance(batch["reward"], jax.core.Tracer | jax.ShapeDtypeStruct) else batch.steps
+        came[0] += (
+            0
+            if isinstance(batch["reward"], jax.core.Tracer | jax.ShapeDtypeStruct)
+            else batch.steps
+        )
         return batch
 
     def look(batch):
@@ -490,21 +674,37 @@ def exponents(env, beta_steps):
         return batch
 
     graph = fl.dqn(env, fl.DQNSettings(**DQN, lr=0.0, prioritized=True, **beta_steps))
-    rows_of(graph.insert(after="add", count=fl.Map(count)).insert(after="draw", look=fl.Map(look)), 3)
+    rows_of(
+        graph.insert(after="add", count=fl.Map(count)).insert(after="draw", look=fl.Map(look)), 3
+    )
     return seen
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_importance_weights_correct_for_more_and_more_of_the_priorities(env):
     """Without learning all runs draw the same, so that the logarithms of weights are as beta to beta."""
-    never, by_90, default = exponents(env, {"beta_steps": 0}), exponents(env, {"beta_steps": 90}), exponents(env, {})
-    assert [any(log.min() < -0.05 for came, log in never if (came < 90) == early) for early in (True, False)] == [True, True]
+    never, by_90, default = (
+        exponents(env, {"beta_steps": 0}),
+        exponents(env, {"beta_steps": 90}),
+        exponents(env, {}),
+    )
+    assert [
+        any(log.min() < -0.05 for came, log in never if (came < 90) == early)
+        for early in (True, False)
+    ] == [True, True]
     for (came, log), (_, risen), (_, little) in zip(never, by_90, default, strict=True):
-        np.testing.assert_allclose(risen, log * (0.4 + 0.6 * min(came / 90, 1)) / 0.4, rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(little, log * (0.4 + 0.6 * came / 100_000) / 0.4, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            risen, log * (0.4 + 0.6 * min(came / 90, 1)) / 0.4, rtol=1e-3, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            little, log * (0.4 + 0.6 * came / 100_000) / 0.4, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_who_draws_by_priority_corrects_for_it_in_the_end_but_apex_as_its_paper_says():
     tuned_dqn = fl.DQNSettings(**fl.tuned("dqn", "CartPole-v1"))
-    steps = [g.resources["replay"].beta_steps for g in (fl.dqn("CartPole-v1", tuned_dqn), fl.dqn(), fl.apex())]
+    steps = [
+        g.resources["replay"].beta_steps
+        for g in (fl.dqn("CartPole-v1", tuned_dqn), fl.dqn(), fl.apex())
+    ]
     assert steps == [100_000, 100_000, 0] and fl.Replay(10).beta_steps == 100_000

@@ -13,7 +13,9 @@ from flowrl.rl.policies import network
 @pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "sac", "apex"])
 @pytest.mark.parametrize("wrong", [{"lr": 1e-3}, fl.Adam()])
 def test_settings_of_another_kind_are_refused_by_name(name, wrong):
-    with pytest.raises(fl.SettingError, match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)"):
+    with pytest.raises(
+        fl.SettingError, match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)"
+    ):
         getattr(fl, name)("CartPole-v1", wrong)
 
 
@@ -28,7 +30,11 @@ PIXELS = fl.Policy(fl.QNetwork, channels=(4,), kernels=(3,), strides=(1,))
 QUICK = {"envs": 2, "start": 8, "batch": 8, "report_every": 1}
 
 
-@pytest.mark.parametrize(("policy", "convolves"), [(None, False), (PIXELS, True)], ids=["fully connected", "kernels of one's own"])
+@pytest.mark.parametrize(
+    ("policy", "convolves"),
+    [(None, False), (PIXELS, True)],
+    ids=["fully connected", "kernels of one's own"],
+)
 def test_dqn_learns_from_small_images(policy, convolves, tmp_path):
     graph = fl.dqn(Pictures, fl.DQNSettings(policy=policy, **QUICK))
     with fl.run(graph, steps=32, out=tmp_path / "run") as run:
@@ -66,7 +72,9 @@ def bounded(env):
 
 def test_sac_refuses_actions_without_bounds_and_its_way_out_works():
     graph = fl.sac(Pushed, fl.SACSettings(start=4, batch=4, report_every=4))
-    with pytest.raises(fl.CheckError, match=r"sac\.learner: SACNetwork has actions in \[-1, 1\].*TransformAction"):
+    with pytest.raises(
+        fl.CheckError, match=r"sac\.learner: SACNetwork has actions in \[-1, 1\].*TransformAction"
+    ):
         graph.compile()
     with fl.run(graph.set("runners.wrappers", (bounded,)), steps=10) as run:
         assert next(run)["updates"] >= 1

@@ -26,7 +26,12 @@ GRAPHS = {
 }
 """By name: what makes the graph, and the updates after which it has learned the value."""
 NEXT, SAME, DISABLED = (partial(cut_short, mode) for mode in ("NextStep", "SameStep", "Disabled"))
-LOCAL = [("impala", "local", NEXT), ("impala", "local", SAME), ("appo", "local", DISABLED), ("recurrent", "local", NEXT)]
+LOCAL = [
+    ("impala", "local", NEXT),
+    ("impala", "local", SAME),
+    ("appo", "local", DISABLED),
+    ("recurrent", "local", NEXT),
+]
 RAY = [(graph, "ray", env) for graph, env in zip(GRAPHS, (SAME, NEXT, DISABLED), strict=True)]
 XLA = [(graph, "xla", JaxCutShort) for graph in GRAPHS]
 
@@ -43,9 +48,16 @@ def values_of_an_episode(policy):
 
 
 @pytest.mark.parametrize(("graph", "runtime", "env"), [*LOCAL, *RAY, *XLA], indirect=["runtime"])
-def test_a_truncated_episode_is_bootstrapped_from_the_value_of_its_final_observation(graph, runtime, env, tmp_path):
+def test_a_truncated_episode_is_bootstrapped_from_the_value_of_its_final_observation(
+    graph, runtime, env, tmp_path
+):
     make, updates = GRAPHS[graph]
-    with fl.run(make(env), runtime=runtime, until=lambda row: row["updates"] >= updates, out=tmp_path / "run") as run:
+    with fl.run(
+        make(env),
+        runtime=runtime,
+        until=lambda row: row["updates"] >= updates,
+        out=tmp_path / "run",
+    ) as run:
         for _ in run:
             pass
     values = values_of_an_episode(fl.load(tmp_path / "run", allow=("environments",)))

@@ -17,23 +17,38 @@ from flowrl.envs.gym_envs import make_vector
 from flowrl.rollout.runner import Runner
 
 SMALL = fl.Policy(fl.CNN, channels=(4,), kernels=(6,), strides=(6,), hidden=8)
-SETTINGS = {"policy": SMALL, "envs": 2, "fragment": 10, "batch": 40, "clip_rewards": 1.0, "report_every": 1}
-IMPALA = fl.impala("ALE/SpaceInvaders-v5", fl.IMPALASettings(**SETTINGS)).set("runners.env_settings", {"max_num_frames_per_episode": 200})
+SETTINGS = {
+    "policy": SMALL,
+    "envs": 2,
+    "fragment": 10,
+    "batch": 40,
+    "clip_rewards": 1.0,
+    "report_every": 1,
+}
+IMPALA = fl.impala("ALE/SpaceInvaders-v5", fl.IMPALASettings(**SETTINGS)).set(
+    "runners.env_settings", {"max_num_frames_per_episode": 200}
+)
 PLAIN = {"repeat_action_probability": 0.0, "noop_max": 0, "use_fire_reset": False}
 
 
 def area(size, to):
     """``[to, size]``: the share of each pixel in each wider one."""
     edges, low = np.arange(to + 1) * size / to, np.arange(size)
-    share = np.clip(np.minimum(edges[1:, None], low + 1) - np.maximum(edges[:-1, None], low), 0, None)
+    share = np.clip(
+        np.minimum(edges[1:, None], low + 1) - np.maximum(edges[:-1, None], low), 0, None
+    )
     return share / share.sum(axis=1, keepdims=True)
 
 
 def test_frames_are_those_of_the_single_game_pooled_grey_small_and_stacked():
     vector = make_vector("ALE/Breakout-v5", 1, (), PLAIN)
-    one = gym.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0, obs_type="grayscale")
+    one = gym.make(
+        "ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0, obs_type="grayscale"
+    )
     rng, rows, columns, total = np.random.default_rng(0), area(210, 84), area(160, 84), 0.0
-    stack = [np.zeros((84, 84))] * 3 + [rows @ one.reset(seed=7)[0] @ columns.T]  # where gymnasium's own wrapper repeats the first frame
+    stack = [np.zeros((84, 84))] * 3 + [
+        rows @ one.reset(seed=7)[0] @ columns.T
+    ]  # where gymnasium's own wrapper repeats the first frame
     seen = vector.reset(seed=7)[0]
     np.testing.assert_allclose(seen[0], stack, atol=0.501)
     for _ in range(150):
@@ -53,9 +68,14 @@ def test_spaces_are_those_of_what_runs():
     runners = fl.Runners("ALE/Pong-v5", SMALL, envs=2, fragment=2)
     assert runners.spaces().obs == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     handle = runners.open()
-    assert (handle.collect()["obs"].shape, handle.collect()["obs"].dtype) == ((2, 2, 4, 84, 84), np.uint8)
+    assert (handle.collect()["obs"].shape, handle.collect()["obs"].dtype) == (
+        (2, 2, 4, 84, 84),
+        np.uint8,
+    )
     handle.close()
-    coarse = fl.Runners("ALE/Pong-v5", SMALL, env_settings={"stack_num": 2, "img_height": 42, "img_width": 42})
+    coarse = fl.Runners(
+        "ALE/Pong-v5", SMALL, env_settings={"stack_num": 2, "img_height": 42, "img_width": 42}
+    )
     assert coarse.spaces().obs.shape == (2, 42, 42)
     wrapped = fl.Runners("ALE/Pong-v5", SMALL, wrappers=(gym.wrappers.GrayscaleObservation,))
     assert wrapped.spaces().obs.shape == (210, 160)
@@ -65,7 +85,9 @@ def test_spaces_are_those_of_what_runs():
 def sampled(clip):
     """220 steps of 2 games, cut every 100."""
     cut = {"max_num_frames_per_episode": 400}
-    handle = fl.Runners("ALE/SpaceInvaders-v5", SMALL, envs=2, fragment=220, env_settings=cut, clip_rewards=clip).open()
+    handle = fl.Runners(
+        "ALE/SpaceInvaders-v5", SMALL, envs=2, fragment=220, env_settings=cut, clip_rewards=clip
+    ).open()
     batch, told = handle.collect(), handle.episodes()
     handle.close()
     return batch, told
@@ -76,7 +98,16 @@ def test_what_is_learned_from_is_clipped_and_scores_are_not():
     clipped, same_told = sampled(1.0)
     assert whole["reward"].max() >= 5
     np.testing.assert_array_equal(clipped["reward"], np.clip(whole["reward"], -1, 1))
-    assert told == same_told == {"env_steps": 2 * 218, "episodes": 4, "return_mean": whole["reward"][:201].sum() / 4, "length_mean": 100}
+    assert (
+        told
+        == same_told
+        == {
+            "env_steps": 2 * 218,
+            "episodes": 4,
+            "return_mean": whole["reward"][:201].sum() / 4,
+            "length_mean": 100,
+        }
+    )
     np.testing.assert_array_equal(clipped["obs"], whole["obs"])
     with pytest.raises(fl.SettingError, match="clip_rewards must be above 0 or None, got 0"):
         sampled(0)
@@ -95,7 +126,9 @@ def test_an_episode_that_is_cut_keeps_its_last_frames_in_a_row_of_their_own():
 
 @pytest.mark.ray
 def test_on_ray_the_same_rows_come(ray_up):
-    graph = fl.pg("ALE/SpaceInvaders-v5", fl.PGSettings(policy=SMALL, envs=2, fragment=10, batch=20))
+    graph = fl.pg(
+        "ALE/SpaceInvaders-v5", fl.PGSettings(policy=SMALL, envs=2, fragment=10, batch=20)
+    )
     rows, weights = rows_and_weights(graph, 1)
     far, same_weights = rows_and_weights(graph, 1, "ray")
     assert timeless(rows) == timeless(far)
@@ -107,7 +140,10 @@ def test_a_saved_policy_is_evaluated_in_what_it_was_trained_in(tmp_path):
         list(run)
         run.save(tmp_path / "run")
     policy = fl.load(tmp_path / "run")
-    vector, returns = make_vector("ALE/SpaceInvaders-v5", 1, (), IMPALA.resources["runners"].env_settings), []
+    vector, returns = (
+        make_vector("ALE/SpaceInvaders-v5", 1, (), IMPALA.resources["runners"].env_settings),
+        [],
+    )
     for seed in (3, 4):
         obs, total, over = vector.reset(seed=seed)[0], 0.0, False
         while not over:
@@ -149,7 +185,10 @@ def test_a_stock_graph_reads_images_with_a_cnn():
     assert "2 runners x 8 envs x 50 steps of ALE/Pong-v5" in plan
     assert "learner  CNN, VTraceLoss, Adam" in plan
     assert default_policy("ALE/Pong-v5", normalize=False) == fl.Policy(fl.CNN)
-    with pytest.raises(fl.SettingError, match=r"normalize: the policy has convolutions .*; leave normalize out, or give policy=fl\.Policy\(fl\.MLP"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"normalize: the policy has convolutions .*; leave normalize out, or give policy=fl\.Policy\(fl\.MLP",
+    ):
         fl.ppo("ALE/Pong-v5", fl.PPOSettings(normalize=True))
     for make in (Clockwork, SmallImages, DictObservations):
         assert default_policy(make) == fl.Policy(fl.MLP)

@@ -21,7 +21,9 @@ def test_a_step_of_gymnax_is_that_of_gymnasium():
     state, obs = env.reset(jax.random.key(0))
     oracle.state = np.asarray(obs, np.float64)
     for action in (0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1):
-        state, obs, reward, terminated, truncated = env.step(state, jnp.int32(action), jax.random.key(0))
+        state, obs, reward, terminated, truncated = env.step(
+            state, jnp.int32(action), jax.random.key(0)
+        )
         expected, _, over, _, _ = oracle.step(action)
         np.testing.assert_allclose(obs, expected, rtol=1e-4, atol=1e-5)
         assert (float(reward), bool(terminated), bool(truncated)) == (1.0, over, False)
@@ -38,10 +40,17 @@ def test_settings_are_parameters_of_gymnax_and_a_limit_truncates():
     assert not any(t.any() for t, _ in flags)
 
 
-@pytest.mark.parametrize(("name", "obs", "action"), [("Pendulum-v1", (3,), "Box"), ("Breakout-MinAtar", (10, 10, 4), "Discrete")])
+@pytest.mark.parametrize(
+    ("name", "obs", "action"),
+    [("Pendulum-v1", (3,), "Box"), ("Breakout-MinAtar", (10, 10, 4), "Discrete")],
+)
 def test_spaces_of_gymnax_become_those_of_gymnasium(name, obs, action):
     spaces, env = probe(f"gymnax:{name}", (), {})
-    assert isinstance(env, GymnaxEnv) and spaces.obs.shape == obs and type(spaces.action).__name__ == action
+    assert (
+        isinstance(env, GymnaxEnv)
+        and spaces.obs.shape == obs
+        and type(spaces.action).__name__ == action
+    )
     vector = make_vector(f"gymnax:{name}", 3, (), {})
     assert vector.observation_space.contains(vector.reset(seed=0)[0])
 
@@ -57,7 +66,11 @@ def test_the_gymnasium_form_is_that_of_single_environments_in_next_step_form():
         place = np.clip(before + 2 * action - 1, 0, 6)
         ages = np.where(over, 0, ages + 1)
         np.testing.assert_allclose(obs[~over, 0] * 6, place[~over], atol=1e-5)
-        assert (obs[over, 0] * 6 < 2.5).all() and not reward[over].any() and not (terminated | truncated)[over].any()
+        assert (
+            (obs[over, 0] * 6 < 2.5).all()
+            and not reward[over].any()
+            and not (terminated | truncated)[over].any()
+        )
         np.testing.assert_array_equal(terminated[~over], np.isclose(place[~over], 6))
         np.testing.assert_array_equal(truncated[~over], ages[~over] >= 20)
         np.testing.assert_array_equal(reward[~over], terminated[~over])
@@ -93,9 +106,15 @@ class Wrong(Corridor):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("obs", r"Wrong\.reset returned an observation float32\[2\], but its observation_space declares float32\[1\]"),
+        (
+            "obs",
+            r"Wrong\.reset returned an observation float32\[2\], but its observation_space declares float32\[1\]",
+        ),
         ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
-        ("state", r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; make them equal"),
+        (
+            "state",
+            r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; make them equal",
+        ),
         ("tree", r"Wrong\.step returned a state that is another tree than reset's"),
         ("four", r"Wrong\.step must return \(state, obs, reward, terminated, truncated\)"),
     ],
@@ -117,7 +136,9 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
     pendulum = BraxEnv("inverted_pendulum")
     assert pendulum.observation_space.shape == (4,) and pendulum.action_space.shape == (1,)
     state, obs = jax.eval_shape(pendulum.reset, jax.random.key(0))
-    assert obs.shape == (4,) and jax.eval_shape(pendulum.step, state, jnp.zeros(1), jax.random.key(0))[1].shape == (4,)
+    assert obs.shape == (4,) and jax.eval_shape(
+        pendulum.step, state, jnp.zeros(1), jax.random.key(0)
+    )[1].shape == (4,)
     env = BraxEnv("fast", episode_length=2)  # Brax's own for tests
     vector = JaxVector(env, 2)
     vector.reset(seed=0)
@@ -129,9 +150,15 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ("gymnax:CartPol-v1", r"gymnax:CartPol-v1: unknown gymnax environment 'CartPol-v1'; did you mean 'CartPole-v1'\?"),
+        (
+            "gymnax:CartPol-v1",
+            r"gymnax:CartPol-v1: unknown gymnax environment 'CartPol-v1'; did you mean 'CartPole-v1'\?",
+        ),
         ("brax:antt", r"unknown brax environment 'antt'; did you mean 'ant'\?"),
-        ("jumanji:Snake-v1", "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the prefixes gymnax: and brax:"),
+        (
+            "jumanji:Snake-v1",
+            "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the prefixes gymnax: and brax:",
+        ),
     ],
 )
 def test_what_there_is_not_is_told_with_what_there_is(env, says):
@@ -141,5 +168,8 @@ def test_what_there_is_not_is_told_with_what_there_is(env, says):
 
 def test_a_missing_package_is_told_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
-    with pytest.raises(fl.SettingError, match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): pip install 'flowrl\[jax-envs\]'"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): pip install 'flowrl\[jax-envs\]'",
+    ):
         make_env("gymnax:CartPole-v1", 1, (), {})

@@ -16,7 +16,9 @@ def runners(env="CartPole-v1", **settings):
 
 
 def learner(loss=None, **settings):
-    return fl.Learner(**{"policy": POLICY, "loss": loss or fl.PPOLoss(), "optimizer": fl.Adam(), **settings})
+    return fl.Learner(
+        **{"policy": POLICY, "loss": loss or fl.PPOLoss(), "optimizer": fl.Adam(), **settings}
+    )
 
 
 def recipe(**resources):
@@ -122,4 +124,10 @@ def same(batch):
 def halves(batch):
     """A batch cut into two in time's other direction: columns 0..n and n..2n."""
     n = batch.shape[1] // 2
-    return [fl.Batch({k: v[:, at] for k, v in batch.data.items()}, {k: v[at] for k, v in batch.columns.items()}) for at in (slice(n), slice(n, None))]
+    return [
+        fl.Batch(
+            {k: v[:, at] for k, v in batch.data.items()},
+            {k: v[at] for k, v in batch.columns.items()},
+        )
+        for at in (slice(n), slice(n, None))
+    ]

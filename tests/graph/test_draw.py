@@ -86,7 +86,12 @@ def roots():
 
 def crossing():
     """b splits while the lane from a to e is open."""
-    graph = fl.Graph("crossing").then(a=Pass(), b=C(1), c=C(1)).then(after="b", d=C(1)).then(after="a", e=C(1))
+    graph = (
+        fl.Graph("crossing")
+        .then(a=Pass(), b=C(1), c=C(1))
+        .then(after="b", d=C(1))
+        .then(after="a", e=C(1))
+    )
     return graph.then(after=("d", "e"), f=Merge())
 
 
@@ -100,7 +105,13 @@ def test_the_text_drawing(graph, drawing):
 
 
 def test_a_split_opens_lanes_to_its_right_even_where_one_is_free_on_its_left():
-    graph = fl.Graph("g").then(a=Pass(), b=SyncEvery()).then(after="a", c=C(1), d=C(1)).then(after="c", e=C(1)).then(after=("d", "e"), f=Merge())
+    graph = (
+        fl.Graph("g")
+        .then(a=Pass(), b=SyncEvery())
+        .then(after="a", c=C(1), d=C(1))
+        .then(after="c", e=C(1))
+        .then(after=("d", "e"), f=Merge())
+    )
     for line in graph.draw().splitlines():
         lanes = line[2:].split("  ")[0]
         assert "├" not in lanes or "╮" in lanes.split("├")[1], graph.draw()
@@ -129,21 +140,33 @@ DASHED = [
 def test_mermaid_has_dashed_edges_from_what_is_read_to_what_is_written():
     lines = recipe().draw("mermaid").splitlines()
     assert lines[0] == "flowchart LR"
-    assert [tuple(x.strip().split(" -.-> ")) for x in lines if "-.->" in x] == [(f"n_{a}", f"n_{b}") for a, b in DASHED]
+    assert [tuple(x.strip().split(" -.-> ")) for x in lines if "-.->" in x] == [
+        (f"n_{a}", f"n_{b}") for a, b in DASHED
+    ]
     assert "    n_train --> n_sync" in lines and '    n_runners[/"runners<br/>Runners"/]' in lines
 
 
 def test_dot_has_dashed_edges_from_what_is_read_to_what_is_written():
     text = recipe().draw("dot")
     assert text.startswith('digraph "g" {\n') and text.endswith("}\n")
-    assert [x for x in text.splitlines() if "dashed" in x] == [f'  "{a}" -> "{b}" [style=dashed];' for a, b in DASHED]
+    assert [x for x in text.splitlines() if "dashed" in x] == [
+        f'  "{a}" -> "{b}" [style=dashed];' for a, b in DASHED
+    ]
     assert '  "train" -> "sync";\n' in text
 
 
 def box_of(root, name):
     """(x, y, width, height) of the box in which a name is written."""
-    boxes = [tuple(float(e.get(k)) for k in ("x", "y", "width", "height")) for e in root.iter() if e.tag.endswith("}rect") and e.get("rx")]
-    (text,) = [e for e in root.iter() if e.tag.endswith("}text") and e.text == name and e.get("class") is None]
+    boxes = [
+        tuple(float(e.get(k)) for k in ("x", "y", "width", "height"))
+        for e in root.iter()
+        if e.tag.endswith("}rect") and e.get("rx")
+    ]
+    (text,) = [
+        e
+        for e in root.iter()
+        if e.tag.endswith("}text") and e.text == name and e.get("class") is None
+    ]
     x, y = float(text.get("x")), float(text.get("y"))
     return next(b for b in boxes if b[0] <= x <= b[0] + b[2] and b[1] <= y <= b[1] + b[3])
 

@@ -7,7 +7,20 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import pytest
-from small import POLICY, AnyAgeLoss, Delay, Merge, Pass, Queue, SyncEvery, halves, learner, line, recipe, runners
+from small import (
+    POLICY,
+    AnyAgeLoss,
+    Delay,
+    Merge,
+    Pass,
+    Queue,
+    SyncEvery,
+    halves,
+    learner,
+    line,
+    recipe,
+    runners,
+)
 
 import flowrl as fl
 from flowrl.graph import trace
@@ -62,18 +75,40 @@ def fails():
 
 
 def with_policy(env, policy):
-    return fl.Graph("g", runners=runners(env, policy=policy), learner=learner(policy=policy)).then(**{n.name: n.op for n in recipe().nodes})
+    return fl.Graph("g", runners=runners(env, policy=policy), learner=learner(policy=policy)).then(
+        **{n.name: n.op for n in recipe().nodes}
+    )
 
 
 def two_lengths():
     """A batch of 16 steps in time meets one of 8."""
     graph = fl.Graph("g", runners=runners(), others=runners(fragment=8), learner=learner())
-    graph = graph.then(one=fl.ParallelSample()).then(after=(), two=fl.ParallelSample(runners="others"))
-    tail = {"batch": fl.Concat(128), "adv": fl.Advantages(), "train": fl.TrainOneStep(), "sync": fl.SyncWeights()}
-    return graph.then(after=("one", "two"), both=Merge(), **tail, sync_others=fl.SyncWeights(runners="others"), report=fl.Report())
+    graph = graph.then(one=fl.ParallelSample()).then(
+        after=(), two=fl.ParallelSample(runners="others")
+    )
+    tail = {
+        "batch": fl.Concat(128),
+        "adv": fl.Advantages(),
+        "train": fl.TrainOneStep(),
+        "sync": fl.SyncWeights(),
+    }
+    return graph.then(
+        after=("one", "two"),
+        both=Merge(),
+        **tail,
+        sync_others=fl.SyncWeights(runners="others"),
+        report=fl.Report(),
+    )
 
 
-S, C, A, T, Y, R = fl.ParallelSample, fl.Concat, fl.Advantages, fl.TrainOneStep, fl.SyncWeights, fl.Report
+S, C, A, T, Y, R = (
+    fl.ParallelSample,
+    fl.Concat,
+    fl.Advantages,
+    fl.TrainOneStep,
+    fl.SyncWeights,
+    fl.Report,
+)
 STALE = r"is on-policy, but it trains on data up to 1 update old; put SyncWeights\(\) behind every update"
 
 FAULTY = [
@@ -97,15 +132,30 @@ FAULTY = [
         "norm",
         "needs the field advantage",
     ),
-    ("sync before training", lambda: line(sample=S(), batch=C(128), adv=A(), sync=Y(), train=T(), report=R()), "train", STALE),
-    ("sync before training, weights read too soon", lambda: recipe().remove("sync").insert(after="sample", sync=Y()), "train", STALE),
+    (
+        "sync before training",
+        lambda: line(sample=S(), batch=C(128), adv=A(), sync=Y(), train=T(), report=R()),
+        "train",
+        STALE,
+    ),
+    (
+        "sync before training, weights read too soon",
+        lambda: recipe().remove("sync").insert(after="sample", sync=Y()),
+        "train",
+        STALE,
+    ),
     (
         "concat after training",
         lambda: recipe().remove("batch").insert(after="train", batch=C(128)),
         "batch",
         "needs a Batch, got a Trained; put it where",
     ),
-    ("trained twice in a row", lambda: recipe().insert(after="train", again=T()), "again", "needs a Batch, got a Trained; put it where"),
+    (
+        "trained twice in a row",
+        lambda: recipe().insert(after="train", again=T()),
+        "again",
+        "needs a Batch, got a Trained; put it where",
+    ),
     (
         "report in the middle",
         lambda: line(sample=S(), adv=A(), train=T(), report=R(), sync=Y()),
@@ -113,9 +163,24 @@ FAULTY = [
         "sync stands behind it; move Report to the end",
     ),
     # -- resources
-    ("no learner", lambda: recipe().remove("learner"), "adv train sync", r"unknown resource 'learner'.*add learner=\.\.\. to Graph\(\.\.\.\)"),
-    ("no runners", lambda: recipe().remove("runners"), "learner sample sync report", r"unknown resource 'runners'.*add runners=\.\.\. to Graph"),
-    ("a name misspelt", lambda: recipe().set("train.learner", "lerner"), "train", "unknown resource 'lerner'; did you mean 'learner'"),
+    (
+        "no learner",
+        lambda: recipe().remove("learner"),
+        "adv train sync",
+        r"unknown resource 'learner'.*add learner=\.\.\. to Graph\(\.\.\.\)",
+    ),
+    (
+        "no runners",
+        lambda: recipe().remove("runners"),
+        "learner sample sync report",
+        r"unknown resource 'runners'.*add runners=\.\.\. to Graph",
+    ),
+    (
+        "a name misspelt",
+        lambda: recipe().set("train.learner", "lerner"),
+        "train",
+        "unknown resource 'lerner'; did you mean 'learner'",
+    ),
     (
         "a node for a resource",
         lambda: recipe().set("train.learner", "adv"),
@@ -134,9 +199,24 @@ FAULTY = [
         "sample",
         "its runners must be .*RunnersHandle, but 'learner' is Learner",
     ),
-    ("a learner for the learner's runners", lambda: recipe().set("learner.runners", "learner"), "learner", "its runners must be .*RunnersHandle"),
-    ("a resource that nobody uses", lambda: recipe(spare=runners()), "spare", r"no node uses it; remove it with \.remove\('spare'\), or name it"),
-    ("a resource that was not declared", lambda: recipe().insert(after="adv", add=Outdated()), "add", r"'reply'.*Ref\["),
+    (
+        "a learner for the learner's runners",
+        lambda: recipe().set("learner.runners", "learner"),
+        "learner",
+        "its runners must be .*RunnersHandle",
+    ),
+    (
+        "a resource that nobody uses",
+        lambda: recipe(spare=runners()),
+        "spare",
+        r"no node uses it; remove it with \.remove\('spare'\), or name it",
+    ),
+    (
+        "a resource that was not declared",
+        lambda: recipe().insert(after="adv", add=Outdated()),
+        "add",
+        r"'reply'.*Ref\[",
+    ),
     # -- what flows
     (
         "a field that nobody adds",
@@ -144,7 +224,12 @@ FAULTY = [
         "train",
         "NeedsMore needs the field weight, but the batch has .*; take a loss",
     ),
-    ("fragments of two lengths", two_lengths, "batch", "can't join 16 steps in time with 8; give all runners the same fragment"),
+    (
+        "fragments of two lengths",
+        two_lengths,
+        "batch",
+        "can't join 16 steps in time with 8; give all runners the same fragment",
+    ),
     (
         "a minibatch that does not divide",
         lambda: recipe().set("train.minibatch", 100),
@@ -169,7 +254,12 @@ FAULTY = [
         "adv",
         "needs the column bootstrap_obs",
     ),
-    ("a loss that is none", lambda: recipe().set("learner.loss", 3), "learner", r"loss must be one such as fl\.PPOLoss\(\) or a function"),
+    (
+        "a loss that is none",
+        lambda: recipe().set("learner.loss", 3),
+        "learner",
+        r"loss must be one such as fl\.PPOLoss\(\) or a function",
+    ),
     # -- age of data and weights
     (
         "a queue before an on-policy loss",
@@ -183,9 +273,24 @@ FAULTY = [
         "train",
         "calls learner.update, but learner belongs to the stage of adv, .*; move train to where adv is, or adv to the same side of the queue",
     ),
-    ("a batch late by a round", lambda: recipe().insert(after="batch", late=Delay(1)), "train", STALE),
-    ("a round trained in two halves", lambda: recipe().insert(after="batch", halves=fl.FlatMap(halves)), "train", STALE),
-    ("weights with every second update", lambda: recipe().replace(sync=SyncEvery(2)), "train", STALE),
+    (
+        "a batch late by a round",
+        lambda: recipe().insert(after="batch", late=Delay(1)),
+        "train",
+        STALE,
+    ),
+    (
+        "a round trained in two halves",
+        lambda: recipe().insert(after="batch", halves=fl.FlatMap(halves)),
+        "train",
+        STALE,
+    ),
+    (
+        "weights with every second update",
+        lambda: recipe().replace(sync=SyncEvery(2)),
+        "train",
+        STALE,
+    ),
     (
         "weights that reach no runner",
         lambda: recipe().remove("sync"),
@@ -198,18 +303,43 @@ FAULTY = [
         "runners train?",
         r"act with their first weights for ever.*add sync=",
     ),
-    ("a learner that nobody trains", lambda: line(sample=S(), sync=Y(), report=R()), "learner", r"no node trains it; add train=TrainOneStep\(\)"),
-    ("two policies", lambda: recipe(learner=learner(policy=fl.Policy(fl.MLP, hidden=(4,)))), "learner", "give both the same policy"),
+    (
+        "a learner that nobody trains",
+        lambda: line(sample=S(), sync=Y(), report=R()),
+        "learner",
+        r"no node trains it; add train=TrainOneStep\(\)",
+    ),
+    (
+        "two policies",
+        lambda: recipe(learner=learner(policy=fl.Policy(fl.MLP, hidden=(4,)))),
+        "learner",
+        "give both the same policy",
+    ),
     # -- ends
-    ("no report", lambda: recipe().remove("report"), "sync", r"no Report closes a Row.*add \.then\(report=Report\(\)\)"),
-    ("two reports", lambda: recipe().then(after="train", again=R()), "again", "exactly one Report, and there is report too; remove one"),
+    (
+        "no report",
+        lambda: recipe().remove("report"),
+        "sync",
+        r"no Report closes a Row.*add \.then\(report=Report\(\)\)",
+    ),
+    (
+        "two reports",
+        lambda: recipe().then(after="train", again=R()),
+        "again",
+        "exactly one Report, and there is report too; remove one",
+    ),
     (
         "an end without effect",
         lambda: recipe().then(after="batch", look=Pass()),
         "look",
         "an end must be a Report or an effect.*go on from it or remove it",
     ),
-    ("a concat that never fills", lambda: recipe().set("batch.min_steps", 10**9), "batch", r"took [\d,]+ items and yielded none.*let it fire sooner"),
+    (
+        "a concat that never fills",
+        lambda: recipe().set("batch.min_steps", 10**9),
+        "batch",
+        r"took [\d,]+ items and yielded none.*let it fire sooner",
+    ),
     (
         "updates that no row tells of",
         lambda: recipe().remove("report").then(after="batch", report=R()),
@@ -235,48 +365,178 @@ FAULTY = [
         "batch",
         r"Concat stands at a start.*begin with a source such as ParallelSample\(\)",
     ),
-    ("no source at a second start", lambda: recipe().then(after=(), x=C(1), y=Y()), "x", "Concat stands at a start"),
-    ("no operators", lambda: fl.Graph("g"), "", r"it has no operators; add them with \.then\(sample=ParallelSample\(\)"),
+    (
+        "no source at a second start",
+        lambda: recipe().then(after=(), x=C(1), y=Y()),
+        "x",
+        "Concat stands at a start",
+    ),
+    (
+        "no operators",
+        lambda: fl.Graph("g"),
+        "",
+        r"it has no operators; add them with \.then\(sample=ParallelSample\(\)",
+    ),
     # -- names
-    ("a name used twice", lambda: recipe().then(train=T()), "", "the name 'train' is taken by a node"),
-    ("a name of a resource", lambda: recipe().then(learner=T()), "", "the name 'learner' is taken by a resource"),
-    ("a setting that there is not", lambda: recipe().set("train.epoch", 3), "train", "unknown setting 'epoch'; did you mean 'epochs'"),
-    ("an operator that was not called", lambda: recipe().then(x=fl.Concat), "", "the class itself: call it"),
+    (
+        "a name used twice",
+        lambda: recipe().then(train=T()),
+        "",
+        "the name 'train' is taken by a node",
+    ),
+    (
+        "a name of a resource",
+        lambda: recipe().then(learner=T()),
+        "",
+        "the name 'learner' is taken by a resource",
+    ),
+    (
+        "a setting that there is not",
+        lambda: recipe().set("train.epoch", 3),
+        "train",
+        "unknown setting 'epoch'; did you mean 'epochs'",
+    ),
+    (
+        "an operator that was not called",
+        lambda: recipe().then(x=fl.Concat),
+        "",
+        "the class itself: call it",
+    ),
     # -- environments and policies
-    ("an unknown environment", lambda: recipe(runners=runners("CartPol-v1")), "runners", "did you mean 'CartPole-v1'"),
-    ("an unknown version", lambda: recipe(runners=runners("CartPole-v7")), "runners", "did you mean 'CartPole-v1'"),
+    (
+        "an unknown environment",
+        lambda: recipe(runners=runners("CartPol-v1")),
+        "runners",
+        "did you mean 'CartPole-v1'",
+    ),
+    (
+        "an unknown version",
+        lambda: recipe(runners=runners("CartPole-v7")),
+        "runners",
+        "did you mean 'CartPole-v1'",
+    ),
     (
         "an unknown namespace",
         lambda: recipe(runners=runners("Nowhere/Pong-v5")),
         "runners",
         "unknown environment 'Nowhere/Pong-v5': the package that registers Nowhere must be imported first",
     ),
-    ("an environment that can't be made", lambda: recipe(runners=runners(fails)), "runners", "fails could not be made: OSError: no licence"),
-    ("an environment that is none", lambda: recipe(runners=runners(dict)), "runners", r"dict made a dict; it must be a gymnasium\.Env"),
-    ("observations in a dict", lambda: with_policy(DictObservations, POLICY), "learner", r"Dict\(.*FlattenObservation"),
-    ("actions in a text", lambda: with_policy(TextActions, POLICY), "learner", "no policy for actions in Text.*it can be Discrete"),
-    ("a network for images", lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)), "learner", "convolutions read images with 3 axes.*take MLP"),
+    (
+        "an environment that can't be made",
+        lambda: recipe(runners=runners(fails)),
+        "runners",
+        "fails could not be made: OSError: no licence",
+    ),
+    (
+        "an environment that is none",
+        lambda: recipe(runners=runners(dict)),
+        "runners",
+        r"dict made a dict; it must be a gymnasium\.Env",
+    ),
+    (
+        "observations in a dict",
+        lambda: with_policy(DictObservations, POLICY),
+        "learner",
+        r"Dict\(.*FlattenObservation",
+    ),
+    (
+        "actions in a text",
+        lambda: with_policy(TextActions, POLICY),
+        "learner",
+        "no policy for actions in Text.*it can be Discrete",
+    ),
+    (
+        "a network for images",
+        lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)),
+        "learner",
+        "convolutions read images with 3 axes.*take MLP",
+    ),
     (
         "a setting that the network lacks",
         lambda: with_policy("CartPole-v1", fl.Policy(fl.MLP, hiden=(4,))),
         "learner",
         "unexpected .*argument 'hiden'",
     ),
-    ("a policy that is none", lambda: recipe().set("runners.policy", fl.MLP), "runners", r"policy must be fl\.Policy\(ModuleClass, \*\*settings\)"),
+    (
+        "a policy that is none",
+        lambda: recipe().set("runners.policy", fl.MLP),
+        "runners",
+        r"policy must be fl\.Policy\(ModuleClass, \*\*settings\)",
+    ),
     # -- numbers
-    ("no epochs", lambda: recipe().set("train.epochs", 0), "train", "epochs must be at least 1, got 0"),
-    ("a negative minibatch", lambda: recipe().set("train.minibatch", -64), "train", "minibatch must be at least 1 or None, got -64"),
-    ("no steps", lambda: recipe().set("batch.min_steps", 0), "batch", "min_steps must be at least 1, got 0"),
-    ("no environments", lambda: recipe().set("runners.envs", 0), "runners", "envs must be at least 1, got 0"),
-    ("a fragment of nothing", lambda: recipe().set("runners.fragment", -1), "runners", "fragment must be at least 1, got -1"),
-    ("a discount above 1", lambda: recipe().set("adv.gamma", 1.5), "adv", "gamma must be from 0 to 1, got 1.5"),
-    ("a negative rate", lambda: recipe().set("learner.optimizer.lr", -1), "learner.optimizer", "lr must not be negative, got -1.0"),
-    ("a clip of nothing", lambda: recipe().set("learner.loss.clip", 0), "learner.loss", "clip must be above 0, got 0.0"),
-    ("a report never", lambda: recipe().set("report.every", 0), "report", "every must be at least 1"),
+    (
+        "no epochs",
+        lambda: recipe().set("train.epochs", 0),
+        "train",
+        "epochs must be at least 1, got 0",
+    ),
+    (
+        "a negative minibatch",
+        lambda: recipe().set("train.minibatch", -64),
+        "train",
+        "minibatch must be at least 1 or None, got -64",
+    ),
+    (
+        "no steps",
+        lambda: recipe().set("batch.min_steps", 0),
+        "batch",
+        "min_steps must be at least 1, got 0",
+    ),
+    (
+        "no environments",
+        lambda: recipe().set("runners.envs", 0),
+        "runners",
+        "envs must be at least 1, got 0",
+    ),
+    (
+        "a fragment of nothing",
+        lambda: recipe().set("runners.fragment", -1),
+        "runners",
+        "fragment must be at least 1, got -1",
+    ),
+    (
+        "a discount above 1",
+        lambda: recipe().set("adv.gamma", 1.5),
+        "adv",
+        "gamma must be from 0 to 1, got 1.5",
+    ),
+    (
+        "a negative rate",
+        lambda: recipe().set("learner.optimizer.lr", -1),
+        "learner.optimizer",
+        "lr must not be negative, got -1.0",
+    ),
+    (
+        "a clip of nothing",
+        lambda: recipe().set("learner.loss.clip", 0),
+        "learner.loss",
+        "clip must be above 0, got 0.0",
+    ),
+    (
+        "a report never",
+        lambda: recipe().set("report.every", 0),
+        "report",
+        "every must be at least 1",
+    ),
     # -- operators of one's own
-    ("a step that yields nothing", lambda: recipe().insert(after="batch", own=ReturnsNone()), "own", "its step returned None; .* `yield item`"),
-    ("a step that returns a list", lambda: recipe().insert(after="batch", own=ReturnsAList()), "own", "its step returned a list; .* `yield item`"),
-    ("a step that raises", lambda: recipe().insert(after="batch", own=Raises()), "own", "KeyError: 'no such field'"),
+    (
+        "a step that yields nothing",
+        lambda: recipe().insert(after="batch", own=ReturnsNone()),
+        "own",
+        "its step returned None; .* `yield item`",
+    ),
+    (
+        "a step that returns a list",
+        lambda: recipe().insert(after="batch", own=ReturnsAList()),
+        "own",
+        "its step returned a list; .* `yield item`",
+    ),
+    (
+        "a step that raises",
+        lambda: recipe().insert(after="batch", own=Raises()),
+        "own",
+        "KeyError: 'no such field'",
+    ),
 ]
 
 
@@ -284,10 +544,15 @@ FAULTY = [
 def started(monkeypatch):
     """What a rejected graph must not do: make a worker, step or reset an environment."""
     seen = []
-    monkeypatch.setattr("flowrl.rollout.runners.Runner", lambda *a: seen.append("a worker was made"))
+    monkeypatch.setattr(
+        "flowrl.rollout.runners.Runner", lambda *a: seen.append("a worker was made")
+    )
     for place in ("cartpole.CartPoleEnv", "cartpole.CartPoleVectorEnv"):
         for verb in ("step", "reset"):
-            monkeypatch.setattr(f"gymnasium.envs.classic_control.{place}.{verb}", lambda *a, verb=verb, **k: seen.append(f"an environment: {verb}"))
+            monkeypatch.setattr(
+                f"gymnasium.envs.classic_control.{place}.{verb}",
+                lambda *a, verb=verb, **k: seen.append(f"an environment: {verb}"),
+            )
     monkeypatch.setattr(trace, "PATIENCE", 1.0)
     return seen
 
@@ -305,11 +570,15 @@ def named(error):
     return [match.group(1) or "" for match in found if match]
 
 
-@pytest.mark.parametrize(("build", "nodes", "message"), [f[1:] for f in FAULTY], ids=[f[0] for f in FAULTY])
+@pytest.mark.parametrize(
+    ("build", "nodes", "message"), [f[1:] for f in FAULTY], ids=[f[0] for f in FAULTY]
+)
 def test_a_faulty_graph_is_rejected_before_anything_starts(build, nodes, message, started):
     with pytest.raises((fl.GraphError, fl.SettingError)) as caught:
         build().check()
-    assert set(named(caught.value)) - {n[:-1] for n in nodes.split(" ") if n.endswith("?")} == {n for n in nodes.split(" ") if not n.endswith("?")}
+    assert set(named(caught.value)) - {n[:-1] for n in nodes.split(" ") if n.endswith("?")} == {
+        n for n in nodes.split(" ") if not n.endswith("?")
+    }
     assert re.search(message, str(caught.value)), str(caught.value)
     assert started == []
 
@@ -330,18 +599,29 @@ def test_the_alarm_that_tells_of_a_start_works(started):
 
 
 def test_an_unknown_drawing_is_told():
-    with pytest.raises(fl.SettingError, match="unknown format 'txet'; did you mean 'text'.* Known: text, mermaid, dot, svg"):
+    with pytest.raises(
+        fl.SettingError,
+        match="unknown format 'txet'; did you mean 'text'.* Known: text, mermaid, dot, svg",
+    ):
         recipe().draw("txet")
 
 
 def test_several_faults_are_told_at_once(started):
-    graph = recipe(spare=runners()).set("train.learner", "lerner").set("adv.learner", "sample").remove("report")
+    graph = (
+        recipe(spare=runners())
+        .set("train.learner", "lerner")
+        .set("adv.learner", "sample")
+        .remove("report")
+    )
     with pytest.raises(fl.CheckError) as caught:
         graph.compile()
     error = caught.value
     assert named(error) == ["adv", "train", "spare", "sync"]
     assert len(error.problems) == 4
-    assert str(error).splitlines() == ["g can't run: 4 problems", *(f"  {p}" for p in error.problems)]
+    assert str(error).splitlines() == [
+        "g can't run: 4 problems",
+        *(f"  {p}" for p in error.problems),
+    ]
     assert started == []
 
 

@@ -31,7 +31,12 @@ def abc():
 
 def fork():
     """a -> b -> d, a -> c -> d, d -> e."""
-    return fl.Graph("g").then(a=C(1), b=C(2)).then(after="a", c=C(3)).then(after=("b", "c"), d=Merge(), e=C(4))
+    return (
+        fl.Graph("g")
+        .then(a=C(1), b=C(2))
+        .then(after="a", c=C(3))
+        .then(after=("b", "c"), d=Merge(), e=C(4))
+    )
 
 
 def reread(graph):
@@ -67,7 +72,12 @@ def test_the_same_predecessor_named_twice_is_one_edge():
 def test_a_chain_nests_under_its_name():
     inner = fl.chain(x=C(1), deep=fl.chain(y=C(2), z=C(3)))
     graph = fl.Graph("g").then(a=inner, b=C(4))
-    assert edges(graph) == {"a.x": (), "a.deep.y": ("a.x",), "a.deep.z": ("a.deep.y",), "b": ("a.deep.z",)}
+    assert edges(graph) == {
+        "a.x": (),
+        "a.deep.y": ("a.x",),
+        "a.deep.z": ("a.deep.y",),
+        "b": ("a.deep.z",),
+    }
     assert list(inner) == ["x", "deep.y", "deep.z"] and len(inner) == 3 and inner["deep.y"] == C(2)
 
 
@@ -82,20 +92,36 @@ def test_insert_takes_over_all_out_edges():
         "e": ("d",),
     }
     assert edges(fork().insert(after="b", x=C(7)))["d"] == ("x", "c")
-    assert edges(abc().insert(after="c", x=fl.chain(y=C(1)))) == {"a": (), "b": ("a",), "c": ("b",), "x.y": ("c",)}
+    assert edges(abc().insert(after="c", x=fl.chain(y=C(1)))) == {
+        "a": (),
+        "b": ("a",),
+        "c": ("b",),
+        "x.y": ("c",),
+    }
 
 
 def test_move_lets_a_node_go_on_from_others():
-    assert edges(fork().move("c", after="b"))["c"] == ("b",) and edges(fork().move("d", after=()))["d"] == ()
+    assert (
+        edges(fork().move("c", after="b"))["c"] == ("b",)
+        and edges(fork().move("d", after=()))["d"] == ()
+    )
     assert edges(fork().move("e", after=("b", "c")))["e"] == ("b", "c")
     for place in ("d", "e", "b"):
-        with pytest.raises(fl.GraphError, match=f"'b' can't go on from '{place}', which does not stand before it"):
+        with pytest.raises(
+            fl.GraphError, match=f"'b' can't go on from '{place}', which does not stand before it"
+        ):
             fork().move("b", after=place)
 
 
 def test_remove_joins_every_predecessor_to_every_successor():
     graph = fork().then(after="d", f=C(5))
-    assert edges(graph.remove("d")) == {"a": (), "b": ("a",), "c": ("a",), "e": ("b", "c"), "f": ("b", "c")}
+    assert edges(graph.remove("d")) == {
+        "a": (),
+        "b": ("a",),
+        "c": ("a",),
+        "e": ("b", "c"),
+        "f": ("b", "c"),
+    }
     assert edges(graph.remove("a")) == {"b": (), "c": (), "d": ("b", "c"), "e": ("d",), "f": ("d",)}
     assert edges(graph.remove("b", "c"))["d"] == ("a",)
     assert edges(abc().remove("a", "b", "c")) == {}
@@ -115,7 +141,11 @@ def test_replace_puts_operators_and_resources_in_place():
 
 def test_rename_keeps_everything_else():
     graph = recipe().rename("other")
-    assert graph.name == "other" and graph.nodes == recipe().nodes and graph.resources == recipe().resources
+    assert (
+        graph.name == "other"
+        and graph.nodes == recipe().nodes
+        and graph.resources == recipe().resources
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,9 +155,21 @@ def test_rename_keeps_everything_else():
         ("train.minibatch", None, lambda g: g.nodes[4].op.minibatch),
         ("learner.loss.clip", 0.3, lambda g: g.resources["learner"].loss.clip),
         ("learner.loss", fl.PGLoss(), lambda g: g.resources["learner"].loss),
-        ("learner.optimizer.lr", fl.Linear(1.0, 0.0, 10), lambda g: g.resources["learner"].optimizer.lr),
-        ("runners.policy.hidden", (3, 3), lambda g: g.resources["runners"].policy.settings["hidden"]),
-        ("runners.policy.activation", "relu", lambda g: g.resources["runners"].policy.settings.get("activation")),
+        (
+            "learner.optimizer.lr",
+            fl.Linear(1.0, 0.0, 10),
+            lambda g: g.resources["learner"].optimizer.lr,
+        ),
+        (
+            "runners.policy.hidden",
+            (3, 3),
+            lambda g: g.resources["runners"].policy.settings["hidden"],
+        ),
+        (
+            "runners.policy.activation",
+            "relu",
+            lambda g: g.resources["runners"].policy.settings.get("activation"),
+        ),
         ("runners.env_settings", {"a": 1}, lambda g: g.resources["runners"].env_settings),
         ("sync.learner", "other", lambda g: g.nodes[5].op.learner),
     ],
@@ -152,7 +194,9 @@ def test_set_gives_the_type_that_the_field_is_annotated_with():
     assert recipe().set("runners.wrappers", [same]).resources["runners"].wrappers == (same,)
 
 
-@pytest.mark.parametrize("number", [np.float64(0.001), np.float32(0.001), np.int64(1)], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "number", [np.float64(0.001), np.float32(0.001), np.int64(1)], ids=lambda n: type(n).__name__
+)
 def test_a_numpy_number_is_set_as_a_plain_one(number):
     """Sweeps come from np.logspace; what they set must print and load."""
     graph = recipe().set("learner.optimizer.lr", number)
@@ -183,36 +227,118 @@ def test_every_verb_leaves_the_old_graph_alone(verb):
 
 
 MISTAKES = [
-    ("a name taken by a node", lambda g: g.then(sample=C(1)), "g: the name 'sample' is taken by a node; nodes and resources share one namespace"),
-    ("a name taken by a resource", lambda g: g.then(learner=C(1)), "g: the name 'learner' is taken by a resource"),
-    ("a name inserted twice", lambda g: g.insert(after="adv", train=C(1)), "the name 'train' is taken by a node"),
-    ("a name twice in a chain", lambda g: g.then(**{"a.b": C(1)}).then(a=fl.chain(b=C(1))), "the name 'a.b' is taken by a node"),
-    ("a class for an operator", lambda g: g.then(x=fl.Concat), "'x' must be an operator or a chain, got the class itself: call it"),
-    ("a resource for an operator", lambda g: g.then(x=learner()), r"'x' must be an operator or a chain, got a Learner.*fl\.Graph\("),
-    ("a number for an operator", lambda g: g.then(x="3"), "'x' must be an operator or a chain, got a str"),
-    ("an operator for a resource", lambda g: fl.Graph("h", x=C(1)), r"h: 'x' must be a resource .* got a Concat; operators go into \.then\("),
-    ("a class for a resource", lambda g: fl.Graph("h", x=fl.Learner), r"h: 'x' must be a resource .* the class itself: call it"),
+    (
+        "a name taken by a node",
+        lambda g: g.then(sample=C(1)),
+        "g: the name 'sample' is taken by a node; nodes and resources share one namespace",
+    ),
+    (
+        "a name taken by a resource",
+        lambda g: g.then(learner=C(1)),
+        "g: the name 'learner' is taken by a resource",
+    ),
+    (
+        "a name inserted twice",
+        lambda g: g.insert(after="adv", train=C(1)),
+        "the name 'train' is taken by a node",
+    ),
+    (
+        "a name twice in a chain",
+        lambda g: g.then(**{"a.b": C(1)}).then(a=fl.chain(b=C(1))),
+        "the name 'a.b' is taken by a node",
+    ),
+    (
+        "a class for an operator",
+        lambda g: g.then(x=fl.Concat),
+        "'x' must be an operator or a chain, got the class itself: call it",
+    ),
+    (
+        "a resource for an operator",
+        lambda g: g.then(x=learner()),
+        r"'x' must be an operator or a chain, got a Learner.*fl\.Graph\(",
+    ),
+    (
+        "a number for an operator",
+        lambda g: g.then(x="3"),
+        "'x' must be an operator or a chain, got a str",
+    ),
+    (
+        "an operator for a resource",
+        lambda g: fl.Graph("h", x=C(1)),
+        r"h: 'x' must be a resource .* got a Concat; operators go into \.then\(",
+    ),
+    (
+        "a class for a resource",
+        lambda g: fl.Graph("h", x=fl.Learner),
+        r"h: 'x' must be a resource .* the class itself: call it",
+    ),
     ("nothing added", lambda g: g.then(), "g: needs at least one operator"),
     ("nothing inserted", lambda g: g.insert(after="adv"), "g: needs at least one operator"),
     ("nothing chained", lambda g: fl.chain(), "chain: needs at least one operator"),
-    ("a number chained", lambda g: fl.chain(x="3"), "chain: 'x' must be an operator or a chain, got a str"),
-    ("after an unknown name", lambda g: g.then(after="tran", x=C(1)), "unknown node 'tran'; did you mean 'train'?"),
-    ("after one unknown of two", lambda g: g.then(after=("train", "batsh"), x=C(1)), "unknown node 'batsh'; did you mean 'batch'?"),
+    (
+        "a number chained",
+        lambda g: fl.chain(x="3"),
+        "chain: 'x' must be an operator or a chain, got a str",
+    ),
+    (
+        "after an unknown name",
+        lambda g: g.then(after="tran", x=C(1)),
+        "unknown node 'tran'; did you mean 'train'?",
+    ),
+    (
+        "after one unknown of two",
+        lambda g: g.then(after=("train", "batsh"), x=C(1)),
+        "unknown node 'batsh'; did you mean 'batch'?",
+    ),
     ("after a resource", lambda g: g.then(after="learner", x=C(1)), "'learner' is a resource"),
-    ("several open ends", lambda g: g.then(after="adv", x=C(1)).then(y=C(1)), r"there are 2 open ends \(report, x\).*then\(after='x', \.\.\.\)"),
-    ("insert after an unknown", lambda g: g.insert(after="trai", x=C(1)), "unknown node 'trai'; did you mean 'train'?"),
-    ("remove an unknown", lambda g: g.remove("repot"), "unknown node .*'repot'; did you mean 'report'?"),
-    ("remove an unknown resource", lambda g: g.remove("lerner"), "'lerner'; did you mean 'learner'?"),
+    (
+        "several open ends",
+        lambda g: g.then(after="adv", x=C(1)).then(y=C(1)),
+        r"there are 2 open ends \(report, x\).*then\(after='x', \.\.\.\)",
+    ),
+    (
+        "insert after an unknown",
+        lambda g: g.insert(after="trai", x=C(1)),
+        "unknown node 'trai'; did you mean 'train'?",
+    ),
+    (
+        "remove an unknown",
+        lambda g: g.remove("repot"),
+        "unknown node .*'repot'; did you mean 'report'?",
+    ),
+    (
+        "remove an unknown resource",
+        lambda g: g.remove("lerner"),
+        "'lerner'; did you mean 'learner'?",
+    ),
     ("replace an unknown", lambda g: g.replace(trian=C(1)), "'trian'; did you mean 'train'?"),
-    ("replace an unknown resource", lambda g: g.replace(lerner=learner()), "'lerner'; did you mean 'learner'?"),
-    ("an operator replaced by a resource", lambda g: g.replace(train=learner()), "'train' is an operator and can't be replaced by a Learner"),
-    ("a resource replaced by an operator", lambda g: g.replace(learner=C(1)), "'learner' is a resource and can't be replaced by a Concat"),
-    ("replaced by a class", lambda g: g.replace(train=fl.TrainOneStep), "'train' is an operator .* the class itself: call it"),
+    (
+        "replace an unknown resource",
+        lambda g: g.replace(lerner=learner()),
+        "'lerner'; did you mean 'learner'?",
+    ),
+    (
+        "an operator replaced by a resource",
+        lambda g: g.replace(train=learner()),
+        "'train' is an operator and can't be replaced by a Learner",
+    ),
+    (
+        "a resource replaced by an operator",
+        lambda g: g.replace(learner=C(1)),
+        "'learner' is a resource and can't be replaced by a Concat",
+    ),
+    (
+        "replaced by a class",
+        lambda g: g.replace(train=fl.TrainOneStep),
+        "'train' is an operator .* the class itself: call it",
+    ),
     ("a name that no text can hold", lambda g: g.then(**{"two words": C(1)}), "'two words'"),
 ]
 
 
-@pytest.mark.parametrize(("build", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+@pytest.mark.parametrize(
+    ("build", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
 def test_a_mistake_in_a_verb_is_told(build, message):
     with pytest.raises(fl.GraphError, match=message):
         build(recipe())
@@ -240,7 +366,9 @@ BAD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("address", "value", "message"), BAD_SETTINGS, ids=[f"{a}={v!r}" for a, v, _ in BAD_SETTINGS])
+@pytest.mark.parametrize(
+    ("address", "value", "message"), BAD_SETTINGS, ids=[f"{a}={v!r}" for a, v, _ in BAD_SETTINGS]
+)
 def test_a_mistake_in_set_is_told_with_its_address(address, value, message):
     with pytest.raises(fl.SettingError) as caught:
         recipe().set(address, value)
@@ -258,7 +386,10 @@ def test_equal_graphs_are_equal_and_hash_alike():
 
 
 def test_graphs_with_resources_in_another_order_hash_alike_if_they_are_equal():
-    one, two = (fl.Graph("g", **dict(order)) for order in ([("r", runners()), ("l", learner())], [("l", learner()), ("r", runners())]))
+    one, two = (
+        fl.Graph("g", **dict(order))
+        for order in ([("r", runners()), ("l", learner())], [("l", learner()), ("r", runners())])
+    )
     assert one != two or hash(one) == hash(two)
 
 
@@ -268,7 +399,9 @@ def test_chains_compare_with_their_order():
     assert fl.chain(a=C(1), b=C(2)) != fl.chain(b=C(2), a=C(1))
 
 
-@pytest.mark.parametrize("graph", [recipe(), fork(), fl.Graph("empty"), *STOCK.values()], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph", [recipe(), fork(), fl.Graph("empty"), *STOCK.values()], ids=lambda g: g.name
+)
 def test_a_graph_pickles(graph):
     assert pickle.loads(pickle.dumps(graph)) == graph
 
@@ -299,18 +432,54 @@ TEXTS = {
     "nothing": fl.Graph("nothing"),
     "only resources": fl.Graph("g", runners=runners()),
     "fork": fork(),
-    "two roots": abc().then(after=(), x=C(1)).then(after=("c", "x"), y=Merge()).then(after="a", z=C(2)),
-    "nested": fl.Graph("g").then(a=fl.chain(x=C(1), b=fl.chain(y=C(2), z=C(3))), c=C(4)).then(after="a.b.y", d=fl.chain(x=C(5))),
-    "a function": fl.Graph("g").then(a=fl.Map(double), b=fl.Filter(bool), c=fl.FlatMap(same), d=Pass()),
+    "two roots": abc()
+    .then(after=(), x=C(1))
+    .then(after=("c", "x"), y=Merge())
+    .then(after="a", z=C(2)),
+    "nested": fl.Graph("g")
+    .then(a=fl.chain(x=C(1), b=fl.chain(y=C(2), z=C(3))), c=C(4))
+    .then(after="a.b.y", d=fl.chain(x=C(5))),
+    "a function": fl.Graph("g").then(
+        a=fl.Map(double), b=fl.Filter(bool), c=fl.FlatMap(same), d=Pass()
+    ),
     "its own operators": fl.Graph("g").then(a=Counter(double), b=Pass()),
     "infinite": fl.Graph("g", runners=runners(env_settings={"high": math.inf, "low": -math.inf})),
-    "strings": fl.Graph("g", runners=runners(env_settings={"a": 'it\'s "so"', "b": "two\nlines \\ and a tab\t", "c": "ünï ☂ {x}", "": "#"})),
-    "tuples": fl.Graph("g", runners=runners(env_settings={"a": (), "b": (1,), "c": (1, (2.5, None), True), "d": [1, [2]], "e": {"f": {1: -2}}})),
-    "optax": fl.Graph("g", learner=learner(optimizer=fl.Optax(named("optax:adamw"), learning_rate=1e-3))),
-    "a schedule": fl.Graph("g", learner=learner(optimizer=fl.Adam(fl.Cosine(1e-22, 1e300, 7), clip=0.1 + 0.2))),
-    "a long line": fl.Graph("g", runners=runners(env_settings={f"setting_{i}": "x" * 40 for i in range(6)})),
+    "strings": fl.Graph(
+        "g",
+        runners=runners(
+            env_settings={
+                "a": 'it\'s "so"',
+                "b": "two\nlines \\ and a tab\t",
+                "c": "ünï ☂ {x}",
+                "": "#",
+            }
+        ),
+    ),
+    "tuples": fl.Graph(
+        "g",
+        runners=runners(
+            env_settings={
+                "a": (),
+                "b": (1,),
+                "c": (1, (2.5, None), True),
+                "d": [1, [2]],
+                "e": {"f": {1: -2}},
+            }
+        ),
+    ),
+    "optax": fl.Graph(
+        "g", learner=learner(optimizer=fl.Optax(named("optax:adamw"), learning_rate=1e-3))
+    ),
+    "a schedule": fl.Graph(
+        "g", learner=learner(optimizer=fl.Adam(fl.Cosine(1e-22, 1e300, 7), clip=0.1 + 0.2))
+    ),
+    "a long line": fl.Graph(
+        "g", runners=runners(env_settings={f"setting_{i}": "x" * 40 for i in range(6)})
+    ),
     "a name with a quote": fl.Graph('the "best" \\ one'),
-    "a chain with something inserted": fl.Graph("g").then(a=fl.chain(x=C(1), y=C(2))).insert(after="a.x", b=C(3)),
+    "a chain with something inserted": fl.Graph("g")
+    .then(a=fl.chain(x=C(1), y=C(2)))
+    .insert(after="a.x", b=C(3)),
 }
 
 
@@ -331,7 +500,12 @@ def test_what_is_printed_is_python_that_builds_an_equal_graph(name):
 
 def test_a_chain_under_the_name_of_a_node_is_refused_or_reads_back():
     try:
-        graph = fl.Graph("g").then(a=C(1)).then(a=fl.chain(x=C(2), y=fl.chain(z=C(3)))).then(**{"a.y.z.w": C(4)})
+        graph = (
+            fl.Graph("g")
+            .then(a=C(1))
+            .then(a=fl.chain(x=C(2), y=fl.chain(z=C(3))))
+            .then(**{"a.y.z.w": C(4)})
+        )
     except fl.GraphError as error:
         assert "'a" in str(error)  # noqa: PT017 - either way is good
     else:
@@ -346,13 +520,19 @@ def test_nan_survives_the_text():
 
 def test_printing_leaves_defaults_out_and_the_text_has_them():
     assert "train=TrainOneStep(epochs=2, minibatch=64),\n" in repr(recipe())
-    assert 'train=TrainOneStep(epochs=2, minibatch=64, shuffle=True, learner="learner"),\n' in recipe().text()
+    assert (
+        'train=TrainOneStep(epochs=2, minibatch=64, shuffle=True, learner="learner"),\n'
+        in recipe().text()
+    )
 
 
 def test_a_lambda_prints_but_can_not_be_saved():
     graph = abc().then(d=fl.Map(lambda x: x))
     assert "d=Map(fn=<" in repr(graph)
-    with pytest.raises(fl.SaveError, match="<lambda> in test_graph can't be written to a file.*Move it into a module"):
+    with pytest.raises(
+        fl.SaveError,
+        match="<lambda> in test_graph can't be written to a file.*Move it into a module",
+    ):
         graph.text()
 
 
@@ -365,7 +545,10 @@ def test_an_object_without_a_name_can_not_be_saved():
 
 def test_loading_refuses_code_of_others_unless_it_is_allowed():
     text = fl.Graph("g").then(a=Pass(), b=fl.Map(double)).text()
-    with pytest.raises(fl.SaveError, match=r"needs code from 'small', which is not flowrl's own; allow it with --import small"):
+    with pytest.raises(
+        fl.SaveError,
+        match=r"needs code from 'small', which is not flowrl's own; allow it with --import small",
+    ):
         fl.Graph.from_text(text)
     with pytest.raises(fl.SaveError, match="needs code from 'test_graph'"):
         fl.Graph.from_text(text, allow=["small"])
@@ -415,7 +598,10 @@ NOT_PLAIN = [
     ("Graph('g').nodes", "line 1: .*is more than plain data"),
     ("Graph('g').rename('h')", "line 1: .*is more than plain data"),
     ("Graph('g').then(\n    a=Map(fn=x.y),\n)", "line 2: 'x.y' is more than plain data"),
-    ("Graph('g').then(\n    a=Concat(1),\n    b=Concat([x for x in (1, 2)]),\n)", "line 3: .*is more than plain data"),
+    (
+        "Graph('g').then(\n    a=Concat(1),\n    b=Concat([x for x in (1, 2)]),\n)",
+        "line 3: .*is more than plain data",
+    ),
     ("Graph('g', **{'a': 1})", r"line 1: \*\* is more than plain data"),
     ("Graph(*['g'])", "line 1: .*is more than plain data"),
     ("{**{}}", "line 1: .*is more than plain data"),
@@ -424,7 +610,10 @@ NOT_PLAIN = [
     ("f'{1}'", "line 1: .*is more than plain data"),
     ("1 if True else 2", "line 1: .*is more than plain data"),
     ("Graph('g').then(\n  a=Concta(1))", "line 2: unknown name 'Concta'; did you mean 'Concat'"),
-    ("Graph('g').then(\n  a=Concat(min_step=1))", "line 2: .*unexpected keyword argument 'min_step'"),
+    (
+        "Graph('g').then(\n  a=Concat(min_step=1))",
+        "line 2: .*unexpected keyword argument 'min_step'",
+    ),
     ("Graph('g'\n", "line 1 is no graph"),
     ("", "is no graph"),
     ("import os", "line 1 is no graph"),
@@ -452,7 +641,10 @@ def test_an_error_in_a_file_names_the_file():
     assert caught.value.where == "mine.txt"
 
 
-@pytest.mark.parametrize("text", ["Graph('g').then(\n  a=Concat(0))", "Graph('g').then(\n  a=Concat(1)).then(\n  a=Concat(1))"])
+@pytest.mark.parametrize(
+    "text",
+    ["Graph('g').then(\n  a=Concat(0))", "Graph('g').then(\n  a=Concat(1)).then(\n  a=Concat(1))"],
+)
 def test_a_setting_or_name_that_is_refused_in_a_file_says_the_line(text):
     with pytest.raises(fl.FlowrlError, match=r"line \d"):
         fl.Graph.from_text(text, source="mine.txt")
@@ -461,7 +653,20 @@ def test_a_setting_or_name_that_is_refused_in_a_file_says_the_line(text):
 # -- any sequence of verbs
 
 EDITS = st.tuples(
-    st.sampled_from(["then", "branch", "join", "root", "insert", "remove", "replace", "nest", "set", "nest inside"]),
+    st.sampled_from(
+        [
+            "then",
+            "branch",
+            "join",
+            "root",
+            "insert",
+            "remove",
+            "replace",
+            "nest",
+            "set",
+            "nest inside",
+        ]
+    ),
     st.integers(0, 99),
     st.integers(0, 99),
 )
@@ -502,7 +707,9 @@ def test_any_sequence_of_verbs_keeps_a_graph_acyclic_and_readable(edits):
         try:
             new = edited(graph, verb, i, j, f"n{number}")
         except fl.GraphError:
-            assert verb == "nest inside", "a node may be refused to be a chain as well; all else is allowed"
+            assert verb == "nest inside", (
+                "a node may be refused to be a chain as well; all else is allowed"
+            )
             continue
         assert graph.text() == before
         graph = new
@@ -515,7 +722,9 @@ def test_any_sequence_of_verbs_keeps_a_graph_acyclic_and_readable(edits):
 
 
 def test_numbers_of_numpy_are_written_as_plain_ones():
-    graph = fl.ppo("CartPole-v1").set("learner.optimizer", fl.Adam(lr=np.float64(1e-3), clip=np.float32(0.5)))
+    graph = fl.ppo("CartPole-v1").set(
+        "learner.optimizer", fl.Adam(lr=np.float64(1e-3), clip=np.float32(0.5))
+    )
     policy = fl.Policy(fl.MLP, log_std=np.float64(-0.5))
     for made in (graph, graph.set("learner.policy", policy).set("runners.policy", policy)):
         assert fl.Graph.from_text(made.text()).text() == made.text()
@@ -559,7 +768,9 @@ class InParts(fl.Adam):
 
 
 def test_a_users_field_may_be_called_parts():
-    graph = recipe(learner=learner(optimizer=InParts(parts=(1, 2)))).insert(after="sample", split=Split(parts=3))
+    graph = recipe(learner=learner(optimizer=InParts(parts=(1, 2)))).insert(
+        after="sample", split=Split(parts=3)
+    )
     assert "Split(parts=3)" in graph.text().replace('load("test_graph:Split")', "Split")
     assert reread(graph) == graph
     graph.check()

@@ -54,7 +54,9 @@ class Clock(fl.Stateless):
     clock: ClassVar[bool] = True
 
     def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
-        yield Tally((), {"env_steps": 1, "episodes": 0, "return_mean": math.nan, "length_mean": math.nan})
+        yield Tally(
+            (), {"env_steps": 1, "episodes": 0, "return_mean": math.nan, "length_mean": math.nan}
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,11 @@ def careless(error):
 
 
 def loop_of(graph, hook=None, failed=None):
-    stream = Stream([Tap(lambda event: hook(event.node, event.seconds, event.item), OperatorRan)] if hook else ())
+    stream = Stream(
+        [Tap(lambda event: hook(event.node, event.seconds, event.item), OperatorRan)]
+        if hook
+        else ()
+    )
     place = Place(graph.name, graph.resources, 0, HereSite, stream=stream)
     return Loop(graph.name, graph.nodes, place.open(), place.site, place.ledger, failed)
 
@@ -105,7 +111,9 @@ def batch(rows, columns):
 
 def test_calls_go_depth_first_over_branches():
     log = []
-    graph = fl.Graph("g").then(s=Source((1, 2)), a=Note(log), b=Note(log)).then(after="a", c=Note(log))
+    graph = (
+        fl.Graph("g").then(s=Source((1, 2)), a=Note(log), b=Note(log)).then(after="a", c=Note(log))
+    )
     loop_of(graph).run_pass()
     one = [
         "a takes 1 from s",
@@ -120,18 +128,31 @@ def test_calls_go_depth_first_over_branches():
 
 def test_a_join_takes_each_item_at_once_and_knows_where_it_comes_from():
     log = []
-    graph = fl.Graph("g").then(s=Source((1,)), a=Merge()).then(after="s", b=Merge()).then(after=("a", "b"), c=Note(log))
+    graph = (
+        fl.Graph("g")
+        .then(s=Source((1,)), a=Merge())
+        .then(after="s", b=Merge())
+        .then(after=("a", "b"), c=Note(log))
+    )
     loop_of(graph).run_pass()
     assert [x for x in log if "takes" in x] == ["c takes 1 from a", "c takes 1 from b"]
 
 
 def test_every_root_gets_one_turn_a_pass_in_the_order_of_the_graph():
     log = []
-    graph = fl.Graph("g").then(s=Source((1, 2)), a=Note(log)).then(after=(), t=Source((3,)), b=Note(log))
+    graph = (
+        fl.Graph("g")
+        .then(s=Source((1, 2)), a=Note(log))
+        .then(after=(), t=Source((3,)), b=Note(log))
+    )
     loop = loop_of(graph)
     loop.run_pass()
     loop.run_pass()
-    assert [x.split(" from")[0] for x in log if "takes" in x] == ["a takes 1", "a takes 2", "b takes 3"] * 2
+    assert [x.split(" from")[0] for x in log if "takes" in x] == [
+        "a takes 1",
+        "a takes 2",
+        "b takes 3",
+    ] * 2
 
 
 def test_a_node_that_yields_nothing_ends_its_branch():
@@ -141,7 +162,10 @@ def test_a_node_that_yields_nothing_ends_its_branch():
     assert [x for x in log if "takes" in x] == ["a takes (1, 2) from p"]
     assert loop.states == {"s": None, "p": [3], "a": None}
     loop.run_pass()
-    assert [x for x in log if "takes" in x][1:] == ["a takes (3, 1) from p", "a takes (2, 3) from p"]
+    assert [x for x in log if "takes" in x][1:] == [
+        "a takes (3, 1) from p",
+        "a takes (2, 3) from p",
+    ]
 
 
 def test_states_can_be_put_back():
@@ -158,7 +182,9 @@ def test_states_can_be_put_back():
 
 @pytest.mark.parametrize("op", [fl.Concat(8), fl.Concat(12)], ids=["the first", "the second"])
 def test_concat_commits_before_it_yields(op):
-    graph = fl.Graph("g").then(s=Source((batch(4, 2), batch(4, 2))), op=op, x=Breaks(OSError("disk")))
+    graph = fl.Graph("g").then(
+        s=Source((batch(4, 2), batch(4, 2))), op=op, x=Breaks(OSError("disk"))
+    )
     loop = loop_of(graph)
     with pytest.raises(OSError, match="disk"):
         loop.run_pass()
@@ -173,16 +199,28 @@ def test_report_commits_before_it_yields():
     told = []
     graph = fl.Graph("g").then(s=Source((1, 2, 3)), report=fl.Report(every=2))
     stream = Stream([Tap(lambda event: told.append((event, held["items"])), OperatorRan)])
-    loop = Loop("g", graph.nodes, {"runners": Handle()}, Place("g", {}, 0, HereSite, stream=stream).site, Ledger())
+    loop = Loop(
+        "g",
+        graph.nodes,
+        {"runners": Handle()},
+        Place("g", {}, 0, HereSite, stream=stream).site,
+        Ledger(),
+    )
     held = loop.states["report"]
     assert len(loop.run_pass()) == 1
-    assert [items for event, items in told if event.node == "report" and event.item is not None] == [0]
+    assert [
+        items for event, items in told if event.node == "report" and event.item is not None
+    ] == [0]
     assert held["items"] == 1
 
 
 def test_rows_come_only_after_the_pass_ran_to_its_end():
     log = []
-    graph = fl.Graph("g").then(s=Source((1, 2)), a=Note(log), clock=Clock()).then(after="a", late=Note(log))
+    graph = (
+        fl.Graph("g")
+        .then(s=Source((1, 2)), a=Note(log), clock=Clock())
+        .then(after="a", late=Note(log))
+    )
     session = fl.LocalRuntime().open(Plan(graph, Trace()), 0)
     rows = iter(session)
     next(rows)
@@ -203,7 +241,12 @@ def test_a_pass_returns_what_the_clock_closed():
 
 
 def broken(op, log=None):
-    return fl.Graph("g").then(s=Source((1,)), a=Note([] if log is None else log), bad=op, b=Note([] if log is None else log))
+    return fl.Graph("g").then(
+        s=Source((1,)),
+        a=Note([] if log is None else log),
+        bad=op,
+        b=Note([] if log is None else log),
+    )
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -220,7 +263,10 @@ def test_any_other_error_names_the_node_in_a_note_and_shows_the_frames_of_the_us
     assert caught.value.__notes__ == ["in g.bad"]
     text = "".join(traceback.format_exception(caught.value))
     assert "in careless" in text and "in g.bad" in text and __file__ in text
-    assert [f.name for f in traceback.extract_tb(caught.value.__traceback__)][-2:] == ["step", "careless"]
+    assert [f.name for f in traceback.extract_tb(caught.value.__traceback__)][-2:] == [
+        "step",
+        "careless",
+    ]
 
 
 def test_an_address_that_is_there_already_is_kept():
@@ -230,7 +276,12 @@ def test_an_address_that_is_there_already_is_kept():
 
 
 def test_an_error_behind_a_branch_is_not_blamed_on_the_branch_before():
-    graph = fl.Graph("g").then(s=Source((1,)), a=Merge()).then(after="s", b=Breaks(KeyError("x"))).then(after="a", c=Merge())
+    graph = (
+        fl.Graph("g")
+        .then(s=Source((1,)), a=Merge())
+        .then(after="s", b=Breaks(KeyError("x")))
+        .then(after="a", c=Merge())
+    )
     with pytest.raises(KeyError) as caught:
         loop_of(graph).run_pass()
     assert caught.value.__notes__ == ["in g.b"]
@@ -246,7 +297,9 @@ def test_a_step_that_returns_in_place_of_yielding_is_told():
             return [item]
 
     for op in (Returns(), ReturnsAList()):
-        with pytest.raises(fl.ContractError, match=r"g\.bad: its step returned (None|a list); .*`yield item`"):
+        with pytest.raises(
+            fl.ContractError, match=r"g\.bad: its step returned (None|a list); .*`yield item`"
+        ):
             loop_of(broken(op)).run_pass()
 
 
@@ -258,7 +311,11 @@ def test_ctrl_c_is_not_touched():
 
 def test_with_failed_an_error_is_told_and_the_pass_goes_on():
     log, told = [], []
-    graph = fl.Graph("g").then(s=Source((1, 2)), bad=Breaks(OSError("disk"))).then(after="s", a=Note(log))
+    graph = (
+        fl.Graph("g")
+        .then(s=Source((1, 2)), bad=Breaks(OSError("disk")))
+        .then(after="s", a=Note(log))
+    )
     loop_of(graph, failed=lambda node, error: told.append((node, str(error)))).run_pass()
     assert told == [("bad", "disk")] * 2
     assert [x for x in log if "takes" in x] == ["a takes 1 from s", "a takes 2 from s"]
@@ -296,27 +353,39 @@ def test_a_hook_is_told_a_nodes_own_seconds_and_not_those_of_the_nodes_behind_it
             now[0] += 3
 
     graph = fl.Graph("g").then(s=Source((1,)), slow=Slow(), a=Merge())
-    loop_of(graph, lambda node, seconds, _: spent.update({node: spent.get(node, 0) + seconds})).run_pass()
+    loop_of(
+        graph, lambda node, seconds, _: spent.update({node: spent.get(node, 0) + seconds})
+    ).run_pass()
     assert spent == {"s": 0, "slow": 23, "a": 0}
 
 
 def test_the_ledger_has_put_and_got_alike_on_every_edge():
     log = []
     items = (batch(4, 2), batch(4, 3), "no steps")
-    graph = fl.Graph("g").then(s=Source(items), a=Merge(), b=Note(log)).then(after="a", c=Pairs(), d=Merge())
+    graph = (
+        fl.Graph("g")
+        .then(s=Source(items), a=Merge(), b=Note(log))
+        .then(after="a", c=Pairs(), d=Merge())
+    )
     loop = loop_of(graph)
     for _ in range(2):
         loop.run_pass()
     ledger = loop.ledger
     assert ledger.put == ledger.got == {("s", "a"): 6, ("a", "b"): 6, ("a", "c"): 6, ("c", "d"): 3}
-    assert ledger.put_steps == ledger.got_steps == {("s", "a"): 40, ("a", "b"): 40, ("a", "c"): 40, ("c", "d"): 0}
+    assert (
+        ledger.put_steps
+        == ledger.got_steps
+        == {("s", "a"): 40, ("a", "b"): 40, ("a", "c"): 40, ("c", "d"): 0}
+    )
 
 
 def test_an_item_whose_node_failed_was_put_and_not_got():
     loop = loop_of(broken(Breaks(OSError("disk"))))
     with pytest.raises(OSError, match="disk"):
         loop.run_pass()
-    assert loop.ledger.put == {("s", "a"): 1, ("a", "bad"): 1} and sum(loop.ledger.got.values()) == 0
+    assert (
+        loop.ledger.put == {("s", "a"): 1, ("a", "bad"): 1} and sum(loop.ledger.got.values()) == 0
+    )
 
 
 def test_counters_go_to_the_node_at_work():
@@ -355,7 +424,13 @@ class Held:
 
 @pytest.mark.parametrize(
     ("state", "kept"),
-    [(({"n": 0},), True), (Held([0]), True), ((1, ("a", None)), False), (Held(2.0), False), ([], True)],
+    [
+        (({"n": 0},), True),
+        (Held([0]), True),
+        ((1, ("a", None)), False),
+        (Held(2.0), False),
+        ([], True),
+    ],
     ids=["a dict in a tuple", "a list in a frozen value", "a tuple", "a frozen value", "a list"],
 )
 def test_a_state_counts_as_one_that_a_step_can_change_if_anything_in_it_does(state, kept):

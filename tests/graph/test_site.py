@@ -24,7 +24,11 @@ def test_a_function_is_compiled_once_for_equal_settings():
 
 def test_a_second_run_of_an_equal_graph_compiles_nothing():
     def once():
-        graph = recipe(learner=learner(AnyAgeLoss())).set("train.minibatch", None).set("train.epochs", 1)
+        graph = (
+            recipe(learner=learner(AnyAgeLoss()))
+            .set("train.minibatch", None)
+            .set("train.epochs", 1)
+        )
         with fl.run(graph) as run:
             next(run)
 
@@ -36,10 +40,26 @@ def test_a_second_run_of_an_equal_graph_compiles_nothing():
 
 def test_keys_differ_by_seed_resource_and_folds_and_nothing_else():
     def key(seed, name, *folds):
-        return tuple(jax.random.key_data(Place("g", {}, seed, HereSite).site.named(name).key(*folds)).tolist())
+        return tuple(
+            jax.random.key_data(
+                Place("g", {}, seed, HereSite).site.named(name).key(*folds)
+            ).tolist()
+        )
 
     assert key(0, "runners", 1) == key(0, "runners", 1)
-    assert len({key(0, "a"), key(1, "a"), key(0, "b"), key(0, "a", 0), key(0, "a", 1), key(0, "a", "x")}) == 6
+    assert (
+        len(
+            {
+                key(0, "a"),
+                key(1, "a"),
+                key(0, "b"),
+                key(0, "a", 0),
+                key(0, "a", 1),
+                key(0, "a", "x"),
+            }
+        )
+        == 6
+    )
 
 
 def test_workers_here_run_at_once_and_close():
@@ -53,7 +73,11 @@ def test_workers_here_run_at_once_and_close():
             Worker.closed += 1
 
     workers = HereWorkers(2, lambda index, incarnation: Worker())
-    assert len(workers) == 2 and workers.put("x") == "x" and workers.submit(1, "add", 2, 3).result() == 5
+    assert (
+        len(workers) == 2
+        and workers.put("x") == "x"
+        and workers.submit(1, "add", 2, 3).result() == 5
+    )
     workers.close()
     assert Worker.closed == 2
 

@@ -60,7 +60,9 @@ def test_lock_step_counts_what_the_plan_says():
     later, earlier = got[-1], got[warm + 2 * plan.found.rows - 1]
     period = plan.found.rows
     assert later["updates"] - earlier["updates"] == period * plan.per_row("updates")
-    assert later["trained_steps"] - earlier["trained_steps"] == period * plan.per_row("trained_steps")
+    assert later["trained_steps"] - earlier["trained_steps"] == period * plan.per_row(
+        "trained_steps"
+    )
     assert max(r["lag_max"] for r in got[warm:]) == plan.lag
     assert run.audit().closed
 
@@ -68,11 +70,18 @@ def test_lock_step_counts_what_the_plan_says():
 @pytest.mark.parametrize("schedule", ["lockstep", "random"])
 def test_a_seed_gives_the_same_run_again(schedule):
     (a, _), (b, _) = (rows(ASYNC, 4, schedule=schedule) for _ in range(2))
-    assert [r["loss"] for r in a] == [r["loss"] for r in b] and [r["lag_mean"] for r in a] == [r["lag_mean"] for r in b]
+    assert [r["loss"] for r in a] == [r["loss"] for r in b] and [r["lag_mean"] for r in a] == [
+        r["lag_mean"] for r in b
+    ]
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10_000), st.integers(0, 3), st.sampled_from(["block", "drop_oldest", "drop_newest"]), st.sampled_from(["fifo", "lifo"]))
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 3),
+    st.sampled_from(["block", "drop_oldest", "drop_newest"]),
+    st.sampled_from(["fifo", "lifo"]),
+)
 def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, order):
     graph = ASYNC.replace(queue=fl.Queue(2, full=full, order=order, max_lag=max_lag))
     with fl.run(graph, runtime=fl.LocalRuntime(schedule="random"), seed=seed) as run:
@@ -88,11 +97,24 @@ def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, o
 @given(
     st.integers(0, 10_000),
     st.integers(0, 3),
-    st.sampled_from([{"mode": "async", "in_flight": 1}, {"mode": "async", "in_flight": 3}, {"mode": "sync"}, {"min_fraction": 0.6}]),
+    st.sampled_from(
+        [
+            {"mode": "async", "in_flight": 1},
+            {"mode": "async", "in_flight": 3},
+            {"mode": "sync"},
+            {"min_fraction": 0.6},
+        ]
+    ),
     st.sampled_from([64, 128, 200]),
 )
-def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(seed, max_lag, sample, steps):
-    graph = ASYNC.replace(sample=fl.ParallelSample(**sample), batch=fl.Concat(steps), queue=fl.Queue(3, max_lag=max_lag, on_stale="pace"))
+def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(
+    seed, max_lag, sample, steps
+):
+    graph = ASYNC.replace(
+        sample=fl.ParallelSample(**sample),
+        batch=fl.Concat(steps),
+        queue=fl.Queue(3, max_lag=max_lag, on_stale="pace"),
+    )
     plan = graph.compile()
     assert plan.lag_bound == max_lag >= plan.lag
     with fl.run(plan, runtime=fl.LocalRuntime(schedule="random"), seed=seed) as run:
@@ -102,9 +124,16 @@ def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(seed, ma
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3))
+@given(
+    st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3)
+)
 def test_behind_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, every):
-    graph = ASYNC.replace(sample=fl.ParallelSample(), batch=fl.Concat(steps), queue=fl.Queue(capacity), sync=fl.SyncWeights(every=every))
+    graph = ASYNC.replace(
+        sample=fl.ParallelSample(),
+        batch=fl.Concat(steps),
+        queue=fl.Queue(capacity),
+        sync=fl.SyncWeights(every=every),
+    )
     plan = graph.compile()
     assert plan.lag_bound == capacity - 1 + every
     with fl.run(plan, runtime=fl.LocalRuntime(schedule="random"), seed=seed) as run:
@@ -112,16 +141,24 @@ def test_behind_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps,
 
 
 def test_the_plan_says_where_lag_has_no_bound():
-    for graph in (ASYNC, ASYNC.remove("queue").replace(sample=fl.ParallelSample(min_fraction=0.6)), ASYNC.insert(after="queue", mix=fl.MixIn())):
+    for graph in (
+        ASYNC,
+        ASYNC.remove("queue").replace(sample=fl.ParallelSample(min_fraction=0.6)),
+        ASYNC.insert(after="queue", mix=fl.MixIn()),
+    ):
         plan = graph.compile()
         assert plan.lag_bound == np.inf and "lag bound none, expected " in str(plan)
     assert "lag bound 4, expected " in str(ASYNC.set("queue.max_lag", 4).compile())
 
 
 def test_pacing_that_can_not_be_is_told_before_the_run():
-    with pytest.raises(fl.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"):
+    with pytest.raises(
+        fl.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"
+    ):
         fl.Queue(3, on_stale="pace")
-    late = ASYNC.replace(queue=fl.Queue(3, max_lag=1, on_stale="pace"), sync=fl.SyncWeights(every=8))
+    late = ASYNC.replace(
+        queue=fl.Queue(3, max_lag=1, on_stale="pace"), sync=fl.SyncWeights(every=8)
+    )
     with pytest.raises(fl.CheckError, match="no stage can go on"):
         late.check()
 
@@ -143,7 +180,9 @@ def test_a_queue_that_never_gets_an_item_is_told():
 
 def test_an_error_in_any_stage_has_its_address():
     for node, name in (("batch", "first"), ("queue", "second")):
-        graph = ASYNC.insert(after=node, **{name: Delay(0)}).replace(**{name: fl.Map(fails_on_data)})
+        graph = ASYNC.insert(after=node, **{name: Delay(0)}).replace(
+            **{name: fl.Map(fails_on_data)}
+        )
         with pytest.raises(ZeroDivisionError) as caught, fl.run(graph) as run:
             next(run)
         assert caught.value.__notes__ == [f"in g.{name}"]

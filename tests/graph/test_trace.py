@@ -14,7 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import AnyAgeLoss, Counter, Delay, Pass, SyncEvery, halves, learner, recipe, runners, same
+from small import (
+    AnyAgeLoss,
+    Counter,
+    Delay,
+    Pass,
+    SyncEvery,
+    halves,
+    learner,
+    recipe,
+    runners,
+    same,
+)
 
 import flowrl as fl
 from flowrl.core.events import OperatorRan, Stream, Tap
@@ -49,8 +60,17 @@ def test_a_row_a_round_is_a_period_of_one_row():
         "sync": (1, 1, 128),
         "report": (1, 1, 0),
     }
-    assert dict(found.steady["train"].counts["learner"]) == {"updates": 1, "trained_steps": 128, "used_steps": 256, "gradient_steps": 4}
-    assert dict(found.steady["sample"].counts["runners"]) == {"requests": 2, "sampled_steps": 128, "outstanding": 0}
+    assert dict(found.steady["train"].counts["learner"]) == {
+        "updates": 1,
+        "trained_steps": 128,
+        "used_steps": 256,
+        "gradient_steps": 4,
+    }
+    assert dict(found.steady["sample"].counts["runners"]) == {
+        "requests": 2,
+        "sampled_steps": 128,
+        "outstanding": 0,
+    }
 
 
 def test_two_rounds_a_batch_and_three_batches_a_row_are_six_rounds_a_row():
@@ -75,7 +95,9 @@ def test_a_counter_that_goes_round_more_slowly_than_rows_come_is_part_of_the_per
 
 
 def test_two_counters_meet_again_after_their_least_common_multiple():
-    graph = recipe().insert(after="sync", two=Counter(lambda n: (n + 1) % 2), three=Counter(lambda n: (n + 1) % 3))
+    graph = recipe().insert(
+        after="sync", two=Counter(lambda n: (n + 1) % 2), three=Counter(lambda n: (n + 1) % 3)
+    )
     assert traced(graph.set("report.every", 1)).rows == 6
     assert traced(graph.set("report.every", 4)).rows == 3
     assert traced(graph.set("report.every", 6)).rows == 1
@@ -109,9 +131,13 @@ def test_a_total_that_never_comes_back_gives_means(monkeypatch):
     graph = recipe().insert(after="sync", own=Counter(lambda n: n + 1))
     trace(recipe())
     looks = itertools.count()
-    monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=lambda: module.PATIENCE * next(looks) / 50))
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(thread_time=lambda: module.PATIENCE * next(looks) / 50)
+    )
     plan = graph.compile()
-    assert not plan.found.exact and 40 < plan.found.rows <= 50, "as many rows as there were looks at the clock before patience was over"
+    assert not plan.found.exact and 40 < plan.found.rows <= 50, (
+        "as many rows as there were looks at the clock before patience was over"
+    )
     assert f"means over {plan.found.rows:,} rows, no period found" in str(plan)
     assert plan.per_row("updates") == 1.0 and plan.per_row("sampled_steps") == 128.0
 
@@ -126,17 +152,32 @@ def test_patience_is_short():
 def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
     graph = loose().set("batch.min_steps", 256)
     real, forms = {}, traced(graph).forms
-    stream = Stream([Tap(lambda event: real.setdefault(event.node, event.item) if event.item is not None else None, OperatorRan)])
+    stream = Stream(
+        [
+            Tap(
+                lambda event: (
+                    real.setdefault(event.node, event.item) if event.item is not None else None
+                ),
+                OperatorRan,
+            )
+        ]
+    )
     session = fl.LocalRuntime().open(Plan(graph, Trace()), 0, stream)
     next(iter(session))
     session.close()
     for name in ("sample", "batch", "adv", "norm"):
         for part in ("data", "columns"):
-            got, wanted = ({k: (tuple(x.shape), str(x.dtype)) for k, x in getattr(form[name], part).items()} for form in (forms, real))
+            got, wanted = (
+                {k: (tuple(x.shape), str(x.dtype)) for k, x in getattr(form[name], part).items()}
+                for form in (forms, real)
+            )
             assert got == wanted, name
     assert forms["sample"]["obs"].shape == (16, 8, 4) and forms["batch"]["obs"].shape == (16, 16, 4)
     assert set(forms["adv"].data) - set(forms["batch"].data) == {"advantage", "target"}
-    assert forms["train"].metrics.names == real["train"].metrics.names and forms["train"].steps == real["train"].steps == 256
+    assert (
+        forms["train"].metrics.names == real["train"].metrics.names
+        and forms["train"].steps == real["train"].steps == 256
+    )
     assert forms["train"].metrics.values.shape == real["train"].metrics.values.shape
     assert forms["sync"] is forms["train"] and type(forms["report"]) is type(real["report"])
     assert forms["report"].episodes.keys() == real["report"].episodes.keys()
@@ -189,8 +230,14 @@ def test_a_map_in_numpy_is_run_once_on_zeros():
         calls.append(type(batch["reward"]))
         return by_numpy(batch)
 
-    form = traced(loose().remove("train", "norm", "adv").insert(after="batch", own=fl.Map(counted))).forms["own"]
-    assert (form["obs"].shape, form["more"].shape, form["more"].dtype) == ((16, 8, 8), (16, 8), np.int16)
+    form = traced(
+        loose().remove("train", "norm", "adv").insert(after="batch", own=fl.Map(counted))
+    ).forms["own"]
+    assert (form["obs"].shape, form["more"].shape, form["more"].dtype) == (
+        (16, 8, 8),
+        (16, 8),
+        np.int16,
+    )
     assert np.ndarray in calls
 
 
@@ -203,20 +250,39 @@ def test_a_map_that_works_only_on_real_data_is_told_of_and_the_graph_still_compi
         assert next(run)["updates"] == 1
 
 
-@pytest.mark.parametrize("keep", [lambda b: b["reward"].mean() > 0, lambda b: bool(b["reward"].mean() > 0)], ids=["an array", "a bool"])
+@pytest.mark.parametrize(
+    "keep",
+    [lambda b: b["reward"].mean() > 0, lambda b: bool(b["reward"].mean() > 0)],
+    ids=["an array", "a bool"],
+)
 def test_a_filter_that_looks_at_values_is_not_judged_by_zeros(keep):
     """What it keeps is known only in the run; the plan must say so and not count on one answer."""
-    assert "not traced behind own" in str(recipe().insert(after="batch", own=fl.Filter(keep)).compile())
+    assert "not traced behind own" in str(
+        recipe().insert(after="batch", own=fl.Filter(keep)).compile()
+    )
 
 
 def test_a_filter_on_static_facts_is_traced():
-    assert traced(recipe().insert(after="batch", own=fl.Filter(lambda b: b.steps == 128))).steady["own"].given == 1
-    assert traced(recipe().insert(after="batch", own=fl.Filter(lambda b: "reward" not in b.data))).rows == 0
+    assert (
+        traced(recipe().insert(after="batch", own=fl.Filter(lambda b: b.steps == 128)))
+        .steady["own"]
+        .given
+        == 1
+    )
+    assert (
+        traced(recipe().insert(after="batch", own=fl.Filter(lambda b: "reward" not in b.data))).rows
+        == 0
+    )
 
 
 def test_a_function_that_counts_for_itself_is_called_in_the_trace_as_in_the_run():
     seen = []
-    traced(recipe().insert(after="report", own=Pass()).remove("own").insert(after="train", own=fl.Map(lambda t: seen.append(t.steps) or t)))
+    traced(
+        recipe()
+        .insert(after="report", own=Pass())
+        .remove("own")
+        .insert(after="train", own=fl.Map(lambda t: seen.append(t.steps) or t))
+    )
     assert seen == [128]
 
 
@@ -238,13 +304,23 @@ LAGS = [
     ("a round late", lambda g: g.insert(after="batch", own=Delay(1)), 1),
     ("two rounds late", lambda g: g.insert(after="batch", own=Delay(2)), 2),
     ("three rounds late", lambda g: g.insert(after="sample", own=Delay(3)), 3),
-    ("weights before training", lambda g: g.remove("sync").insert(after="norm", sync=fl.SyncWeights()), 1),
+    (
+        "weights before training",
+        lambda g: g.remove("sync").insert(after="norm", sync=fl.SyncWeights()),
+        1,
+    ),
     ("weights every third update", lambda g: g.replace(sync=SyncEvery(3)), 2),
     ("each batch trained twice", lambda g: g.insert(after="norm", own=Twice()), 1),
     ("each round in two halves", lambda g: g.insert(after="batch", own=fl.FlatMap(halves)), 1),
     ("through a map", lambda g: g.insert(after="batch", own=fl.Map(same)), 0),
     ("through a map in jax", lambda g: g.insert(after="batch", own=fl.Map(by_jax)), 0),
-    ("through a map in numpy", lambda g: g.insert(after="norm", own=fl.Map(lambda b: b.with_(more=np.asarray(b["reward"])))), 0),
+    (
+        "through a map in numpy",
+        lambda g: g.insert(
+            after="norm", own=fl.Map(lambda b: b.with_(more=np.asarray(b["reward"])))
+        ),
+        0,
+    ),
 ]
 
 
@@ -268,7 +344,9 @@ def test_stock_graphs_have_lag_0(graph):
 
 
 def aged(batch):
-    return fl.Batch(batch.data, {**batch.columns, "version": (batch["reward"][0] * 0).astype(jnp.int32)})
+    return fl.Batch(
+        batch.data, {**batch.columns, "version": (batch["reward"][0] * 0).astype(jnp.int32)}
+    )
 
 
 def test_a_version_that_is_computed_makes_the_lag_unknown():
@@ -289,8 +367,13 @@ def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
     monkeypatch.setattr("flowrl.rollout.runners.Runner", lambda *a: seen.append("worker"))
     monkeypatch.setattr(gym.vector.VectorEnv, "step", lambda *a: seen.append("step"))
     for place in ("CartPoleEnv", "CartPoleVectorEnv"):
-        monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.{place}.step", lambda *a: seen.append("step"))
-        monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.{place}.reset", lambda *a, **k: seen.append("reset"))
+        monkeypatch.setattr(
+            f"gymnasium.envs.classic_control.cartpole.{place}.step", lambda *a: seen.append("step")
+        )
+        monkeypatch.setattr(
+            f"gymnasium.envs.classic_control.cartpole.{place}.reset",
+            lambda *a, **k: seen.append("reset"),
+        )
     traced(recipe())
     traced(recipe().insert(after="sync", eval=fl.Evaluate(every=2)))
     assert seen == []
@@ -299,11 +382,16 @@ def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
 def test_the_trace_computes_nothing_large():
     """2 million steps of a large network: shapes only, so neither the time nor the memory is there."""
     policy = fl.Policy(fl.MLP, hidden=(8192, 8192))
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=1000, fragment=2000, batch=2_000_000, minibatch=None, policy=policy))
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(envs=1000, fragment=2000, batch=2_000_000, minibatch=None, policy=policy),
+    )
     compiled = []
 
     def note(event, seconds, **facts):
-        compiled.extend([facts.get("fun_name")] * (event == "/jax/core/compile/backend_compile_duration"))
+        compiled.extend(
+            [facts.get("fun_name")] * (event == "/jax/core/compile/backend_compile_duration")
+        )
 
     jax.monitoring.register_event_duration_secs_listener(note)
     tracemalloc.start()
@@ -378,13 +466,19 @@ def test_rows_that_come_seldom_are_no_mistake():
 def test_a_map_that_tells_of_updates_and_passes_them_on_is_traced():
     graph = recipe().insert(after="train", log=fl.Map(lambda t: (float(t.metrics.values[0]), t)[1]))
     assert graph.compile().found.opaque == {}
-    with pytest.raises(fl.CheckError, match="on-policy, but it trains on data up to 32 updates old"):
+    with pytest.raises(
+        fl.CheckError, match="on-policy, but it trains on data up to 32 updates old"
+    ):
         graph.remove("sync").check()
 
 
 def test_behind_what_is_not_traced_the_lag_is_unknown():
     plan = recipe().insert(after="batch", real=fl.Map(only_real)).compile()
-    assert math.isnan(plan.lag) and "1 stage, lag unknown" in str(plan) and "so rates, lag and syncs were not checked" in str(plan)
+    assert (
+        math.isnan(plan.lag)
+        and "1 stage, lag unknown" in str(plan)
+        and "so rates, lag and syncs were not checked" in str(plan)
+    )
 
 
 def test_a_counter_of_numpy_is_part_of_the_period():
@@ -393,5 +487,10 @@ def test_a_counter_of_numpy_is_part_of_the_period():
 
 
 def test_a_field_of_another_shape_names_who_yields_it():
-    with pytest.raises(fl.CheckError, match=r"g\.short: yields reward \[8\] in a batch whose fields are \[16, 8, \.\.\.\]"):
-        recipe().insert(after="batch", short=fl.Map(lambda b: b.with_(reward=b["reward"][0]))).check()
+    with pytest.raises(
+        fl.CheckError,
+        match=r"g\.short: yields reward \[8\] in a batch whose fields are \[16, 8, \.\.\.\]",
+    ):
+        recipe().insert(
+            after="batch", short=fl.Map(lambda b: b.with_(reward=b["reward"][0]))
+        ).check()

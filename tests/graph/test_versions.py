@@ -20,7 +20,9 @@ def graph(env):
         slow=fl.Learner(MLP, fl.VTraceLoss(), fl.Adam(1e-3), runners="second"),
     )
     g = g.then(
-        a=fl.ParallelSample(runners="first"), train_a=fl.TrainOneStep(learner="quick"), sync_a=fl.SyncWeights(learner="quick", runners="first")
+        a=fl.ParallelSample(runners="first"),
+        train_a=fl.TrainOneStep(learner="quick"),
+        sync_a=fl.SyncWeights(learner="quick", runners="first"),
     )
     g = g.then(
         after=(),
@@ -29,7 +31,9 @@ def graph(env):
         train_b=fl.TrainOneStep(learner="slow"),
         sync_b=fl.SyncWeights(learner="slow", runners="second"),
     )
-    return g.then(after=("sync_a", "sync_b"), both=fl.Merge(), report=fl.Report(every=5, runners="first"))
+    return g.then(
+        after=("sync_a", "sync_b"), both=fl.Merge(), report=fl.Report(every=5, runners="first")
+    )
 
 
 def test_learners_at_different_rates_have_no_warmup_and_a_period_as_short_as_it_is():
@@ -45,7 +49,10 @@ def test_the_plan_is_what_is_counted(runtime):
     with fl.run(g, runtime=runtime if runtime == "local" else fl.XlaRuntime(chunk=2)) as run:
         rows = [next(run) for _ in range(6)]
     counted = run.counts()
-    assert all(counted[k] == plan.per_row(k) * len(run.rows) for k in ("updates", "requests", "publishes", "trained_steps"))
+    assert all(
+        counted[k] == plan.per_row(k) * len(run.rows)
+        for k in ("updates", "requests", "publishes", "trained_steps")
+    )
     assert rows[-1]["updates"] == 30 and rows[-1]["lag_max"] == 0
 
 

@@ -15,7 +15,14 @@ POLICY = fl.Policy(fl.MLP)
 
 def graph(name, loss=None, **resources):
     runners = fl.Runners("CartPole-v1", POLICY, count=2)
-    return fl.Graph(name, **{"runners": runners, "learner": fl.Learner(POLICY, loss or fl.PPOLoss(), fl.Adam()), **resources})
+    return fl.Graph(
+        name,
+        **{
+            "runners": runners,
+            "learner": fl.Learner(POLICY, loss or fl.PPOLoss(), fl.Adam()),
+            **resources,
+        },
+    )
 
 
 def ppo():
@@ -45,7 +52,10 @@ def a2c_with_micro_batches():
 def a3c():
     local = fl.chain(adv=fl.Advantages(), g=v.ComputeGradients())
     return graph("a3c", fl.PGLoss()).then(
-        grads=fl.ParallelSample(mode="async", local=local), apply=v.ApplyGradients(), sync=fl.SyncWeights(to="producer"), report=fl.Report()
+        grads=fl.ParallelSample(mode="async", local=local),
+        apply=v.ApplyGradients(),
+        sync=fl.SyncWeights(to="producer"),
+        report=fl.Report(),
     )
 
 
@@ -61,7 +71,12 @@ def impala():
 
 
 def appo():
-    edited = impala().rename("appo").insert(after="queue", mix=fl.MixIn(batches=4, uses=2)).insert(after="train", target=fl.UpdateTarget(every=2))
+    edited = (
+        impala()
+        .rename("appo")
+        .insert(after="queue", mix=fl.MixIn(batches=4, uses=2))
+        .insert(after="train", target=fl.UpdateTarget(every=2))
+    )
     return edited.set("learner.loss", fl.APPOLoss(clip=0.4))
 
 
@@ -80,7 +95,9 @@ def dqn():
 
 def apex():
     start = graph("apex", fl.DQNLoss(), replay=fl.Replay(1_000_000, prioritized=True)).then(
-        sample=fl.ParallelSample(mode="async", in_flight=2, local=fl.chain(p=fl.InitialPriorities())),
+        sample=fl.ParallelSample(
+            mode="async", in_flight=2, local=fl.chain(p=fl.InitialPriorities())
+        ),
         add=fl.ReplayAdd(),
         sync=fl.SyncWeights(to="producer", every_steps=400),
     )
@@ -111,13 +128,22 @@ def online_with_demonstrations():
         sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch=32)
     )
     return start.then(after=(), demo=v.ReadDataset("expert.zarr")).then(
-        after=("draw", "demo"), mix=fl.Merge({"draw": 3, "demo": 1}), train=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report()
+        after=("draw", "demo"),
+        mix=fl.Merge({"draw": 3, "demo": 1}),
+        train=fl.TrainOneStep(),
+        sync=fl.SyncWeights(),
+        report=fl.Report(),
     )
 
 
 def two_algorithms():
-    learners = {"learner_a": fl.Learner(POLICY, fl.PPOLoss(), fl.Adam()), "learner_b": fl.Learner(POLICY, fl.DQNLoss(), fl.Adam())}
-    start = fl.Graph("two", runners=fl.Runners("CartPole-v1", POLICY), **learners, replay=fl.Replay(1000)).then(sample=fl.ParallelSample())
+    learners = {
+        "learner_a": fl.Learner(POLICY, fl.PPOLoss(), fl.Adam()),
+        "learner_b": fl.Learner(POLICY, fl.DQNLoss(), fl.Adam()),
+    }
+    start = fl.Graph(
+        "two", runners=fl.Runners("CartPole-v1", POLICY), **learners, replay=fl.Replay(1000)
+    ).then(sample=fl.ParallelSample())
     return (
         start.then(
             after="sample",
@@ -141,17 +167,28 @@ def two_algorithms():
 
 def evolution():
     return graph("evolution").then(
-        tries=v.ParallelEvaluate(noise=0.02, episodes=2, min_steps=1000), update=v.EvolutionStep(0.01), sync=fl.SyncWeights(), report=fl.Report()
+        tries=v.ParallelEvaluate(noise=0.02, episodes=2, min_steps=1000),
+        update=v.EvolutionStep(0.01),
+        sync=fl.SyncWeights(),
+        report=fl.Report(),
     )
 
 
 def maml():
     inner = v.Loop(3, fl.chain(sample=fl.ParallelSample(), adapt=v.Adapt(0.1)))
-    return graph("maml").then(task=v.SetTask(), inner=inner, meta=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report())
+    return graph("maml").then(
+        task=v.SetTask(),
+        inner=inner,
+        meta=fl.TrainOneStep(),
+        sync=fl.SyncWeights(),
+        report=fl.Report(),
+    )
 
 
 def phases():
-    phase = v.Phase({"offline": v.Until("updates", 1e4), "online": v.Until("env_steps", float("inf"))})
+    phase = v.Phase(
+        {"offline": v.Until("updates", 1e4), "online": v.Until("env_steps", float("inf"))}
+    )
     return graph("phases", fl.DQNLoss(), replay=fl.Replay(10_000)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
@@ -180,21 +217,33 @@ def league():
 
 def two_queues():
     """Actors, an assembler and a learner, each a stage; a zip joins within a stage, a queue may have two inputs."""
-    start = graph("pipeline", fl.VTraceLoss()).then(sample=fl.ParallelSample(mode="async"), assemble=fl.Queue(8), batch=fl.Concat(500))
+    start = graph("pipeline", fl.VTraceLoss()).then(
+        sample=fl.ParallelSample(mode="async"), assemble=fl.Queue(8), batch=fl.Concat(500)
+    )
     start = start.then(after=(), more=fl.ParallelSample(mode="async"))
-    return start.then(after=("batch", "more"), queue=fl.Queue(4), train=fl.TrainOneStep(), sync=fl.SyncWeights(), report=fl.Report())
+    return start.then(
+        after=("batch", "more"),
+        queue=fl.Queue(4),
+        train=fl.TrainOneStep(),
+        sync=fl.SyncWeights(),
+        report=fl.Report(),
+    )
 
 
 GRAPHS = {
     ppo: (("sample", "batch", "adv", "train", "sync", "report"),),
-    a2c_with_micro_batches: (("sample", "batch", "adv", "grads", "mean", "apply", "sync", "report"),),
+    a2c_with_micro_batches: (
+        ("sample", "batch", "adv", "grads", "mean", "apply", "sync", "report"),
+    ),
     a3c: (("grads", "apply", "sync", "report"),),
     impala: (("sample", "batch"), ("queue", "train", "sync", "report")),
     appo: (("sample", "batch"), ("queue", "mix", "train", "target", "sync", "report")),
     dqn: (("sample", "add", "draw", "train", "prio", "target", "sync", "report"),),
     apex: (("sample", "add", "sync"), ("draw",), ("queue", "train", "prio", "target", "report")),
     cloning: (("read", "batch", "train", "sync", "eval", "report"),),
-    online_with_demonstrations: (("sample", "add", "draw", "demo", "mix", "train", "sync", "report"),),
+    online_with_demonstrations: (
+        ("sample", "add", "draw", "demo", "mix", "train", "sync", "report"),
+    ),
     two_algorithms: (
         (
             *("sample", "a", "batch_a", "adv_a", "train_a", "sync_a"),
@@ -206,7 +255,12 @@ GRAPHS = {
     maml: (("task", "inner", "meta", "sync", "report"),),
     phases: (("sample", "add", "draw", "fill", "phase", "train", "sync", "report"),),
     league: (("match", "sample", "pick", "batch", "adv", "train", "sync", "snapshot", "report"),),
-    two_queues: (("sample",), ("assemble", "batch"), ("more",), ("queue", "train", "sync", "report")),
+    two_queues: (
+        ("sample",),
+        ("assemble", "batch"),
+        ("more",),
+        ("queue", "train", "sync", "report"),
+    ),
 }
 
 every = pytest.mark.parametrize("build", GRAPHS, ids=lambda f: f.__name__)
@@ -222,7 +276,10 @@ def test_it_prints_and_reads_back(build):
     text = build().text()
     again = fl.Graph.from_text(text, allow=["vocabulary_stubs"])
     assert again == build() and again.text() == text
-    assert all(f"{name}=" in repr(build()) for name in (*build().resources, *(n.name for n in build().nodes)))
+    assert all(
+        f"{name}=" in repr(build())
+        for name in (*build().resources, *(n.name for n in build().nodes))
+    )
 
 
 @every
@@ -236,11 +293,19 @@ def test_it_compares_and_pickles(build):
 def test_it_draws_as_text_with_every_name(build):
     drawing = build().draw("text")
     for node in build().nodes:
-        (found,) = [x for x in drawing.splitlines() if f" {node.name} " in f"{x} " and type(node.op).__name__ in x]
+        (found,) = [
+            x
+            for x in drawing.splitlines()
+            if f" {node.name} " in f"{x} " and type(node.op).__name__ in x
+        ]
         assert "●" in found
-        assert all(target in found.split(type(node.op).__name__)[1] for target, _ in refs(node.op).values())
+        assert all(
+            target in found.split(type(node.op).__name__)[1] for target, _ in refs(node.op).values()
+        )
     for name, resource in build().resources.items():
-        assert any(x.startswith(f"  ◆ {name} ") and resource.describe() in x for x in drawing.splitlines())
+        assert any(
+            x.startswith(f"  ◆ {name} ") and resource.describe() in x for x in drawing.splitlines()
+        )
 
 
 @every
@@ -251,7 +316,9 @@ def test_it_draws_as_mermaid_and_dot_with_every_name_and_edge(build):
         assert f'"{name}" [label="{name}\\n' in dot
     edges = [(a, n.name) for n in graph.nodes for a in n.after]
     uses = sum(len(refs(n.op)) for n in graph.nodes)
-    assert all(f'"{a}" -> "{b}";' in dot for a, b in edges) and all(f"n_{a} --> n_{b}\n" in mermaid for a, b in edges)
+    assert all(f'"{a}" -> "{b}";' in dot for a, b in edges) and all(
+        f"n_{a} --> n_{b}\n" in mermaid for a, b in edges
+    )
     assert mermaid.count(" --> ") == dot.count(" -> ") - uses == len(edges)
     assert mermaid.count(" -.-> ") == dot.count("[style=dashed]") == uses
 
@@ -280,8 +347,22 @@ def test_it_is_acyclic_although_weights_go_round(build):
 
 def test_appo_is_impala_edited():
     before, after = impala(), appo()
-    assert after.remove("mix", "target").set("learner.loss", fl.VTraceLoss(entropy=0.01)).rename("impala") == before
-    assert [n.after for n in after.nodes] == [(), ("sample",), ("batch",), ("queue",), ("mix",), ("train",), ("target",), ("sync",)]
+    assert (
+        after.remove("mix", "target")
+        .set("learner.loss", fl.VTraceLoss(entropy=0.01))
+        .rename("impala")
+        == before
+    )
+    assert [n.after for n in after.nodes] == [
+        (),
+        ("sample",),
+        ("batch",),
+        ("queue",),
+        ("mix",),
+        ("train",),
+        ("target",),
+        ("sync",),
+    ]
 
 
 def test_impala_without_its_queue_and_async_sample_is_one_stage():

@@ -21,7 +21,11 @@ def on_four_devices(script):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / script)],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -46,21 +50,32 @@ def test_a_device_does_its_part_of_the_operations(name):
 
 
 def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
-    priorities = [512]  # what a loss reports of each row, one number each, is put into the order of the batch
+    priorities = [
+        512
+    ]  # what a loss reports of each row, one number each, is put into the order of the batch
     for name, found in updates().items():
-        assert found["gathered"] == (priorities if name.startswith(("dqn", "sac")) and "shuffled" not in name else [])
+        assert found["gathered"] == (
+            priorities if name.startswith(("dqn", "sac")) and "shuffled" not in name else []
+        )
     # Running moments of observations are three sums more, once an update; APPO's standardized advantages two in a minibatch.
-    assert [updates()[f"{name} on 4"]["sums"] for name in ("dqn", "sac", "recurrent", "ppo", "vtrace", "appo")] == [1, 1, 1, 4, 4, 6]
+    assert [
+        updates()[f"{name} on 4"]["sums"]
+        for name in ("dqn", "sac", "recurrent", "ppo", "vtrace", "appo")
+    ] == [1, 1, 1, 4, 4, 6]
 
 
 def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_device():
-    differences = {name: found["difference"] for name, found in updates().items() if "difference" in found}
+    differences = {
+        name: found["difference"] for name, found in updates().items() if "difference" in found
+    }
     assert len(differences) == 12 and max(differences.values()) < 1e-5
 
 
 def test_what_a_policy_tracks_in_its_calls_is_averaged_and_equal_on_all_devices():
     found = updates()["statistics"]
-    assert found["spread"] == 0 and found["off"] < 0.1  # devices weigh by their valid rows, of which this policy knows nothing
+    assert (
+        found["spread"] == 0 and found["off"] < 0.1
+    )  # devices weigh by their valid rows, of which this policy knows nothing
 
 
 def test_an_epoch_ends_once_on_several_devices():
@@ -85,10 +100,15 @@ def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
 
     found = runs()
     assert [found[name]["devices"] for name in ("local", "xla", "uneven", "seeds")] == [4, 4, 1, 1]
-    assert found["xla"]["split"] and found["seeds"]["split"], "environments, or many runs, are split over the devices"
+    assert found["xla"]["split"] and found["seeds"]["split"], (
+        "environments, or many runs, are split over the devices"
+    )
     agrees(found["local"], GYM)
     agrees(found["xla"], JAX)
-    assert "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a multiple of 4" in found["uneven"]["text"]
+    assert (
+        "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a multiple of 4"
+        in found["uneven"]["text"]
+    )
 
 
 @pytest.mark.ray

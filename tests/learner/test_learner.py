@@ -25,8 +25,15 @@ class Small(nnx.Module):
 
     def __init__(self, obs_space, action_space, *, normalize=False, rngs):
         self.norm = fl.RunningNorm(obs_space.shape) if normalize else None
-        self.hidden = nnx.Linear(obs_space.shape[0], 4, kernel_init=nnx.initializers.normal(0.5), rngs=rngs)
-        self.out = nnx.Linear(4, fl.action_outputs(action_space) + 1, kernel_init=nnx.initializers.normal(0.5), rngs=rngs)
+        self.hidden = nnx.Linear(
+            obs_space.shape[0], 4, kernel_init=nnx.initializers.normal(0.5), rngs=rngs
+        )
+        self.out = nnx.Linear(
+            4,
+            fl.action_outputs(action_space) + 1,
+            kernel_init=nnx.initializers.normal(0.5),
+            rngs=rngs,
+        )
 
     def __call__(self, obs):
         out = self.out(jnp.tanh(self.hidden(obs if self.norm is None else self.norm(obs))))
@@ -39,7 +46,9 @@ POLICY, NORMALIZED = fl.Policy(Small), fl.Policy(Small, normalize=True)
 @cache
 def opened(loss, optimizer, policy, seed):
     runners = fl.Runners("CartPole-v1", policy, envs=2, fragment=3)
-    handles = Place("test", {"runners": runners, "learner": fl.Learner(policy, loss, optimizer)}, seed, HereSite).open()
+    handles = Place(
+        "test", {"runners": runners, "learner": fl.Learner(policy, loss, optimizer)}, seed, HereSite
+    ).open()
     return handles, jax.tree.map(jnp.copy, handles["learner"].state["core"])
 
 
@@ -54,12 +63,22 @@ def batch(seed=0, versions=(0, 0, 0), invalid=True):
     rng = np.random.default_rng(seed)
     f = lambda *shape: rng.normal(size=(T, B, *shape)).astype(np.float32)
     valid = np.arange(STEPS).reshape(T, B) % 4 != 3 if invalid else np.ones((T, B), bool)
-    data = {"obs": f(4), "action": rng.integers(0, 2, (T, B)).astype(np.int32), "logp": 0.3 * f() - 0.7, "value": f()}
-    return Batch({**data, "advantage": f(), "target": f(), "valid": valid}, {"version": np.array(versions, np.int32)})
+    data = {
+        "obs": f(4),
+        "action": rng.integers(0, 2, (T, B)).astype(np.int32),
+        "logp": 0.3 * f() - 0.7,
+        "value": f(),
+    }
+    return Batch(
+        {**data, "advantage": f(), "target": f(), "valid": valid},
+        {"version": np.array(versions, np.int32)},
+    )
 
 
 def metrics_of(trained):
-    return dict(zip(trained.metrics.names, np.asarray(trained.metrics.values).tolist(), strict=True))
+    return dict(
+        zip(trained.metrics.names, np.asarray(trained.metrics.values).tolist(), strict=True)
+    )
 
 
 def now(handle):
@@ -81,13 +100,23 @@ def assert_equal(a, b):
 def ppo(dist, value, rows, clip=0.2):
     w = rows["valid"] / rows["valid"].sum()
     ratio = jnp.exp(dist.log_prob(rows["action"]) - rows["logp"])
-    surrogate = jnp.minimum(ratio * rows["advantage"], jnp.clip(ratio, 1 - clip, 1 + clip) * rows["advantage"])
-    return (w * (-surrogate + 0.5 * 0.5 * (value - rows["target"]) ** 2 - 0.01 * dist.entropy())).sum()
+    surrogate = jnp.minimum(
+        ratio * rows["advantage"], jnp.clip(ratio, 1 - clip, 1 + clip) * rows["advantage"]
+    )
+    return (
+        w * (-surrogate + 0.5 * 0.5 * (value - rows["target"]) ** 2 - 0.01 * dist.entropy())
+    ).sum()
 
 
 def pg(dist, value, rows):
     w = rows["valid"] / rows["valid"].sum()
-    return (w * (-dist.log_prob(rows["action"]) * rows["advantage"] + 0.5 * 0.5 * (value - rows["target"]) ** 2)).sum()
+    return (
+        w
+        * (
+            -dist.log_prob(rows["action"]) * rows["advantage"]
+            + 0.5 * 0.5 * (value - rows["target"]) ** 2
+        )
+    ).sum()
 
 
 def orders(key, epochs, minibatch):
@@ -113,7 +142,9 @@ def slow_update(learner, tx, loss, data, steps):
     weights, _ = learner.weights()
     opt, losses = tx.init(weights.params), []
     for chosen in steps:
-        number, weights, opt = slow_step(learner.core.network, tx, loss, weights, opt, {k: v[chosen] for k, v in rows.items()})
+        number, weights, opt = slow_step(
+            learner.core.network, tx, loss, weights, opt, {k: v[chosen] for k, v in rows.items()}
+        )
         losses.append(number)
     return weights.params, opt, np.mean(losses)
 
@@ -126,7 +157,11 @@ SGD, PG, BY_HAND_SGD = fl.SGD(0.1), fl.PGLoss(), optax.sgd(0.1)
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_update_equals_loops_over_epochs_and_minibatches(shuffle):
     learner = fresh(LOSS, ADAM)
-    steps = list(orders(learner.state["core"]["key"], 3, 4)) if shuffle else [*np.arange(STEPS).reshape(-1, 4)] * 3
+    steps = (
+        list(orders(learner.state["core"]["key"], 3, 4))
+        if shuffle
+        else [*np.arange(STEPS).reshape(-1, 4)] * 3
+    )
     assert len(steps) == 9
     params, opt, loss = slow_update(learner, BY_HAND, ppo, batch().data, steps)
     found = metrics_of(learner.update(batch(), epochs=3, minibatch=4, shuffle=shuffle))
@@ -157,8 +192,17 @@ def test_each_update_draws_new_minibatches():
 
 
 def test_a_seed_decides_the_first_weights_and_the_minibatches():
-    first = [open_(PG, SGD, POLICY, seed)[1] for open_, seed in ((opened, 0), (opened.__wrapped__, 0), (opened, 1))]
-    kernels, keys = ([f(x) for x in first] for f in (lambda x: x["weights"].params["hidden/kernel"], lambda x: jax.random.key_data(x["key"])))
+    first = [
+        open_(PG, SGD, POLICY, seed)[1]
+        for open_, seed in ((opened, 0), (opened.__wrapped__, 0), (opened, 1))
+    ]
+    kernels, keys = (
+        [f(x) for x in first]
+        for f in (
+            lambda x: x["weights"].params["hidden/kernel"],
+            lambda x: jax.random.key_data(x["key"]),
+        )
+    )
     for same, again, other in (kernels, keys):
         assert (same == again).all() and (same != other).any()
 
@@ -230,7 +274,9 @@ def test_weights_are_a_copy_that_outlives_later_updates():
     own, before = learner.state["core"]["weights"], jax.tree.map(np.array, weights)
     for _ in range(2):
         learner.update(batch())
-    assert all(x.is_deleted() for x in own.params.values())  # an update takes the buffers of the state over
+    assert all(
+        x.is_deleted() for x in own.params.values()
+    )  # an update takes the buffers of the state over
     assert_equal(weights, before)
     assert (learner.weights()[0].params["out/kernel"] != before.params["out/kernel"]).any()
 
@@ -256,12 +302,16 @@ def test_values_are_those_of_what_comes_behind_the_last_rows():
 
 @partial(jax.jit, static_argnums=0)
 def log_prob_of(net, weights, obs, action):
-    return net.apply(weights, obs.reshape(STEPS, 4))[0].log_prob(action.reshape(STEPS)).reshape(T, B)
+    return (
+        net.apply(weights, obs.reshape(STEPS, 4))[0].log_prob(action.reshape(STEPS)).reshape(T, B)
+    )
 
 
 def log_prob(learner, rows):
     """The log-probabilities ``[T, B]`` of the actions by the learner's weights."""
-    return np.asarray(log_prob_of(learner.core.network, learner.weights()[0], rows["obs"], rows["action"]))
+    return np.asarray(
+        log_prob_of(learner.core.network, learner.weights()[0], rows["obs"], rows["action"])
+    )
 
 
 def test_target_kl_ends_the_update_before_the_step_that_goes_too_far():
@@ -293,7 +343,9 @@ def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works
     assert (found["bad"], found["gradient_steps"], learner.state["version"]) == (1, 0, 2)
     found = metrics_of(learner.update(batch(1)))
     assert (found["bad"], found["gradient_steps"], learner.state["version"]) == (0, 1, 3)
-    assert (now(learner)["weights"].params["out/kernel"] != before["weights"].params["out/kernel"]).any()
+    assert (
+        now(learner)["weights"].params["out/kernel"] != before["weights"].params["out/kernel"]
+    ).any()
 
 
 def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
@@ -302,11 +354,16 @@ def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
 
         def __call__(self, policy, params, batch):
             dist, _ = policy(params, batch["obs"])
-            return (dist.log_prob(batch["action"]) * batch["advantage"]).mean(), {"priority": batch["advantage"]}
+            return (dist.log_prob(batch["action"]) * batch["advantage"]).mean(), {
+                "priority": batch["advantage"]
+            }
 
     nan = np.full_like(batch()["advantage"], np.nan)
     found = fresh(Far(), ADAM).update(batch().with_(advantage=nan))
-    assert metrics_of(found)["bad"] == 1 and np.asarray(found.feedback["priority"]).tolist() == [0.0] * nan.size
+    assert (
+        metrics_of(found)["bad"] == 1
+        and np.asarray(found.feedback["priority"]).tolist() == [0.0] * nan.size
+    )
 
 
 def test_an_optimiser_state_that_overflows_is_bad_too():
@@ -322,16 +379,28 @@ def test_an_optimiser_state_that_overflows_is_bad_too():
 
 @pytest.mark.parametrize(("minibatch", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")])
 def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(minibatch, near):
-    with pytest.raises(fl.ContractError, match=rf"^minibatch={minibatch} does not divide the batch of 12 steps; take {near}$"):
+    with pytest.raises(
+        fl.ContractError,
+        match=rf"^minibatch={minibatch} does not divide the batch of 12 steps; take {near}$",
+    ):
         fresh(PG, SGD).update(batch(), minibatch=minibatch)
 
 
 @pytest.mark.parametrize(
     ("lacking", "text"),
     [
-        (["advantage"], r"PPOLoss needs the field advantage, but the batch has obs, .*; add them before it$"),
-        (["advantage", "target"], r"PPOLoss needs the fields advantage, target, .*; add them before it$"),
-        (["logp"], r"PPOLoss needs the field logp, but .*; take a loss that needs no more than that \(PGLoss\)$"),
+        (
+            ["advantage"],
+            r"PPOLoss needs the field advantage, but the batch has obs, .*; add them before it$",
+        ),
+        (
+            ["advantage", "target"],
+            r"PPOLoss needs the fields advantage, target, .*; add them before it$",
+        ),
+        (
+            ["logp"],
+            r"PPOLoss needs the field logp, but .*; take a loss that needs no more than that \(PGLoss\)$",
+        ),
     ],
     ids=str,
 )
@@ -347,7 +416,10 @@ def test_a_field_that_the_loss_needs_and_the_batch_lacks_is_named(lacking, text)
 
 def test_a_batch_that_does_not_say_which_rows_are_valid_has_all_valid():
     ends = []
-    for data in (batch(invalid=False).data, {k: v for k, v in batch().data.items() if k != "valid"}):
+    for data in (
+        batch(invalid=False).data,
+        {k: v for k, v in batch().data.items() if k != "valid"},
+    ):
         learner = fresh(PG, SGD)
         learner.update(Batch(data, batch().columns))
         ends.append(now(learner))
@@ -357,7 +429,10 @@ def test_a_batch_that_does_not_say_which_rows_are_valid_has_all_valid():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"policy": fl.MLP}, r"^policy must be fl.Policy\(ModuleClass, \*\*settings\), got <class .*MLP'>$"),
+        (
+            {"policy": fl.MLP},
+            r"^policy must be fl.Policy\(ModuleClass, \*\*settings\), got <class .*MLP'>$",
+        ),
         ({"loss": fl.PPOLoss}, "^loss must be one such as fl.PPOLoss"),
         ({"optimizer": "adam"}, "^optimizer must be one such as fl.Adam"),
     ],
@@ -376,9 +451,17 @@ def test_wrong_settings_are_refused_at_once(settings, text):
 def test_invalid_rows_never_change_the_result(policy, filler):
     good, ends = batch(), []
     for number in (0, filler):
-        invalid = {k: ~good["valid"].reshape(T, B, *[1] * (v.ndim - 2)) for k, v in good.data.items() if v.dtype == np.float32}
+        invalid = {
+            k: ~good["valid"].reshape(T, B, *[1] * (v.ndim - 2))
+            for k, v in good.data.items()
+            if v.dtype == np.float32
+        }
         learner = fresh(LOSS, ADAM, policy)
-        found = learner.update(good.with_(**{k: np.where(where, np.float32(number), good[k]) for k, where in invalid.items()}))
+        found = learner.update(
+            good.with_(
+                **{k: np.where(where, np.float32(number), good[k]) for k, where in invalid.items()}
+            )
+        )
         ends.append((metrics_of(found), now(learner)))
     assert ends[0][0]["bad"] == ends[1][0]["bad"] == 0
     assert_equal(*ends)
@@ -408,8 +491,13 @@ def test_an_update_looks_through_the_moments_from_before_it():
 def test_the_kl_penalty_adapts_from_update_to_update():
     learner = fresh(fl.PPOLoss(kl_penalty_target=0.01), SGD)
     same = log_prob(learner, batch())
-    told = [metrics_of(learner.update(batch().with_(logp=logp)))["kl_weight"] for logp in (same, same + 1, same + 1)]
-    np.testing.assert_allclose([*told, learner.state["core"]["loss"]["kl_weight"]], [0.2, 0.1, 0.2, 0.4], rtol=1e-6)
+    told = [
+        metrics_of(learner.update(batch().with_(logp=logp)))["kl_weight"]
+        for logp in (same, same + 1, same + 1)
+    ]
+    np.testing.assert_allclose(
+        [*told, learner.state["core"]["loss"]["kl_weight"]], [0.2, 0.1, 0.2, 0.4], rtol=1e-6
+    )
 
 
 class Dropping(nnx.Module):
@@ -484,7 +572,10 @@ def test_a_priority_is_what_the_last_epoch_found(minibatch):
 
 
 def test_priorities_stand_in_the_order_of_the_rows_however_these_are_shuffled():
-    in_order, shuffled = (priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch=4, shuffle=shuffle) for shuffle in (False, True))
+    in_order, shuffled = (
+        priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch=4, shuffle=shuffle)
+        for shuffle in (False, True)
+    )
     np.testing.assert_allclose(shuffled, in_order, rtol=1e-5, atol=1e-6)
     assert len(np.unique(in_order)) == len(in_order)
 
@@ -499,13 +590,27 @@ class Hasty(fl.PGLoss):
 
 
 def test_a_loss_that_stops_early_says_when():
-    graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=4, batch=8)).set("learner.loss", Hasty())
-    with pytest.raises(fl.CheckError, match=r"Hasty stops early, but does not say when: give it a method stop\(metrics\)"):
+    graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=4, batch=8)).set(
+        "learner.loss", Hasty()
+    )
+    with pytest.raises(
+        fl.CheckError,
+        match=r"Hasty stops early, but does not say when: give it a method stop\(metrics\)",
+    ):
         graph.check()
 
 
 def test_work_on_fragments_is_no_way_out_behind_a_replay():
-    graph = fl.dqn("CartPole-v1").set("learner.loss", fl.PPOLoss()).set("learner.policy", fl.Policy(fl.MLP)).set("runners.policy", fl.Policy(fl.MLP))
+    graph = (
+        fl.dqn("CartPole-v1")
+        .set("learner.loss", fl.PPOLoss())
+        .set("learner.policy", fl.Policy(fl.MLP))
+        .set("runners.policy", fl.Policy(fl.MLP))
+    )
     with pytest.raises(fl.CheckError) as refused:
         graph.check()
-    assert "PPOLoss needs the fields" in str(refused.value) and "put Advantages" not in str(refused.value) and "DQNLoss" in str(refused.value)
+    assert (
+        "PPOLoss needs the fields" in str(refused.value)
+        and "put Advantages" not in str(refused.value)
+        and "DQNLoss" in str(refused.value)
+    )

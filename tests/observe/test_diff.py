@@ -66,12 +66,22 @@ def test_ppo_and_appo():
 
 def test_equal_graphs_differ_in_nothing():
     found = fl.diff(PLAN, PPO)
-    assert not found and str(found).splitlines()[1:] == ["nodes: 9 nodes alike", "settings: 56 settings alike", "plan: 9 numbers alike"]
+    assert not found and str(found).splitlines()[1:] == [
+        "nodes: 9 nodes alike",
+        "settings: 56 settings alike",
+        "plan: 9 numbers alike",
+    ]
 
 
 def test_a_setting_is_told_by_its_address_wherever_it_stands():
     policy = fl.Policy(fl.MLP, hidden=(8,))
-    found = fl.diff(PLAN, PPO.set("learner.loss.clip", 0.1).set("runners.policy", policy).set("learner.policy", policy).set("train.minibatch", None))
+    found = fl.diff(
+        PLAN,
+        PPO.set("learner.loss.clip", 0.1)
+        .set("runners.policy", policy)
+        .set("learner.policy", policy)
+        .set("train.minibatch", None),
+    )
     assert part(found, "settings").lines == (
         ("train.minibatch", "128", "None"),
         ("runners.policy.normalize", "False", "-"),
@@ -84,7 +94,9 @@ def test_a_setting_is_told_by_its_address_wherever_it_stands():
 
 
 def test_what_only_one_has_moves_nothing_and_what_moved_is_told():
-    assert part(fl.diff(PLAN, PPO.remove("norm").insert(after="sync", play=fl.Evaluate())), "nodes").lines == (
+    assert part(
+        fl.diff(PLAN, PPO.remove("norm").insert(after="sync", play=fl.Evaluate())), "nodes"
+    ).lines == (
         ("norm", "Standardize()", "-"),
         ("play", "-", "Evaluate()"),
     )
@@ -94,12 +106,16 @@ def test_what_only_one_has_moves_nothing_and_what_moved_is_told():
         ("norm", "Standardize, behind adv", "Standardize, behind sample"),
         ("train", "TrainOneStep, behind norm", "TrainOneStep, behind adv"),
     )
-    assert part(fl.diff(PLAN, PPO.replace(batch=fl.Map(len))), "nodes").lines == (("batch", "Concat", "Map"),)
+    assert part(fl.diff(PLAN, PPO.replace(batch=fl.Map(len))), "nodes").lines == (
+        ("batch", "Concat", "Map"),
+    )
 
 
 def test_a_graph_that_can_not_run_has_no_plan():
     found = fl.diff(PLAN, PPO.remove("report"))
-    assert ("no plan", "-", "ppo.sync: no Report closes a Row, so a run would show not...") in part(found, "plan").lines
+    assert ("no plan", "-", "ppo.sync: no Report closes a Row, so a run would show not...") in part(
+        found, "plan"
+    ).lines
 
 
 def test_long_values_are_cut_and_lines_end_with_no_spaces():
@@ -116,7 +132,11 @@ def test_what_is_no_graph_is_told():
 
 def test_settings_by_address_are_numbers_where_they_are():
     found = settings_of(PPO)
-    assert found["learner.loss.clip"] == 0.2 and found["learner.loss"] == "PPOLoss" and found["runners.env"] == "CartPole-v1"
+    assert (
+        found["learner.loss.clip"] == 0.2
+        and found["learner.loss"] == "PPOLoss"
+        and found["runners.env"] == "CartPole-v1"
+    )
     assert found["runners.policy"] == "MLP" and found["runners.wrappers"] == "()"
 
 
@@ -128,7 +148,9 @@ def left(path, rows, reason=None, end=""):
     (path / "graph.txt").write_text(fl.ppo().text())
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
     if reason:
-        (path / "events.jsonl").write_text(json.dumps({"event": "ended", "reason": reason, "error": None}) + "\n")
+        (path / "events.jsonl").write_text(
+            json.dumps({"event": "ended", "reason": reason, "error": None}) + "\n"
+        )
     return path
 
 
@@ -141,9 +163,13 @@ ROWS = [
 
 def test_results_of_two_runs(tmp_path):
     one = left(tmp_path / "one", ROWS, "until")
-    other = left(tmp_path / "other", [*ROWS[:2], {**ROWS[2], "loss": 1.5}], end='{"row": 4, "env_')  # killed while it wrote
+    other = left(
+        tmp_path / "other", [*ROWS[:2], {**ROWS[2], "loss": 1.5}], end='{"row": 4, "env_'
+    )  # killed while it wrote
     found = fl.diff(PLAN, PLAN, ("one", "other"), (one, other))
-    assert part(found, "results") == Part("results", "result", (("ended", "until", "not told"), ("last loss", "-", "1.5")), 6)
+    assert part(found, "results") == Part(
+        "results", "result", (("ended", "until", "not told"), ("last loss", "-", "1.5")), 6
+    )
     assert str(found).splitlines()[0] == "             one    other"
 
 
@@ -164,7 +190,9 @@ def test_names_settings_and_directories_are_compared(tmp_path, monkeypatch, caps
         list(run)
     assert main(["diff", "pg", "pg", "--untuned", "--set", "lr=0.5"]) == 0
     assert "\n  learner.optimizer.lr" in (text := capsys.readouterr().out) and text.count("\n") == 5
-    (tmp_path / "compared.py").write_text("import flowrl as fl\n\ndef mine(env='CartPole-v1'):\n    return fl.pg(env)\n")
+    (tmp_path / "compared.py").write_text(
+        "import flowrl as fl\n\ndef mine(env='CartPole-v1'):\n    return fl.pg(env)\n"
+    )
     assert main(["diff", "run", "compared.py:mine"]) == 0
     text = capsys.readouterr().out
     assert "settings: 52 settings alike" in text and "last env_steps" in text

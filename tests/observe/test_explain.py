@@ -45,7 +45,11 @@ def explained(graph, runtime="ray", scale=1):
 @pytest.mark.usefixtures("ray_up")
 def test_a_planted_bottleneck_is_named_with_what_mends_it(build, where, kind, advice, tmp_path):
     folder = [tmp_path] if build is planted.straggler else []
-    for scale in (1, 4, 16):  # beside other work on this machine, what was planted may be too small to matter
+    for scale in (
+        1,
+        4,
+        16,
+    ):  # beside other work on this machine, what was planted may be too small to matter
         found = explained(build(*folder, scale=scale), scale=scale)
         worst = found.bottleneck
         if worst.kind == kind:
@@ -61,7 +65,10 @@ def test_in_one_process_the_environment_is_named_and_side_by_side_advised():
     found = explained(planted.ppo(0.002), "local")
     assert (found.bottleneck.where, found.bottleneck.kind) == ("sample", "step")
     assert "--runtime ray" in found.bottleneck.advice
-    assert "take --runtime ray" in found.what_if[0].because and found.what_if[0].steps_per_second is None
+    assert (
+        "take --runtime ray" in found.what_if[0].because
+        and found.what_if[0].steps_per_second is None
+    )
 
 
 def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
@@ -72,17 +79,38 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
         rows=10,
         env_steps=4_000,
         processes={
-            "stage of sample": {("sample", "waiting"): 10 * (1 - blocked), ("sample", "blocked"): 10 * blocked},
-            "stage of queue": {("train", "update"): 10 * update, ("queue", "waiting"): 10 * (1 - update)},
+            "stage of sample": {
+                ("sample", "waiting"): 10 * (1 - blocked),
+                ("sample", "blocked"): 10 * blocked,
+            },
+            "stage of queue": {
+                ("train", "update"): 10 * update,
+                ("queue", "waiting"): 10 * (1 - update),
+            },
             **{f"runners, {i}": spent for i in range(count)},
         },
         stages={"stage of sample": ("sample",), "stage of queue": ("queue", "train", "sync")},
-        counts={("sample", "runners"): {"sampled_steps": 4_000}, ("train", "learner"): {"updates": 100}},
+        counts={
+            ("sample", "runners"): {"sampled_steps": 4_000},
+            ("train", "learner"): {"updates": 100},
+        },
         edges={("sample", "queue"): (200, 4_000), ("queue", "train"): (200, 4_000)},
         queues={"queue": (3, 16)},
-        ops={"sample": "ParallelSample", "queue": "Queue", "train": "TrainOneStep", "sync": "SyncWeights"},
+        ops={
+            "sample": "ParallelSample",
+            "queue": "Queue",
+            "train": "TrainOneStep",
+            "sync": "SyncWeights",
+        },
         facts={
-            "runners": {"count": count, "envs": 2, "singly": singly, "elsewhere": True, "fragments": [100] * count, "rounds": [0.0, 0.0]},
+            "runners": {
+                "count": count,
+                "envs": 2,
+                "singly": singly,
+                "elsewhere": True,
+                "fragments": [100] * count,
+                "rounds": [0.0, 0.0],
+            },
         },
         cores=4,
         busy=busy,
@@ -93,7 +121,12 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
     ("p", "runner", "envs", "batch"),
     [
         (profile(), 1.5, 1.0, 1.0),  # the runners' steps are what counts
-        (profile(singly=False), 1.5, 2.0, 1.0),  # a vector of their own steps more of them in the same time
+        (
+            profile(singly=False),
+            1.5,
+            2.0,
+            1.0,
+        ),  # a vector of their own steps more of them in the same time
         (profile(step=0.5, update=1.0, blocked=0.5), 1.0, 1.0, 1.0),  # the update is
     ],
 )
@@ -103,11 +136,18 @@ def test_predictions_follow_from_the_costs(p, runner, envs, batch):
 
 
 def test_many_runners_and_a_learner_that_is_nearly_as_slow():
-    p = profile(count=4, update=0.5)  # a fragment takes 80 ms of four runners, and 12.5 ms of the learner
+    p = profile(
+        count=4, update=0.5
+    )  # a fragment takes 80 ms of four runners, and 12.5 ms of the learner
     first, envs, _ = what_if(p)
-    assert first.steps_per_second / 400 == pytest.approx(20 / 16) and envs.steps_per_second / 400 == pytest.approx(1)
+    assert first.steps_per_second / 400 == pytest.approx(
+        20 / 16
+    ) and envs.steps_per_second / 400 == pytest.approx(1)
     (first, *_) = what_if(profile(count=4, update=0.75))  # 18.75 ms
-    assert first.steps_per_second / 400 == pytest.approx(20 / 18.75) and first.because == "stage of queue then takes longest"
+    assert (
+        first.steps_per_second / 400 == pytest.approx(20 / 18.75)
+        and first.because == "stage of queue then takes longest"
+    )
 
 
 def test_a_learner_that_runs_freely_holds_no_sampling_up():
@@ -124,16 +164,31 @@ def test_to_be_started_is_no_work_and_a_restart_no_negative_time():
     assert explain(p).bottleneck.where == "train"
     (runners, *_) = [share for share in shares(p) if share.node == "runners"]
     assert (runners.busy, runners.starved) == (pytest.approx(0.1), pytest.approx(0.1))
-    later = {("", "start"): 8.0, ("", "step"): 2.0, ("", "waiting"): 0.5, ("", "transfer"): 1.5}  # some waiting was transfer
+    later = {
+        ("", "start"): 8.0,
+        ("", "step"): 2.0,
+        ("", "waiting"): 0.5,
+        ("", "transfer"): 1.5,
+    }  # some waiting was transfer
     late = {("", "step"): 0.5}  # of one that was started anew
-    less = replace(p, processes={"a": later, "b": late}) - replace(p, processes={"a": spent, "b": spent})
-    assert less.processes["a"] == {("", "start"): 0.0, ("", "step"): 1.0, ("", "waiting"): 0, ("", "transfer"): 1.5}
+    less = replace(p, processes={"a": later, "b": late}) - replace(
+        p, processes={"a": spent, "b": spent}
+    )
+    assert less.processes["a"] == {
+        ("", "start"): 0.0,
+        ("", "step"): 1.0,
+        ("", "waiting"): 0,
+        ("", "transfer"): 1.5,
+    }
     assert less.processes["b"] == late
 
 
 def test_a_learner_in_a_process_of_its_own_is_named():
     p = profile(step=0.5)
-    moved = {"stage of queue": {("train", "transfer"): 9.9, ("queue", "waiting"): 0.1}, "learner": {("", "update"): 9.8, ("", "waiting"): 0.2}}
+    moved = {
+        "stage of queue": {("train", "transfer"): 9.9, ("queue", "waiting"): 0.1},
+        "learner": {("", "update"): 9.8, ("", "waiting"): 0.2},
+    }
     found = explain(replace(p, processes={**p.processes, **moved})).bottleneck
     assert (found.where, found.kind) == ("learner", "update")
 
@@ -143,38 +198,71 @@ def test_compiling_slows_nothing_down_and_a_short_run_says_so():
     late = {("train", "start"): 6.0, ("train", "update"): 2.4, ("queue", "waiting"): 1.6}
     p = replace(p, processes={**p.processes, "stage of queue": late})
     found = explain(p)
-    assert found.steps_per_second == 4_000 / 4 and str(found).startswith("4,000 steps in 4.0 s, beside 6.0 s of compiling: 1,000 steps/s\n")
-    assert (found.bottleneck.where, found.bottleneck.share) == ("train", pytest.approx(0.6)) and "measured over" not in str(found)
-    assert "measured over 1.5 s only: a longer run tells more" in str(explain(replace(p, seconds=7.5)))
+    assert found.steps_per_second == 4_000 / 4 and str(found).startswith(
+        "4,000 steps in 4.0 s, beside 6.0 s of compiling: 1,000 steps/s\n"
+    )
+    assert (found.bottleneck.where, found.bottleneck.share) == (
+        "train",
+        pytest.approx(0.6),
+    ) and "measured over" not in str(found)
+    assert "measured over 1.5 s only: a longer run tells more" in str(
+        explain(replace(p, seconds=7.5))
+    )
 
 
 def test_a_replay_is_told_to_draw_less():
     p = profile(update=1.0, step=0.5, blocked=0.5)
     p = replace(p, counts={**p.counts, ("draw", "replay"): {"drawn_steps": 64}})
-    assert explain(p).bottleneck.advice == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+    assert (
+        explain(p).bottleneck.advice
+        == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+    )
 
 
 def test_where_the_cores_are_full_nothing_is_promised():
     first, *_ = what_if(profile(busy=39.0))
-    assert first.steps_per_second is None and "the 4 cores of this machine are full (98%)" in first.because
+    assert (
+        first.steps_per_second is None
+        and "the 4 cores of this machine are full (98%)" in first.because
+    )
     first, *_ = what_if(profile(busy=32.0))
-    assert first.steps_per_second == pytest.approx(500) and first.because == "then the cores are full"
+    assert (
+        first.steps_per_second == pytest.approx(500) and first.because == "then the cores are full"
+    )
 
 
 def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
-    assert explain(profile()).bottleneck.advice == "Step more of them side by side: --set runners.count=3."
+    assert (
+        explain(profile()).bottleneck.advice
+        == "Step more of them side by side: --set runners.count=3."
+    )
     full = "Step more of them side by side: --set runners.count=3. Not here, though: the 4 cores of this machine are full (98%)"
     assert explain(profile(busy=39.0)).bottleneck.advice == f"{full}."
-    assert explain(profile(busy=39.0, singly=False)).bottleneck.advice == f"{full}; twice the environments (runners.envs=4) brings most."
+    assert (
+        explain(profile(busy=39.0, singly=False)).bottleneck.advice
+        == f"{full}; twice the environments (runners.envs=4) brings most."
+    )
 
 
 def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
     """Only some updates tell their epochs, where a run is traced; so there are two to compile, one behind the first row."""
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=64, fragment=32, minibatch=32, epochs=3, envs=2, policy=fl.Policy(fl.MLP, hidden=(24, 24))))
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(
+            batch=64,
+            fragment=32,
+            minibatch=32,
+            epochs=3,
+            envs=2,
+            policy=fl.Policy(fl.MLP, hidden=(24, 24)),
+        ),
+    )
     with fl.run(graph, trace=tmp_path / "trace.json") as run:
         for _ in range(4):
             next(run)
-    steady = by_kind({key: x for spent in run.explain().profile.processes.values() for key, x in spent.items()})
+    steady = by_kind(
+        {key: x for spent in run.explain().profile.processes.values() for key, x in spent.items()}
+    )
     assert 0 <= 5 * steady["update"] < steady["start"]
 
 
@@ -193,7 +281,11 @@ def with_replay(kind, shards, share):
     here = {("draw", kind): 10 * share} if shards == 1 else {("draw", "waiting"): 10 * share}
     return replace(
         p,
-        processes={**p.processes, "stage of draw": {**here, ("draw", "blocked"): 10 * (1 - share)}, **apart},
+        processes={
+            **p.processes,
+            "stage of draw": {**here, ("draw", "blocked"): 10 * (1 - share)},
+            **apart,
+        },
         stages={**p.stages, "stage of draw": ("draw",)},
         ops={**p.ops, "draw": "ReplaySample"},
         facts={**p.facts, "replay": {"shards": shards}},
@@ -201,11 +293,17 @@ def with_replay(kind, shards, share):
     )
 
 
-@pytest.mark.parametrize(("shards", "where", "advice"), [(1, "draw", "replay.shards=2"), (2, "replay", "replay.shards=4")])
+@pytest.mark.parametrize(
+    ("shards", "where", "advice"),
+    [(1, "draw", "replay.shards=2"), (2, "replay", "replay.shards=4")],
+)
 def test_where_drawing_takes_longest_more_shards_are_advised(shards, where, advice):
     found = explain(with_replay("replay", shards, 0.9))
     assert (found.bottleneck.where, found.bottleneck.kind) == (where, "replay")
-    assert found.bottleneck.advice == f"Share the replay among more processes: --runtime ray with --set {advice}."
+    assert (
+        found.bottleneck.advice
+        == f"Share the replay among more processes: --runtime ray with --set {advice}."
+    )
     assert found.bottleneck.why == "100% of that goes to storing and drawing transitions."
 
 
@@ -229,14 +327,20 @@ def test_the_live_table_marks_it_and_shows_levels_and_lag():
 def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
     p = profile()
     assert from_text(to_text(p, p)) == (p, p)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    graph = fl.ppo(
+        "CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY)
+    )
     with fl.run(graph, steps=1_000, out=tmp_path / "run") as run:
         list(run)
     assert profiles(tmp_path / "run")[0] == run.profile()
     assert cli.main(["explain", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out == str(run.explain()) == (tmp_path / "run/explain.txt").read_text()
+    assert (
+        capsys.readouterr().out == str(run.explain()) == (tmp_path / "run/explain.txt").read_text()
+    )
     assert cli.main(["explain", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bottleneck"]["where"] == run.explain().bottleneck.where
+    assert (
+        json.loads(capsys.readouterr().out)["bottleneck"]["where"] == run.explain().bottleneck.where
+    )
     assert cli.main(["explain", str(tmp_path)]) == 2
     assert "has no profile.json: it is no run's directory" in capsys.readouterr().err
     assert cli.main(["explain", str(tmp_path / "nowhere")]) == 2
@@ -244,7 +348,9 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
 
 def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "PROFILE_SECONDS", 0.01)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    graph = fl.ppo(
+        "CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY)
+    )
     with fl.run(graph, out=tmp_path / "run") as run:
         for _ in range(3):
             next(run)
@@ -253,8 +359,15 @@ def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch)
 
 
 def test_a_program_is_explained_as_far_as_it_has_parts():
-    graph = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY))
+    graph = fl.ppo(
+        "gymnax:CartPole-v1",
+        fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY),
+    )
     with fl.run(graph, runtime="xla", steps=2_000) as run:
         list(run)
     found = run.explain()
-    assert found.bottleneck.kind == "update" and "one XLA program" in found.bottleneck.why and found.what_if == ()
+    assert (
+        found.bottleneck.kind == "update"
+        and "one XLA program" in found.bottleneck.why
+        and found.what_if == ()
+    )

@@ -9,8 +9,16 @@ import flowrl as fl
 from flowrl.core.items import Metrics
 from flowrl.observe.looking import brief, comparison, number, stats, whole
 
-TRAINED = fl.Trained(8, Metrics(("loss", "kl"), np.float32([0.5, np.nan])), (np.float32(1), np.float32(2)), {"producer": np.arange(2)})
-BATCH = fl.Batch({"reward": np.float32([[1, np.nan], [3, np.inf]]), "valid": np.ones((2, 2), bool)}, {"version": np.int32([4, 5])})
+TRAINED = fl.Trained(
+    8,
+    Metrics(("loss", "kl"), np.float32([0.5, np.nan])),
+    (np.float32(1), np.float32(2)),
+    {"producer": np.arange(2)},
+)
+BATCH = fl.Batch(
+    {"reward": np.float32([[1, np.nan], [3, np.inf]]), "valid": np.ones((2, 2), bool)},
+    {"version": np.int32([4, 5])},
+)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +42,12 @@ def test_statistics_are_of_the_values_that_are_numbers(x, wanted):
 
 def test_a_number_of_an_item_by_its_name():
     assert [number(BATCH, f"reward.{k}") for k in ("min", "max", "nan")] == [1, np.inf, 1]
-    assert [number(BATCH, n) for n in ("steps", "version.mean", "reward", "loss", "reward.most")] == [4, 4.5, None, None, None]
-    assert [number(TRAINED, n) for n in ("loss", "lag_mean", "lag_max", "steps", "producer.max", "clip")] == [0.5, 1, 2, 8, 1, None]
+    assert [
+        number(BATCH, n) for n in ("steps", "version.mean", "reward", "loss", "reward.most")
+    ] == [4, 4.5, None, None, None]
+    assert [
+        number(TRAINED, n) for n in ("loss", "lag_mean", "lag_max", "steps", "producer.max", "clip")
+    ] == [0.5, 1, 2, 8, 1, None]
     assert number(fl.Row({"loss": 3.0}), "loss") == 3
     assert number(None, "loss") is None
 
@@ -51,9 +63,14 @@ def test_an_item_as_text():
     assert brief(fl.Row({})) == "a Row"
 
 
-@pytest.mark.parametrize("text", ["loss", "loss>", ">3", "loss>ten", "loss > 3 or kl > 1", "__import__('os')>1", "loss=>3"])
+@pytest.mark.parametrize(
+    "text",
+    ["loss", "loss>", ">3", "loss>ten", "loss > 3 or kl > 1", "__import__('os')>1", "loss=>3"],
+)
 def test_what_is_no_comparison_is_told(text):
-    with pytest.raises(fl.SettingError, match="takes a comparison of a name with a number, such as loss>10"):
+    with pytest.raises(
+        fl.SettingError, match="takes a comparison of a name with a number, such as loss>10"
+    ):
         comparison(text)
 
 

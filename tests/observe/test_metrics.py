@@ -18,8 +18,13 @@ from flowrl.core.metrics import MOST, Metered, Summed, misnamed, summed
 from flowrl.rollout.runner import Runner
 
 TINY = fl.Policy(fl.MLP, hidden=(4,))
-PPO = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=16, batch=64, epochs=1, minibatch=None, policy=TINY))
-LOOK = fl.Graph("look", runners=fl.Runners(Clockwork, TINY, envs=1, fragment=4)).then(sample=fl.ParallelSample(), report=fl.Report())
+PPO = fl.ppo(
+    "CartPole-v1",
+    fl.PPOSettings(envs=2, fragment=16, batch=64, epochs=1, minibatch=None, policy=TINY),
+)
+LOOK = fl.Graph("look", runners=fl.Runners(Clockwork, TINY, envs=1, fragment=4)).then(
+    sample=fl.ParallelSample(), report=fl.Report()
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ def said(rows, name="said"):
 
 
 def test_the_next_row_has_the_mean_the_least_and_the_most():
-    graph = LOOK.insert(after="sample", say=Say((1, 2.5, np.float32(4), jnp.float32(0.5)))).set("report.every", 2)
+    graph = LOOK.insert(after="sample", say=Say((1, 2.5, np.float32(4), jnp.float32(0.5)))).set(
+        "report.every", 2
+    )
     with fl.run(graph) as run:
         rows = [next(run) for _ in range(4)]
     assert said(rows) == [(1.75, 1, 2.5), (2.25, 0.5, 4)] * 2
@@ -90,7 +97,9 @@ def test_arrays_stay_on_the_device_until_the_row_and_never_too_many():
     value = jnp.float32(2)
     metered.add("x", value)
     metered.add("x", 1)
-    assert metered.drain()["x"] == (Summed(1, 1, 1, 1), (value,)) and metered.drain() == {"x": (Summed(), ())}
+    assert metered.drain()["x"] == (Summed(1, 1, 1, 1), (value,)) and metered.drain() == {
+        "x": (Summed(), ())
+    }
     for i in range(MOST + 1):
         metered.add("x", jnp.float32(i))
     drained = metered.drain()
@@ -100,16 +109,24 @@ def test_arrays_stay_on_the_device_until_the_row_and_never_too_many():
 def test_sums_of_sums():
     a, b = Summed.of([1, 5]), Summed.of([-2.0])
     assert a.plus(b) == Summed(3, 4.0, -2.0, 5.0) and a.plus(Summed()) == a
-    assert math.isnan(a.plus(Summed.of([math.nan])).least) and math.isnan(Summed.of([math.nan]).plus(a).most)
+    assert math.isnan(a.plus(Summed.of([math.nan])).least) and math.isnan(
+        Summed.of([math.nan]).plus(a).most
+    )
 
 
 @pytest.mark.parametrize(
     ("op", "says"),
     [
-        (Tell("env_steps"), r"look\.mine: 'env_steps' is a column that every Row has already; give the metric another name"),
+        (
+            Tell("env_steps"),
+            r"look\.mine: 'env_steps' is a column that every Row has already; give the metric another name",
+        ),
         (Tell("x/min"), r"look\.mine: 'x/min' is what flowrl itself may call a column"),
         (Tell("a b"), r"the name of a metric is made of letters, digits and _ \. / -, got 'a b'"),
-        (Say((np.zeros(3),)), r"look\.mine: metric 'said' is one number or an array of shape \[\], got float64\[3\]; take its mean first: ctx\.run"),
+        (
+            Say((np.zeros(3),)),
+            r"look\.mine: metric 'said' is one number or an array of shape \[\], got float64\[3\]; take its mean first: ctx\.run",
+        ),
         (Say(("high",)), r"metric 'said' is one number or an array of shape \[\], got 'high'"),
     ],
 )
@@ -119,20 +136,30 @@ def test_what_is_no_metric_is_refused_when_the_graph_is_compiled(op, says):
 
 
 def test_a_metric_of_the_loss_is_not_told_twice():
-    with pytest.raises(fl.CheckError, match=r"ppo\.mine: tells the metric 'entropy', which comes from the loss already; give it another name"):
+    with pytest.raises(
+        fl.CheckError,
+        match=r"ppo\.mine: tells the metric 'entropy', which comes from the loss already; give it another name",
+    ):
         PPO.insert(after="sample", mine=Tell("entropy")).compile()
 
 
 def test_within_a_compiled_function_there_is_nothing_to_tell():
-    with pytest.raises(fl.ContractError, match="metric 'x' is told within a compiled function; let that return it"):
+    with pytest.raises(
+        fl.ContractError, match="metric 'x' is told within a compiled function; let that return it"
+    ):
         jax.jit(lambda x: Metered().add("x", x))(1.0)
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
 def test_at_the_sampler_it_is_told_as_behind_it(runtime):
     names = ("reward_sum", "reward_sum/min", "reward_sum/max")
     rows = []
-    for graph in (PPO.insert(after="sample", tell=Tell()), PPO.set("sample.local", fl.chain(tell=Tell()))):
+    for graph in (
+        PPO.insert(after="sample", tell=Tell()),
+        PPO.set("sample.local", fl.chain(tell=Tell())),
+    ):
         assert set(graph.compile().found.metrics) == {"reward_sum"}
         with fl.run(graph, runtime=runtime) as run:
             rows.append([next(run) for _ in range(2)])
@@ -142,8 +169,15 @@ def test_at_the_sampler_it_is_told_as_behind_it(runtime):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_on_ray_every_stage_and_every_environment_tells():
-    settings = fl.IMPALASettings(runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=TINY)
-    graph = fl.impala(Telling, settings).set("runners.metrics", ("x",)).insert(after="sample", tell=Tell()).insert(after="train", say=Say((7,)))
+    settings = fl.IMPALASettings(
+        runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=TINY
+    )
+    graph = (
+        fl.impala(Telling, settings)
+        .set("runners.metrics", ("x",))
+        .insert(after="sample", tell=Tell())
+        .insert(after="train", say=Say((7,)))
+    )
     with fl.run(graph, runtime="ray") as run:
         rows = [next(run) for _ in range(3)]
     assert said(rows) == [(7, 7, 7)] * 3
@@ -178,11 +212,20 @@ class Telling(Clockwork):
         self.life += 1
         obs, reward, terminated, truncated, _ = super().step(action)
         ended = {"length": self.time} if terminated or truncated else {}
-        return obs, reward, terminated, truncated, {"x": float(self.life), "name": "none", "pair": np.zeros(2), **ended}
+        return (
+            obs,
+            reward,
+            terminated,
+            truncated,
+            {"x": float(self.life), "name": "none", "pair": np.zeros(2), **ended},
+        )
 
 
 def vector(mode):
-    return SyncVectorEnv([lambda k=k: Telling(k) for k in ((3, 2, 5, 1), (1, 1, 2))], autoreset_mode=AutoresetMode(mode))
+    return SyncVectorEnv(
+        [lambda k=k: Telling(k) for k in ((3, 2, 5, 1), (1, 1, 2))],
+        autoreset_mode=AutoresetMode(mode),
+    )
 
 
 def next_step():
@@ -197,9 +240,13 @@ def disabled():
     return vector("Disabled")
 
 
-@pytest.mark.parametrize("env", [next_step, same_step, disabled, Telling], ids=lambda env: env.__name__)
+@pytest.mark.parametrize(
+    "env", [next_step, same_step, disabled, Telling], ids=lambda env: env.__name__
+)
 def test_every_step_is_counted_once_and_no_reset(env):
-    runner = Runner(fl.Runners(env, TINY, envs=2, fragment=10, metrics=("x", "length")), "runners", 0, 0)
+    runner = Runner(
+        fl.Runners(env, TINY, envs=2, fragment=10, metrics=("x", "length")), "runners", 0, 0
+    )
     runner.weights = runner.network.init(jax.random.key(0))
     steps, told = 0, []
     for _ in range(3):
@@ -207,11 +254,15 @@ def test_every_step_is_counted_once_and_no_reset(env):
         steps += sample.episodes.env_steps + sample.episodes.skipped
         told.append(sample.episodes.metrics)
         lengths = sample.episodes.lengths
-        assert told[-1]["env/length"] == Summed(len(lengths), lengths.sum(), lengths.min(), lengths.max())
+        assert told[-1]["env/length"] == Summed(
+            len(lengths), lengths.sum(), lengths.min(), lengths.max()
+        )
     assert sum(t["env/x"].number for t in told) == steps
     by_env = sum(t["env/x"].total for t in told)
     ones = [e.life for e in (getattr(w, "unwrapped", w) for w in runner.vector.envs)]
-    assert sum(ones) == steps and by_env == sum(n * (n + 1) / 2 for n in ones), "each environment counted 1, 2, 3, ..."
+    assert sum(ones) == steps and by_env == sum(n * (n + 1) / 2 for n in ones), (
+        "each environment counted 1, 2, 3, ..."
+    )
     runner.close()
 
 
@@ -220,7 +271,9 @@ def test_rows_have_columns_of_them_and_a_run_can_stop_at_one(tmp_path, monkeypat
     assert set(graph.compile().found.metrics) == {"env/x", "env/length"}
     with fl.run(graph) as run:
         rows = [next(run) for _ in range(3)]
-    assert said(rows, "env/x")[:2] == [(2, 1, 3), (5, 4, 6)], "between two episodes there is a row that is no step"
+    assert said(rows, "env/x")[:2] == [(2, 1, 3), (5, 4, 6)], (
+        "between two episodes there is a row that is no step"
+    )
     assert said(rows, "env/length")[:2] == [(3, 3, 3), (2, 2, 2)]
     (tmp_path / "telling.py").write_text(
         "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n    settings = fl.PPOSettings(envs=1, fragment=16, batch=16, "
@@ -251,7 +304,11 @@ def test_a_key_that_never_came_is_nan_and_told_once():
 
 def test_without_an_episodes_end_it_is_told_at_the_end():
     notes = Notes()
-    graph = LOOK.set("runners.env", Telling).set("runners.env_settings", {"lengths": (1000,)}).set("runners.metrics", ("y",))
+    graph = (
+        LOOK.set("runners.env", Telling)
+        .set("runners.env_settings", {"lengths": (1000,)})
+        .set("runners.metrics", ("y",))
+    )
     with fl.run(graph, observers=[notes]) as run:
         next(run)
         assert notes == []
@@ -267,7 +324,10 @@ def test_what_is_no_number_is_refused(key, is_):
 
 
 def test_what_runners_can_not_tell_is_refused():
-    with pytest.raises(fl.SettingError, match=r"metrics: an environment in JAX tells no info with its steps; .* by ctx\.metric"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"metrics: an environment in JAX tells no info with its steps; .* by ctx\.metric",
+    ):
         fl.Runners(Corridor, TINY, metrics=("x",)).open()
     with pytest.raises(fl.SettingError, match="metrics: the name of a metric is made of letters"):
         fl.Runners(Clockwork, TINY, metrics=("a>b",))

@@ -34,16 +34,26 @@ def shown(events, *, terminal, steps=None):
 
 
 def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
-    text = shown([Started(None, Profile), RowClosed(ROW), RowClosed(ROW), Ended("steps")], terminal=False, steps=20_000)
-    assert shown([RowClosed(ROW), Ended("steps")], terminal=False).count("steps/s") == 1, "one row is one line"
-    lines = text.splitlines()
-    assert lines == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"] * 2, (
-        "the first row, and the last at the end"
+    text = shown(
+        [Started(None, Profile), RowClosed(ROW), RowClosed(ROW), Ended("steps")],
+        terminal=False,
+        steps=20_000,
     )
+    assert shown([RowClosed(ROW), Ended("steps")], terminal=False).count("steps/s") == 1, (
+        "one row is one line"
+    )
+    lines = text.splitlines()
+    assert (
+        lines
+        == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"]
+        * 2
+    ), "the first row, and the last at the end"
 
 
 def test_a_terminal_shows_a_live_table():
-    text = shown([Started(None, Profile), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000)
+    text = shown(
+        [Started(None, Profile), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000
+    )
     for word in ("steps", "return", "123.5", "5,000 of 20,000", "left", "6 s"):
         assert word in text
 
@@ -53,10 +63,15 @@ def test_without_a_number_of_steps_nothing_is_left():
 
 
 def test_warnings_are_shown_as_they_are():
-    assert shown([Warned("odd [things] happen")], terminal=False) == "warning: odd [things] happen\n"
+    assert (
+        shown([Warned("odd [things] happen")], terminal=False) == "warning: odd [things] happen\n"
+    )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3_599, "59:59"), (3_600, "1:00:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3_599, "59:59"), (3_600, "1:00:00")],
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text
 

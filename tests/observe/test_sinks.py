@@ -20,8 +20,24 @@ from flowrl.observe import sinks
 from flowrl.observe.sinks import EventLog, columns, sink
 
 TINY = fl.Policy(fl.MLP, hidden=(4,))
-PPO = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=16, batch=32, epochs=1, minibatch=None, policy=TINY))
-SMALL = ["--set", "envs=2", "--set", "fragment=16", "--set", "batch=32", "--set", "minibatch=None", "--untuned", "--steps", "100", "--json"]
+PPO = fl.ppo(
+    "CartPole-v1",
+    fl.PPOSettings(envs=2, fragment=16, batch=32, epochs=1, minibatch=None, policy=TINY),
+)
+SMALL = [
+    "--set",
+    "envs=2",
+    "--set",
+    "fragment=16",
+    "--set",
+    "batch=32",
+    "--set",
+    "minibatch=None",
+    "--untuned",
+    "--steps",
+    "100",
+    "--json",
+]
 
 
 def lines(path):
@@ -32,20 +48,31 @@ def lines(path):
 
 
 def test_a_saved_run_has_a_log_of_its_events(tmp_path, caplog):
-    with fl.run(PPO.set("runners.env", lambda: Clockwork((5,))), steps=60, out=tmp_path / "run") as run:
+    with fl.run(
+        PPO.set("runners.env", lambda: Clockwork((5,))), steps=60, out=tmp_path / "run"
+    ) as run:
         rows = list(run)
     warned, started, ended = lines(tmp_path / "run/events.jsonl")
-    assert warned["event"] == "warned" and "graph.txt can't be read back" in warned["text"], "from before the directory was there"
-    assert (started["graph"], started["plan"]) == ("ppo", "ppo: 1 stage, lag 0") and started["per_row"]["sampled_steps"] == 32
+    assert warned["event"] == "warned" and "graph.txt can't be read back" in warned["text"], (
+        "from before the directory was there"
+    )
+    assert (started["graph"], started["plan"]) == ("ppo", "ppo: 1 stage, lag 0") and started[
+        "per_row"
+    ]["sampled_steps"] == 32
     assert (ended["event"], ended["reason"], ended["error"]) == ("ended", "steps", None)
     assert warned["time"] <= started["time"] <= ended["time"] and started["time"].endswith("+00:00")
     assert len(lines(tmp_path / "run/rows.jsonl")) == len(rows)
     fl.load(tmp_path / "run")
-    assert [(r.name, r.levelname) for r in caplog.records if "graph.txt can't be read back" in r.message] == [("flowrl", "WARNING")]
+    assert [
+        (r.name, r.levelname) for r in caplog.records if "graph.txt can't be read back" in r.message
+    ] == [("flowrl", "WARNING")]
 
 
 def test_the_log_of_a_failed_run_says_why(tmp_path):
-    with pytest.raises(KeyError), fl.run(PPO, out=tmp_path / "run", until=lambda row: row["nothing"]) as run:
+    with (
+        pytest.raises(KeyError),
+        fl.run(PPO, out=tmp_path / "run", until=lambda row: row["nothing"]) as run,
+    ):
         list(run)
     assert lines(tmp_path / "run/events.jsonl")[-1]["error"] == "KeyError: 'nothing'"
     assert not (tmp_path / "run/rows.csv").exists()
@@ -64,10 +91,19 @@ def test_drops_are_told_in_sums_once_a_second(tmp_path, monkeypatch):
     log.close()
     log(Warned("too late"))
     told = lines(tmp_path / "events.jsonl")
-    assert [t["event"] for t in told] == ["dropped", "dropped", "dropped", "restarted", "dropped", "ended"]
+    assert [t["event"] for t in told] == [
+        "dropped",
+        "dropped",
+        "dropped",
+        "restarted",
+        "dropped",
+        "ended",
+    ]
     assert [sum(t["items"].values()) for t in told if "items" in t] == [1, 401, 801, 1_000]
     assert told[4]["steps"] == {"other": 4_000, "queue": 4_000}
-    assert told[3]["worker"] == 3 and told[3]["because"] == "it hung" and told[3]["lost_steps"] == 64
+    assert (
+        told[3]["worker"] == 3 and told[3]["because"] == "it hung" and told[3]["lost_steps"] == 64
+    )
 
 
 # -- files
@@ -88,7 +124,9 @@ def test_csv_has_the_columns_of_the_plan_and_every_row(tmp_path):
     got = read(tmp_path / "deep/rows.csv")
     assert list(got[0]) == columns(PPO.compile())
     for row, line in zip(rows, got, strict=True):
-        assert {k: float(v) for k, v in line.items() if v != "nan"} == {k: v for k, v in row.items() if v == v}
+        assert {k: float(v) for k, v in line.items() if v != "nan"} == {
+            k: v for k, v in row.items() if v == v
+        }
 
 
 def test_csv_knows_of_evaluations_before_there_are_any(tmp_path):
@@ -108,7 +146,9 @@ def test_csv_is_written_anew_for_new_columns_and_every_line_is_there_at_once(tmp
     to(RowClosed(Row({**first, "row": 2, "restarts": 1.0})))
     to(RowClosed(Row({**first, "row": 3})))
     got = read(tmp_path / "rows.csv")
-    assert [line["row"] for line in got] == ["1", "2", "3"] and [line["restarts"] for line in got] == ["", "1.0", ""]
+    assert [line["row"] for line in got] == ["1", "2", "3"] and [
+        line["restarts"] for line in got
+    ] == ["", "1.0", ""]
     to(Ended("closed"))
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
     with pytest.raises(fl.SettingError, match="exists already, and nothing is ever overwritten"):
@@ -125,7 +165,9 @@ def scalars(path):
         head = data[at : at + 8]
         (size,) = struct.unpack("<Q", head)
         body = data[at + 12 : at + 12 + size]
-        sums = struct.unpack("<I", data[at + 8 : at + 12]) + struct.unpack("<I", data[at + 12 + size : at + 16 + size])
+        sums = struct.unpack("<I", data[at + 8 : at + 12]) + struct.unpack(
+            "<I", data[at + 12 + size : at + 16 + size]
+        )
         assert sums == (masked_crc32c(head), masked_crc32c(body))
         found.append(Event.FromString(body))
         at += 16 + size
@@ -139,7 +181,9 @@ def test_tensorboard_reads_every_row_over_its_steps(tmp_path):
     assert version.file_version == "brain.Event:2" and "tfevents" in path.name
     assert [e.step for e in told] == [row["env_steps"] for row in rows]
     for event, row in zip(told, rows, strict=True):
-        assert {v.tag: v.simple_value for v in event.summary.value} == pytest.approx({k: v for k, v in row.items() if math.isfinite(v)}, rel=1e-6)
+        assert {v.tag: v.simple_value for v in event.summary.value} == pytest.approx(
+            {k: v for k, v in row.items() if math.isfinite(v)}, rel=1e-6
+        )
 
 
 def test_a_killed_run_has_its_rows(tmp_path):
@@ -147,7 +191,10 @@ def test_a_killed_run_has_its_rows(tmp_path):
     board(Started(PPO.compile(), None))
     board(RowClosed(Row({"env_steps": 7, "loss": math.inf, "return_mean": 2.0})))
     (path,) = tmp_path.iterdir()
-    assert [(v.tag, v.simple_value) for v in scalars(path)[-1].summary.value] == [("env_steps", 7.0), ("return_mean", 2.0)]
+    assert [(v.tag, v.simple_value) for v in scalars(path)[-1].summary.value] == [
+        ("env_steps", 7.0),
+        ("return_mean", 2.0),
+    ]
     board(Ended("failed"))
 
 
@@ -181,10 +228,18 @@ def test_wandb_is_told_settings_rows_and_the_end(monkeypatch):
     rows = run_with(fl.WandB("walks", mode="offline", config={"note": "mine"}))
     ((_, init),) = fake.of("init")
     assert (init["project"], init["mode"]) == ("walks", "offline")
-    assert init["config"]["graph"] == "ppo" and init["config"]["learner.loss.clip"] == 0.2 and init["config"]["note"] == "mine"
+    assert (
+        init["config"]["graph"] == "ppo"
+        and init["config"]["learner.loss.clip"] == 0.2
+        and init["config"]["note"] == "mine"
+    )
     assert [named["step"] for _, named in fake.of("log")] == [row["env_steps"] for row in rows]
     assert fake.of("log")[0][0][0] == {k: v for k, v in rows[0].items() if math.isfinite(v)}
-    assert fake.of("finish") == [((), {"exit_code": 0})] and fake.calls[-2] == ("summary[reason]", "steps", {})
+    assert fake.of("finish") == [((), {"exit_code": 0})] and fake.calls[-2] == (
+        "summary[reason]",
+        "steps",
+        {},
+    )
 
 
 def test_mlflow_is_told_settings_rows_and_the_end(monkeypatch):
@@ -192,14 +247,20 @@ def test_mlflow_is_told_settings_rows_and_the_end(monkeypatch):
     fake.__dict__["entities"] = types.SimpleNamespace(Param=lambda *x: x, Metric=lambda *x: x)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     rows = run_with(fl.MLflow("walks", uri="http://there"))
-    assert fake.of("MlflowClient") == [(("http://there",), {})] and fake.of("get_experiment_by_name") == [(("walks",), {})]
+    assert fake.of("MlflowClient") == [(("http://there",), {})] and fake.of(
+        "get_experiment_by_name"
+    ) == [(("walks",), {})]
     assert [named["run_name"] for _, named in fake.of("create_run")] == ["ppo"]
     batches = [named for _, named in fake.of("log_batch")]
     params = dict(param for batch in batches for param in batch.get("params", ()))
-    assert params["learner.loss.clip"] == "0.2" and max(len(batch.get("params", ())) for batch in batches) <= 100
+    assert (
+        params["learner.loss.clip"] == "0.2"
+        and max(len(batch.get("params", ())) for batch in batches) <= 100
+    )
     metrics = [batch["metrics"] for batch in batches if "metrics" in batch]
     assert [[(name, value, step) for name, value, _, step in batch] for batch in metrics] == [
-        [(k.replace("/", "."), v, row["env_steps"]) for k, v in row.items() if math.isfinite(v)] for row in rows
+        [(k.replace("/", "."), v, row["env_steps"]) for k, v in row.items() if math.isfinite(v)]
+        for row in rows
     ]
     assert fake.of("set_terminated")[0][0][1] == "FINISHED"
 
@@ -215,7 +276,9 @@ def test_a_service_that_fails_is_switched_off_and_the_run_goes_on(monkeypatch):
             notes.append(event.text)
 
     assert len(run_with(fl.WandB("walks"), Notes())) == 4
-    assert notes == ["observer WandB failed and is switched off: ZeroDivisionError: division by zero"]
+    assert notes == [
+        "observer WandB failed and is switched off: ZeroDivisionError: division by zero"
+    ]
 
 
 def test_one_that_fails_with_the_last_event_is_told_of_too():
@@ -264,7 +327,10 @@ def test_a_sink_with_patience_gets_the_end_however_late(monkeypatch):
 )
 def test_a_missing_package_is_named_before_anything_starts(make, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(fl.SettingError, match=rf"{extra} needs a package that is not there .*: pip install 'flowrl\[{extra}\]'"):
+    with pytest.raises(
+        fl.SettingError,
+        match=rf"{extra} needs a package that is not there .*: pip install 'flowrl\[{extra}\]'",
+    ):
         make()
 
 
@@ -275,11 +341,22 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", fake := Recorder())
     wanted = ["--to", "csv", "--to", "tensorboard", "--to", "csv:mine.csv", "--to", "wandb:walks"]
-    assert main(["run", "ppo", *SMALL, "--out", "run", "--trace", "out.json", "--record", *wanted]) == 0
+    assert (
+        main(["run", "ppo", *SMALL, "--out", "run", "--trace", "out.json", "--record", *wanted])
+        == 0
+    )
     out, err = capsys.readouterr()
-    assert "  rows    run/rows.jsonl, run/rows.csv, run/tensorboard, mine.csv, wandb:walks\n  trace   out.json\n  records flowrl replay run\n" in err
+    assert (
+        "  rows    run/rows.jsonl, run/rows.csv, run/tensorboard, mine.csv, wandb:walks\n  trace   out.json\n  records flowrl replay run\n"
+        in err
+    )
     rows = [json.loads(line) for line in out.splitlines()]
-    assert len(read(tmp_path / "run/rows.csv")) == len(read(tmp_path / "mine.csv")) == len(rows) == len(fake.of("log"))
+    assert (
+        len(read(tmp_path / "run/rows.csv"))
+        == len(read(tmp_path / "mine.csv"))
+        == len(rows)
+        == len(fake.of("log"))
+    )
     assert len(list((tmp_path / "run/tensorboard").iterdir())) == 1
     fl.load(tmp_path / "run")
 

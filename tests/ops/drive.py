@@ -9,7 +9,13 @@ class Context:
     """The context of a node, with handles and a clock that the test gives."""
 
     def __init__(self, handles, clock, source=None, root=False):
-        self.name, self.root, self.source, self.handles, self.clock = "node", root, source, handles, iter(clock)
+        self.name, self.root, self.source, self.handles, self.clock = (
+            "node",
+            root,
+            source,
+            handles,
+            iter(clock),
+        )
 
     def __getitem__(self, ref):
         return self.handles[ref]
@@ -44,8 +50,20 @@ def batch(rows=2, columns=3, fill=0.0, **fields):
     """A batch of one value, with columns of the version 0."""
     full = {name: np.full((rows, columns), fill, np.float32) for name in ("reward", "value")}
     flags = {name: np.zeros((rows, columns), bool) for name in ("terminated", "truncated")}
-    data = {"obs": np.full((rows, columns, 4), fill, np.float32), **full, **flags, "valid": np.ones((rows, columns), bool), **fields}
-    return fl.Batch(data, {"bootstrap_obs": np.full((columns, 4), fill, np.float32), "version": np.zeros(columns, np.int32)})
+    data = {
+        "obs": np.full((rows, columns, 4), fill, np.float32),
+        **full,
+        **flags,
+        "valid": np.ones((rows, columns), bool),
+        **fields,
+    }
+    return fl.Batch(
+        data,
+        {
+            "bootstrap_obs": np.full((columns, 4), fill, np.float32),
+            "version": np.zeros(columns, np.int32),
+        },
+    )
 
 
 def trained(steps, **metrics):

@@ -29,9 +29,14 @@ def test_concat_counts_steps_by_their_number_also_the_invalid_ones():
 
 
 def test_concat_refuses_other_lengths_in_time_and_what_is_no_batch():
-    with pytest.raises(fl.ContractError, match="can't join 4 steps in time with 2; give all runners the same fragment"):
+    with pytest.raises(
+        fl.ContractError,
+        match="can't join 4 steps in time with 2; give all runners the same fragment",
+    ):
         drive(fl.Concat(99), batch(2, 3), batch(4, 3))
-    with pytest.raises(fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"):
+    with pytest.raises(
+        fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
+    ):
         drive(fl.Concat(99), trained(5))
     with pytest.raises(fl.ContractError, match="needs a Batch, got a Trained"):
         drive(fl.Concat(99), batch(2, 3), trained(5))
@@ -55,13 +60,26 @@ def slow_gae(reward, value, end, terminated, truncated, gamma, lam):
 
 def test_advantages_are_those_of_every_column_alone():
     rng = np.random.default_rng(0)
-    flags = {"terminated": np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]], bool), "truncated": np.array([[0, 0, 0]] * 3 + [[1, 0, 0]], bool)}
-    fields = {"reward": rng.normal(size=(4, 3)).astype(np.float32), "value": rng.normal(size=(4, 3)).astype(np.float32), **flags}
+    flags = {
+        "terminated": np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]], bool),
+        "truncated": np.array([[0, 0, 0]] * 3 + [[1, 0, 0]], bool),
+    }
+    fields = {
+        "reward": rng.normal(size=(4, 3)).astype(np.float32),
+        "value": rng.normal(size=(4, 3)).astype(np.float32),
+        **flags,
+    }
     b, end = batch(4, 3, **fields), np.array([1.0, -2.0, 3.0], np.float32)
     learner = Calls(values=end)
     ((got,),) = drive(fl.Advantages(gamma=0.9, lam=0.8), b, learner=learner)
     for i in range(3):
-        wanted = slow_gae(*(b[k][:, i] for k in ("reward", "value")), end[i], *(b[k][:, i] for k in ("terminated", "truncated")), 0.9, 0.8)
+        wanted = slow_gae(
+            *(b[k][:, i] for k in ("reward", "value")),
+            end[i],
+            *(b[k][:, i] for k in ("terminated", "truncated")),
+            0.9,
+            0.8,
+        )
         np.testing.assert_allclose(got["advantage"][:, i], wanted, rtol=1e-5)
     np.testing.assert_allclose(got["target"], got["advantage"] + b["value"], rtol=1e-6)
     ((verb, obs),) = learner.calls
@@ -70,14 +88,23 @@ def test_advantages_are_those_of_every_column_alone():
 
 
 def test_advantages_of_rows_that_are_not_valid_are_0():
-    b = batch(3, 1, 1.0, valid=np.array([[1], [0], [1]], bool), terminated=np.array([[1], [0], [0]], bool))
-    ((got,),) = drive(fl.Advantages(gamma=1.0, lam=1.0), b, learner=Calls(values=np.array([5.0], np.float32)))
+    b = batch(
+        3, 1, 1.0, valid=np.array([[1], [0], [1]], bool), terminated=np.array([[1], [0], [0]], bool)
+    )
+    ((got,),) = drive(
+        fl.Advantages(gamma=1.0, lam=1.0), b, learner=Calls(values=np.array([5.0], np.float32))
+    )
     assert got["advantage"].ravel().tolist() == [0.0, 0.0, 5.0]
 
 
 def test_advantages_name_the_fields_that_they_lack():
-    short = fl.Batch({"obs": np.zeros((2, 3)), "reward": np.zeros((2, 3)), "valid": np.ones((2, 3), bool)})
-    with pytest.raises(fl.ContractError, match="needs the fields value, terminated, truncated, but the batch has obs, reward, valid"):
+    short = fl.Batch(
+        {"obs": np.zeros((2, 3)), "reward": np.zeros((2, 3)), "valid": np.ones((2, 3), bool)}
+    )
+    with pytest.raises(
+        fl.ContractError,
+        match="needs the fields value, terminated, truncated, but the batch has obs, reward, valid",
+    ):
         drive(fl.Advantages(), short, learner=Calls())
     with pytest.raises(fl.ContractError, match="needs a Batch, got a str"):
         drive(fl.Advantages(), "a batch", learner=Calls())

@@ -73,7 +73,9 @@ def test_merge_passes_on_what_comes_as_it_comes():
 
 def test_by_weights_the_order_is_fixed_and_a_node_that_is_ahead_waits():
     out, rooms = merged(fl.Merge({"a": 3, "b": 1}), "aaaabaab")
-    assert out == [["a0"], ["a1"], [], [], ["b4", "a2", "a3"], ["a5"], [], ["b7", "a6"]] and all(rooms)
+    assert out == [["a0"], ["a1"], [], [], ["b4", "a2", "a3"], ["a5"], [], ["b7", "a6"]] and all(
+        rooms
+    )
     assert merged(fl.Merge({"a": 2, "b": 1}), "aaaaa")[1] == [True, True, True, False, False]
     assert fl.Merge({"a": 2, "b": 2, "c": 1}).order == ("a", "b", "c", "a", "b")
 
@@ -82,5 +84,7 @@ def test_merge_refuses_weights_that_make_no_sense_and_nodes_that_have_none():
     for weights in ({}, {"a": 0}, {"a": 0.5}):
         with pytest.raises(fl.SettingError, match="whole numbers from 1 on"):
             fl.Merge(weights)
-    with pytest.raises(fl.ContractError, match="an item comes from c, which has no weight; weights are for a, b"):
+    with pytest.raises(
+        fl.ContractError, match="an item comes from c, which has no weight; weights are for a, b"
+    ):
         merged(fl.Merge({"a": 1, "b": 1}), "c")

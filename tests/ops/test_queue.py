@@ -33,7 +33,12 @@ def test_or_ends_the_run():
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"capacity": 0}, "capacity"), ({"full": "burst"}, "full must be one of block"), ({"max_lag": -1}, "max_lag"), ({"order": "any"}, "order")],
+    [
+        ({"capacity": 0}, "capacity"),
+        ({"full": "burst"}, "full must be one of block"),
+        ({"max_lag": -1}, "max_lag"),
+        ({"order": "any"}, "order"),
+    ],
 )
 def test_settings_are_checked(settings, says):
     with pytest.raises(fl.SettingError, match=says):
@@ -43,9 +48,18 @@ def test_settings_are_checked(settings, says):
 def test_mix_in_gives_each_batch_as_often_as_it_says():
     one, two, three, four = (batch(fill=float(i)) for i in range(4))
     assert drive(fl.MixIn(batches=4, uses=2), one, two, three) == [[one], [two, one], [three, two]]
-    assert drive(fl.MixIn(batches=4, uses=3), one, two, three, four) == [[one], [two, one], [three, one, two], [four, two, three]]
+    assert drive(fl.MixIn(batches=4, uses=3), one, two, three, four) == [
+        [one],
+        [two, one],
+        [three, one, two],
+        [four, two, three],
+    ]
     assert drive(fl.MixIn(uses=1), one, two) == [[one], [two]]
-    assert drive(fl.MixIn(batches=1, uses=3), one, two, three) == [[one], [two, one], [three, two]], "the oldest goes, be it with uses left"
+    assert drive(fl.MixIn(batches=1, uses=3), one, two, three) == [
+        [one],
+        [two, one],
+        [three, two],
+    ], "the oldest goes, be it with uses left"
 
 
 def test_mix_in_is_part_of_the_plan():

@@ -16,7 +16,12 @@ class Held(fl.ReplayHandle):
     close = prioritize = stock = lambda *_: None
 
     def __init__(self):
-        super().__init__(fl.Replay(1_000), SimpleNamespace(name="replay", resource=lambda name: None, count=lambda **numbers: None))
+        super().__init__(
+            fl.Replay(1_000),
+            SimpleNamespace(
+                name="replay", resource=lambda name: None, count=lambda **numbers: None
+            ),
+        )
         self.drawn = []
 
     def sample(self, size, reader, ahead=0):
@@ -44,7 +49,9 @@ def run(op, *steps, root=False):
 
 def test_replay_add_passes_on_what_it_adds():
     replay, item = Calls(), batch()
-    assert drive(fl.ReplayAdd(), item, replay=replay) == [[item]] and replay.calls == [("add", item)]
+    assert drive(fl.ReplayAdd(), item, replay=replay) == [[item]] and replay.calls == [
+        ("add", item)
+    ]
     with pytest.raises(fl.ContractError, match="needs a Batch"):
         drive(fl.ReplayAdd(), 1, replay=replay)
 
@@ -52,12 +59,24 @@ def test_replay_add_passes_on_what_it_adds():
 @pytest.mark.parametrize("ratio", [0.25, 1 / 3, 0.7, 2.0, 1.5])
 def test_the_ratio_is_kept_exactly_from_the_first_steps_on(ratio):
     draws, _ = run(fl.ReplaySample(8, start=100, updates_per_step=ratio), *[7] * 100)
-    assert not any(draws[:14]) and sum(draws) == int(Fraction(ratio).limit_denominator(1000) * 7 * 86)
+    assert not any(draws[:14]) and sum(draws) == int(
+        Fraction(ratio).limit_denominator(1000) * 7 * 86
+    )
 
 
 def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due():
-    draws, rooms = run(fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True)
-    assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [True, True, False, False, False, True, False]
+    draws, rooms = run(
+        fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True
+    )
+    assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_adding_does_not_wait_for_a_reader_that_is_given_items():
@@ -76,7 +95,12 @@ def test_a_priority_is_never_0():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch": 0}, {"batch": 1, "start": 0}, *({"batch": 1, "updates_per_step": x} for x in (0.0, float("nan"), float("inf")))]
+    "wrong",
+    [
+        {"batch": 0},
+        {"batch": 1, "start": 0},
+        *({"batch": 1, "updates_per_step": x} for x in (0.0, float("nan"), float("inf"))),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(fl.SettingError, match="must be"):
@@ -88,21 +112,32 @@ def test_first_priorities_are_how_far_off_the_newest_values_are():
     values[:, 0] = [[1, 2], [3, 4], [5, 6]]
     learner, item = Calls(action_values=values), batch(2, 1, fill=1.0, action=np.array([[0], [1]]))
     ((out,),) = drive(fl.InitialPriorities(gamma=0.5, n_step=2), item, learner=learner)
-    np.testing.assert_allclose(out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 6) - 1)], [abs(1 + 0.5 * 6 - 4)]])
+    np.testing.assert_allclose(
+        out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 6) - 1)], [abs(1 + 0.5 * 6 - 4)]]
+    )
     with pytest.raises(fl.SettingError, match="n_step at least 1"):
         fl.InitialPriorities(n_step=0)
 
 
 def test_priorities_go_back_to_where_their_rows_were_drawn():
-    replay, feedback = Calls(), {"slot": np.arange(4), "stamp": np.ones(4), "shard": np.zeros(4), "priority": np.ones(4)}
+    replay, feedback = (
+        Calls(),
+        {"slot": np.arange(4), "stamp": np.ones(4), "shard": np.zeros(4), "priority": np.ones(4)},
+    )
     update = fl.Trained(4, trained(4).metrics, (0.0, 0.0), feedback)
-    assert drive(fl.UpdatePriorities(), update, replay=replay) == [[update]] and replay.calls == [("prioritize", feedback)]
+    assert drive(fl.UpdatePriorities(), update, replay=replay) == [[update]] and replay.calls == [
+        ("prioritize", feedback)
+    ]
     with pytest.raises(fl.ContractError, match="put it behind TrainOneStep"):
         drive(fl.UpdatePriorities(), batch(), replay=replay)
     with pytest.raises(fl.ContractError, match="drawn without priorities"):
         drive(fl.UpdatePriorities(), trained(4), replay=replay)
     with pytest.raises(fl.ContractError, match="the loss tells no priority"):
-        drive(fl.UpdatePriorities(), fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"slot": np.arange(4)}), replay=replay)
+        drive(
+            fl.UpdatePriorities(),
+            fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"slot": np.arange(4)}),
+            replay=replay,
+        )
 
 
 def test_a_target_moves_with_so_many_items_and_steps():

@@ -34,19 +34,35 @@ def test_report_by_steps_counts_those_of_batches_and_updates():
 
 
 def test_report_by_items_and_steps_waits_for_both():
-    assert closed(drive(fl.Report(every=4, every_steps=10), *[trained(4)] * 9, runners=Calls())) == [4, 8]
-    assert closed(drive(fl.Report(every=2, every_steps=10), *[trained(4)] * 9, runners=Calls())) == [3, 6, 9]
+    assert closed(
+        drive(fl.Report(every=4, every_steps=10), *[trained(4)] * 9, runners=Calls())
+    ) == [4, 8]
+    assert closed(
+        drive(fl.Report(every=2, every_steps=10), *[trained(4)] * 9, runners=Calls())
+    ) == [3, 6, 9]
 
 
 def test_report_by_seconds_looks_at_the_clock():
-    out = drive(fl.Report(every_seconds=10.0), *[trained(1)] * 6, runners=Calls(), clock=[100.0, 105.0, 109.9, 110.0, 119.0, 121.0])
+    out = drive(
+        fl.Report(every_seconds=10.0),
+        *[trained(1)] * 6,
+        runners=Calls(),
+        clock=[100.0, 105.0, 109.9, 110.0, 119.0, 121.0],
+    )
     assert closed(out) == [4, 6]
     assert [len(x[0].updates) for x in out if x] == [4, 2]
 
 
 def test_report_looks_at_no_clock_unless_it_must():
     assert closed(drive(fl.Report(every=2), *[trained(1)] * 4, runners=Calls(), clock=[])) == [2, 4]
-    assert closed(drive(fl.Report(every=3, every_seconds=1.0), *[trained(1)] * 4, runners=Calls(), clock=[5.0, 7.0])) == [4]
+    assert closed(
+        drive(
+            fl.Report(every=3, every_seconds=1.0),
+            *[trained(1)] * 4,
+            runners=Calls(),
+            clock=[5.0, 7.0],
+        )
+    ) == [4]
 
 
 def test_report_closes_a_row_with_any_item_and_tells_only_of_updates():
@@ -62,7 +78,9 @@ def test_report_is_the_clock_and_asks_the_runners_that_it_names():
 
 def test_evaluate_plays_every_so_many_items_and_passes_all_on():
     runners = Calls(evaluate={"eval/return_mean": 3.0})
-    assert drive(fl.Evaluate(every=3, episodes=5, seed=7, max_steps=90), *range(1, 8), runners=runners) == [[i] for i in range(1, 8)]
+    assert drive(
+        fl.Evaluate(every=3, episodes=5, seed=7, max_steps=90), *range(1, 8), runners=runners
+    ) == [[i] for i in range(1, 8)]
     assert runners.calls == [("evaluate", 5, 7, 90)] * 2
 
 
@@ -82,11 +100,18 @@ def test_what_was_evaluated_comes_with_the_next_row():
         runners.close()
     names = {f"eval/return_{k}" for k in ("mean", "std", "min", "max")}
     assert names <= set(tally.episodes) and not names & set(next_.episodes)
-    assert tally.episodes["eval/return_min"] <= tally.episodes["eval/return_mean"] <= tally.episodes["eval/return_max"]
+    assert (
+        tally.episodes["eval/return_min"]
+        <= tally.episodes["eval/return_mean"]
+        <= tally.episodes["eval/return_max"]
+    )
 
 
 SETTINGS = [
-    (lambda: fl.Report(every=0), "every must be at least 1, every_steps and every_seconds not negative"),
+    (
+        lambda: fl.Report(every=0),
+        "every must be at least 1, every_steps and every_seconds not negative",
+    ),
     (lambda: fl.Report(every_steps=-1), "every_steps=-1"),
     (lambda: fl.Report(every_seconds=-0.5), "every_seconds=-0.5"),
     (lambda: fl.Evaluate(every=0), "every, episodes and max_steps must be at least 1"),

@@ -16,35 +16,58 @@ def test_parallel_sample_yields_one_batch_a_round():
 
 def test_parallel_sample_asks_the_runners_that_it_names():
     others = Calls(collect="theirs")
-    assert drive(fl.ParallelSample(runners="others"), None, runners=Calls(), others=others) == [["theirs"]]
+    assert drive(fl.ParallelSample(runners="others"), None, runners=Calls(), others=others) == [
+        ["theirs"]
+    ]
 
 
 def test_parallel_sample_is_a_source_and_writes_nothing():
-    assert fl.ParallelSample().source and fl.ParallelSample().writes == () and fl.ParallelSample().init() is None
+    assert (
+        fl.ParallelSample().source
+        and fl.ParallelSample().writes == ()
+        and fl.ParallelSample().init() is None
+    )
 
 
 def test_runners_of_two_give_one_batch_side_by_side():
-    runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=3, fragment=5).open()
+    runners = fl.Runners(
+        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=3, fragment=5
+    ).open()
     try:
         ((got,), (again,)) = drive(fl.ParallelSample(), None, None, runners=runners)
     finally:
         runners.close()
     assert got.shape == again.shape == (5, 6) and got.steps == 30
     assert got.columns["producer"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert (got.columns["bootstrap_obs"] == again["obs"][0]).all(), "the second round goes on where the first ended"
+    assert (got.columns["bootstrap_obs"] == again["obs"][0]).all(), (
+        "the second round goes on where the first ended"
+    )
 
 
-SMALL = fl.PPOSettings(runners=2, envs=2, fragment=8, batch=32, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+SMALL = fl.PPOSettings(
+    runners=2,
+    envs=2,
+    fragment=8,
+    batch=32,
+    epochs=1,
+    minibatch=None,
+    policy=fl.Policy(fl.MLP, hidden=(4,)),
+)
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
 def test_work_at_the_sampler_gives_what_the_same_work_behind_it_gives(runtime):
     behind = fl.ppo("CartPole-v1", SMALL)
     at = behind.remove("adv").set("sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, lam=0.95)))
     one, _ = rows_and_weights(behind.set("adv.gamma", 0.99).set("adv.lam", 0.95), 2, "local")
     two, _ = rows_and_weights(at, 2, runtime)
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-4)
-    assert "advantage" in at.compile().found.forms["sample"].data and fl.Graph.from_text(at.text()) == at
+    assert (
+        "advantage" in at.compile().found.forms["sample"].data
+        and fl.Graph.from_text(at.text()) == at
+    )
 
 
 def one_in_three(batch):
@@ -54,7 +77,10 @@ def one_in_three(batch):
 @pytest.mark.parametrize(
     ("chain", "says"),
     [
-        (fl.chain(more=fl.FlatMap(one_in_three)), r"sample: local gave 3 items for a fragment; it must give one batch for each"),
+        (
+            fl.chain(more=fl.FlatMap(one_in_three)),
+            r"sample: local gave 3 items for a fragment; it must give one batch for each",
+        ),
         (fl.chain(none=fl.Filter(lambda b: False)), r"local gave 0 items"),
         (fl.chain(adv=fl.Advantages(), norm=fl.Standardize("nothing")), r"sample: .*nothing"),
     ],

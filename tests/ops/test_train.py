@@ -22,7 +22,9 @@ def test_train_one_step_is_one_update_a_batch_whatever_its_epochs():
 
 def test_train_one_step_trains_the_learner_that_it_names():
     other = Calls(update="done", lacking="")
-    assert drive(fl.TrainOneStep(learner="learner_b"), batch(), learner=Calls(), learner_b=other) == [["done"]]
+    assert drive(
+        fl.TrainOneStep(learner="learner_b"), batch(), learner=Calls(), learner_b=other
+    ) == [["done"]]
     assert updates(other)[0][2:] == (("epochs", 1), ("minibatch", None), ("shuffle", True))
 
 
@@ -31,7 +33,9 @@ def test_train_one_step_is_an_effect_on_its_learner():
 
 
 def test_train_one_step_takes_batches_only():
-    with pytest.raises(fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"):
+    with pytest.raises(
+        fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
+    ):
         drive(fl.TrainOneStep(), trained(5), learner=Calls())
 
 

@@ -14,7 +14,9 @@ def published(weights, version, to=None, wait=True):
 def test_sync_weights_publishes_and_passes_its_item_on():
     learner, runners = Calls(weights=("weights", 7)), Calls()
     items = (trained(6), batch(), "anything")
-    assert drive(fl.SyncWeights(), *items, learner=learner, runners=runners) == [[item] for item in items]
+    assert drive(fl.SyncWeights(), *items, learner=learner, runners=runners) == [
+        [item] for item in items
+    ]
     assert runners.calls == [published("weights", 7)] * 3 and learner.calls == [("weights",)] * 3
 
 
@@ -51,7 +53,15 @@ def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
         return fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"producer": np.array(producers)})
 
     learner, runners = Calls(weights=("w", 1)), Calls()
-    drive(fl.SyncWeights(to="producer", every=2), update(2, 2), update(0, 2), update(1), update(1), learner=learner, runners=runners)
+    drive(
+        fl.SyncWeights(to="producer", every=2),
+        update(2, 2),
+        update(0, 2),
+        update(1),
+        update(1),
+        learner=learner,
+        runners=runners,
+    )
     assert [dict(call[3:])["to"].tolist() for call in runners.calls] == [[0, 2], [1]]
     with pytest.raises(fl.ContractError, match="lost the column producer"):
         drive(fl.SyncWeights(to="producer"), trained(4), learner=learner, runners=runners)
@@ -60,7 +70,9 @@ def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
 
 
 def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
-    runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=1, fragment=2).open()
+    runners = fl.Runners(
+        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=1, fragment=2
+    ).open()
     weights = runners._start().weights
     runners.publish(weights, np.int32(5), to=np.array([1, 1]))
     assert runners.collect().columns["version"].tolist() == [0, 5]
@@ -70,7 +82,9 @@ def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
 
 
 def test_weights_that_come_too_seldom_for_the_loss_are_told():
-    with pytest.raises(fl.CheckError, match="PPOLoss is on-policy, but it trains on data up to 1 update old"):
+    with pytest.raises(
+        fl.CheckError, match="PPOLoss is on-policy, but it trains on data up to 1 update old"
+    ):
         fl.ppo().set("sync.every", 2).check()
 
 

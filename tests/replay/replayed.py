@@ -23,7 +23,8 @@ class World:
         names = ("obs", "action", "reward", "terminated", "truncated", "valid")
         kinds = (np.float32, np.int32, np.float32, bool, bool, bool)
         data = {
-            name: np.array([[row[i] for row in column] for column in rows], kind).T for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+            name: np.array([[row[i] for row in column] for column in rows], kind).T
+            for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
         }
         envs = np.arange(first, first + count, dtype=np.int32)
         columns = {
@@ -44,12 +45,22 @@ class World:
         self.gone[env] += 1
         self.ended[env] = over
         reward = 0.0 if invalid else float(np.float32(self.rng.normal()))
-        return obs, int(self.rng.integers(5)), reward, terminated, over and not terminated, not invalid, version
+        return (
+            obs,
+            int(self.rng.integers(5)),
+            reward,
+            terminated,
+            over and not terminated,
+            not invalid,
+            version,
+        )
 
     def added(self, first, rows):
         for env, column in enumerate(rows, first):
             if self.rows[env] and self.rows[env][-1][0] + 1 != column[0][0]:
-                self.rows[env].append((self.rows[env][-1][0] + 1, None))  # what it led to is known, and nothing behind that
+                self.rows[env].append(
+                    (self.rows[env][-1][0] + 1, None)
+                )  # what it led to is known, and nothing behind that
             self.rows[env] += column
 
     def transitions(self, keep, n, mends=True):
@@ -57,7 +68,9 @@ class World:
         went missing cuts an episode short, and takes a row."""
         found = {}
         for whole in self.rows:
-            places = [i for i, row in enumerate(whole) if mends or row[1] is not None]  # what went missing takes one only where it is mended
+            places = [
+                i for i, row in enumerate(whole) if mends or row[1] is not None
+            ]  # what went missing takes one only where it is mended
             rows = whole[places[max(0, len(places) - keep)] :] if places else []
             for i, row in enumerate(rows):
                 if row[1] is None or not row[5]:

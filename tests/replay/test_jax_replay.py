@@ -20,9 +20,17 @@ FIELDS = (("obs", (), "float32"), ("action", (), "int32"), ("reward", (), "float
 @cache
 def compiled(prioritized, n, envs, rows):
     """The functions of a replay, compiled once for all examples."""
-    core = Core(fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA, beta_steps=0), rows, envs)
+    core = Core(
+        fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA, beta_steps=0), rows, envs
+    )
     everything = jax.jit(lambda state: core._transitions(state, jnp.arange(rows * envs)))
-    return core, jax.jit(core.add, static_argnames="low"), jax.jit(core.sample, static_argnames="size"), everything, jax.jit(core.prioritize)
+    return (
+        core,
+        jax.jit(core.add, static_argnames="low"),
+        jax.jit(core.sample, static_argnames="size"),
+        everything,
+        jax.jit(core.prioritize),
+    )
 
 
 def added(add, state, batch, low=0):
@@ -50,16 +58,26 @@ def test_what_may_be_drawn_is_what_a_slow_list_says(seed, form, over, prioritize
             continue  # it is lost on its way
         world.added(first, given)
         state = added(add, state, batch, first)
-        wanted, drawn = world.transitions(rows - 1, n, mends=False), jax.device_get(everything(state))
+        wanted, drawn = (
+            world.transitions(rows - 1, n, mends=False),
+            jax.device_get(everything(state)),
+        )
         usable = np.flatnonzero(state["usable"])
-        got = {float(drawn["obs"][i]): [float(drawn[k][i]) for k in ("action", "reward", "discount", "next_obs")] for i in usable}
+        got = {
+            float(drawn["obs"][i]): [
+                float(drawn[k][i]) for k in ("action", "reward", "discount", "next_obs")
+            ]
+            for i in usable
+        }
         assert got.keys() == wanted.keys()
         for obs, row in wanted.items():
             assert got[obs] == pytest.approx(row[:4], rel=1e-4, abs=1e-5)
         _, drawn, _ = jax.device_get(sample(state, size=5))
         assert set(drawn["obs"][0][drawn["valid"][0]].tolist()) <= wanted.keys()
         if prioritized:
-            np.testing.assert_array_equal(state["tree"]["leaves"][: rows * envs] > 0, state["usable"].ravel())
+            np.testing.assert_array_equal(
+                state["tree"]["leaves"][: rows * envs] > 0, state["usable"].ravel()
+            )
 
 
 @pytest.mark.parametrize("prioritized", [True, False])
@@ -75,7 +93,9 @@ def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
         state = prioritize(state, usable, state["stamp"].ravel()[usable], errors)
         powers = (errors + 1e-6) ** 0.6
         _, drawn, columns = sample(state, size=64)
-        by_slot = dict(zip(usable.tolist(), (len(usable) * powers / powers.sum()) ** -0.4, strict=True))
+        by_slot = dict(
+            zip(usable.tolist(), (len(usable) * powers / powers.sum()) ** -0.4, strict=True)
+        )
         wanted = np.array([by_slot[slot] for slot in columns["slot"].tolist()])
         np.testing.assert_allclose(drawn["weight"][0], wanted / wanted.max(), rtol=1e-3)
     seen = dict.fromkeys(np.asarray(state["data"]["obs"]).ravel()[usable].tolist(), 0)
@@ -88,7 +108,10 @@ def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
 
 def test_a_priority_that_comes_late_meets_no_other_row():
     core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
-    world, state = World(1, np.random.default_rng(0), 0.0), core.empty(jax.random.key(0), fields=FIELDS)
+    world, state = (
+        World(1, np.random.default_rng(0), 0.0),
+        core.empty(jax.random.key(0), fields=FIELDS),
+    )
     state, _, columns = sample(added(add, state, world.fragment(0, 1, 5, 0)[0]), size=5)
     for version in (1, 2):  # overwrites the first five
         state = added(add, state, world.fragment(0, 1, 5, version)[0])
@@ -99,15 +122,23 @@ def test_a_priority_that_comes_late_meets_no_other_row():
 def test_a_priority_that_was_meant_for_another_replay_meets_no_row():
     core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
     batch, _ = World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)
-    one, other = (added(add, core.empty(jax.random.key(seed), fields=FIELDS), batch) for seed in (0, 1))
+    one, other = (
+        added(add, core.empty(jax.random.key(seed), fields=FIELDS), batch) for seed in (0, 1)
+    )
     _, _, columns = sample(other, size=5)
     after = prioritize(one, columns["slot"], columns["stamp"], jnp.full(5, 9.0))
     np.testing.assert_array_equal(after["tree"]["leaves"], one["tree"]["leaves"])
 
 
 def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
-    assert core_of(fl.Replay(100), 10, 4) is core_of(fl.Replay(100), 10, 4) is not core_of(fl.Replay(100), 12, 4)
-    with fl.run(fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(start=32, report_every=1, prioritized=True))) as run:
+    assert (
+        core_of(fl.Replay(100), 10, 4)
+        is core_of(fl.Replay(100), 10, 4)
+        is not core_of(fl.Replay(100), 12, 4)
+    )
+    with fl.run(
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(start=32, report_every=1, prioritized=True))
+    ) as run:
         next(run)
         replay = run._session.place.handles["replay"]
         assert replay.core is core_of(replay.spec, replay.core.rows, 8)
@@ -117,11 +148,17 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_priority_outlasts_the_fragments_that_follow(n):
     core, add, _, _, prioritize = compiled(True, n, 3, 40)
-    world, rng, state = World(3, np.random.default_rng(0), 0.4), np.random.default_rng(1), core.empty(jax.random.key(0), fields=FIELDS)
+    world, rng, state = (
+        World(3, np.random.default_rng(0), 0.4),
+        np.random.default_rng(1),
+        core.empty(jax.random.key(0), fields=FIELDS),
+    )
     for version in range(12):  # once round
         before = added(add, state, world.fragment(0, 3, 5, version)[0])
         slots = np.flatnonzero(before["usable"])
-        before = prioritize(before, slots, before["stamp"].ravel()[slots], 0.1 + rng.random(len(slots)))
+        before = prioritize(
+            before, slots, before["stamp"].ravel()[slots], 0.1 + rng.random(len(slots))
+        )
         state = added(add, before, world.fragment(0, 3, 5, version)[0])
         stamps, now = (np.asarray(x["stamp"]).ravel()[slots] for x in (before, state))
         kept = slots[(stamps == now) & np.asarray(state["usable"]).ravel()[slots]]

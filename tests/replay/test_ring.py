@@ -16,7 +16,9 @@ def everything(ring):
     slots = np.flatnonzero(ring.usable)
     drawn = ring._transitions(slots, {}, {})
     rows = zip(
-        *(drawn.data[k][0].tolist() for k in ("obs", "action", "reward", "discount", "next_obs")), drawn.columns["version"].tolist(), strict=True
+        *(drawn.data[k][0].tolist() for k in ("obs", "action", "reward", "discount", "next_obs")),
+        drawn.columns["version"].tolist(),
+        strict=True,
     )
     return {obs: tuple(rest) for obs, *rest in rows}
 
@@ -40,7 +42,9 @@ def agree(ring, world, n):
     prioritized=st.booleans(),
     apart=st.booleans(),
 )
-def test_what_may_be_drawn_is_what_a_slow_list_says(seed, envs, n, steps, room, over, prioritized, apart):
+def test_what_may_be_drawn_is_what_a_slow_list_says(
+    seed, envs, n, steps, room, over, prioritized, apart
+):
     rng = np.random.default_rng(seed)
     world = World(envs, rng, over)
     spec = fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA)
@@ -55,11 +59,19 @@ def test_what_may_be_drawn_is_what_a_slow_list_says(seed, envs, n, steps, room, 
         told = ring.add(batch)
         agree(ring, world, n)
         held += batch.steps
-        assert told["added"] == held == told["held"] + told["evicted"] and told["held"] == ring.real.sum()
+        assert (
+            told["added"] == held == told["held"] + told["evicted"]
+            and told["held"] == ring.real.sum()
+        )
         if ring.count:
-            assert set(ring.sample(7).data["obs"][0].tolist()) <= world.transitions(ring.rows - 1, n).keys()
+            assert (
+                set(ring.sample(7).data["obs"][0].tolist())
+                <= world.transitions(ring.rows - 1, n).keys()
+            )
         if prioritized:
-            np.testing.assert_array_equal(ring.tree.leaves[: ring.usable.size] > 0, ring.usable.ravel())
+            np.testing.assert_array_equal(
+                ring.tree.leaves[: ring.usable.size] > 0, ring.usable.ravel()
+            )
 
 
 def filled(prioritized=True, seed=0, **settings):
@@ -102,8 +114,12 @@ def test_importance_weights_are_those_of_the_paper():
     errors = rng.exponential(size=len(usable))
     ring.prioritize(usable, ring.stamp.ravel()[usable], errors)
     drawn = ring.sample(64, beta=0.4)
-    chance = dict(zip(usable.tolist(), (errors + 1e-6) ** 0.7 / ((errors + 1e-6) ** 0.7).sum(), strict=True))
-    weights = np.array([(len(usable) * chance[slot]) ** -0.4 for slot in drawn.columns["slot"].tolist()])
+    chance = dict(
+        zip(usable.tolist(), (errors + 1e-6) ** 0.7 / ((errors + 1e-6) ** 0.7).sum(), strict=True)
+    )
+    weights = np.array(
+        [(len(usable) * chance[slot]) ** -0.4 for slot in drawn.columns["slot"].tolist()]
+    )
     np.testing.assert_allclose(drawn.data["weight"][0], weights / weights.max(), rtol=1e-5)
 
 
@@ -120,7 +136,9 @@ def test_a_priority_that_comes_late_meets_no_other_row():
 
 
 def test_a_priority_that_was_meant_for_a_lost_shard_meets_none_of_the_new_one():
-    lost, new = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, seed) for seed in (0, 1))
+    lost, new = (
+        Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, seed) for seed in (0, 1)
+    )
     for ring in (lost, new):
         ring.add(World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)[0])
     drawn, before = lost.sample(5), new.tree.leaves.copy()
@@ -130,7 +148,10 @@ def test_a_priority_that_was_meant_for_a_lost_shard_meets_none_of_the_new_one():
 
 
 def test_a_priority_that_was_meant_for_another_larger_replay_meets_none_of_this():
-    small, large = (Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), rows, 1, 0, seed) for rows, seed in ((8, 0), (40, 1)))
+    small, large = (
+        Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), rows, 1, 0, seed)
+        for rows, seed in ((8, 0), (40, 1))
+    )
     world = World(1, np.random.default_rng(0), 0.0)
     for version in range(4):
         batch, _ = world.fragment(0, 1, 5, version)
@@ -166,11 +187,17 @@ def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
     own = Ring(fl.Replay(1000, prioritized=True, gamma=GAMMA), 40, 3, 0, 0)
     own.add(batch.with_(priority=np.abs(batch["obs"])))
     new = np.flatnonzero(own.usable)
-    np.testing.assert_allclose(own.tree.leaves[new], (own.data["obs"].ravel()[new] + 1e-6) ** 0.6, rtol=1e-5)
+    np.testing.assert_allclose(
+        own.tree.leaves[new], (own.data["obs"].ravel()[new] + 1e-6) ** 0.6, rtol=1e-5
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1, 31, 33, 1000, 5000]), share=st.sampled_from([0.01, 0.5, 1.0]))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1, 31, 33, 1000, 5000]),
+    share=st.sampled_from([0.01, 0.5, 1.0]),
+)
 def test_the_sum_tree_finds_what_a_running_sum_finds(seed, size, share):
     rng, tree = np.random.default_rng(seed), SumTree(size)
     weights = np.where(rng.random(size) < share, rng.exponential(size=size), 0.0)
@@ -184,13 +211,16 @@ def test_the_sum_tree_finds_what_a_running_sum_finds(seed, size, share):
     sums = np.cumsum(weights)
     expected = np.searchsorted(sums, shares * sums[-1], side="right")
     assert (
-        np.abs(sums[np.minimum(found, size - 1)] - sums[np.minimum(expected, size - 1)]) <= 1e-9 * sums[-1] + np.where(found == expected, 0, 1e-9)
+        np.abs(sums[np.minimum(found, size - 1)] - sums[np.minimum(expected, size - 1)])
+        <= 1e-9 * sums[-1] + np.where(found == expected, 0, 1e-9)
     ).all()
 
 
 def test_any_part_of_a_draw_by_priority_is_one_of_all():
     order = scattered(256)
-    assert sorted(order) == list(range(256)) and all(part.min() < 64 and part.max() >= 192 for part in np.split(order, 8))
+    assert sorted(order) == list(range(256)) and all(
+        part.min() < 64 and part.max() >= 192 for part in np.split(order, 8)
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -31,7 +31,11 @@ def ours(kind, seed, *lead):
 
 def noise(dist):
     """What 20,000 draws are made of."""
-    draw, like = (jax.random.normal, dist.mean) if isinstance(dist, Gaussian) else (jax.random.gumbel, dist.logits)
+    draw, like = (
+        (jax.random.normal, dist.mean)
+        if isinstance(dist, Gaussian)
+        else (jax.random.gumbel, dist.logits)
+    )
     return draw(jax.random.key(0), (20_000, *like.shape))
 
 
@@ -39,7 +43,12 @@ def oracle(dist):
     if isinstance(dist, Categorical):
         return distrax.Categorical(logits=dist.logits)
     if isinstance(dist, MultiCategorical):
-        return distrax.Joint([distrax.Categorical(logits=x) for x in jnp.split(dist.logits, np.cumsum(SIZES)[:-1], axis=-1)])
+        return distrax.Joint(
+            [
+                distrax.Categorical(logits=x)
+                for x in jnp.split(dist.logits, np.cumsum(SIZES)[:-1], axis=-1)
+            ]
+        )
     return distrax.MultivariateNormalDiag(dist.mean, jnp.exp(dist.log_std))
 
 
@@ -120,7 +129,9 @@ def test_entropy_is_the_mean_of_minus_log_prob_over_draws(kind):
 def test_categorical_draws_each_action_as_often_as_its_probability():
     p, actions, *_ = drawn("categorical")
     assert actions.dtype == np.int32
-    np.testing.assert_allclose([(actions == a).mean() for a in range(5)], jax.nn.softmax(p.logits), atol=0.015)
+    np.testing.assert_allclose(
+        [(actions == a).mean() for a in range(5)], jax.nn.softmax(p.logits), atol=0.015
+    )
 
 
 def test_multi_categorical_draws_its_parts_independently():
@@ -141,7 +152,10 @@ def test_gaussian_draws_have_its_moments_and_no_correlation():
 
 def test_multi_categorical_of_one_part_is_a_categorical():
     logits, action = normal(0, 6, 5), jnp.arange(6) % 5
-    np.testing.assert_array_equal(MultiCategorical(logits, (5,)).log_prob(action[:, None]), Categorical(logits).log_prob(action))
+    np.testing.assert_array_equal(
+        MultiCategorical(logits, (5,)).log_prob(action[:, None]),
+        Categorical(logits).log_prob(action),
+    )
 
 
 def test_actions_kept_as_floats_have_the_same_log_prob():
@@ -150,8 +164,13 @@ def test_actions_kept_as_floats_have_the_same_log_prob():
 
 
 def test_an_action_ruled_out_by_a_logit_of_minus_infinity_adds_nothing():
-    with_it, without = Categorical(jnp.array([0.5, -jnp.inf, -1.0])), Categorical(jnp.array([0.5, -1.0]))
-    np.testing.assert_allclose(with_it.log_prob(jnp.array(2)), without.log_prob(jnp.array(1)), rtol=1e-6)
+    with_it, without = (
+        Categorical(jnp.array([0.5, -jnp.inf, -1.0])),
+        Categorical(jnp.array([0.5, -1.0])),
+    )
+    np.testing.assert_allclose(
+        with_it.log_prob(jnp.array(2)), without.log_prob(jnp.array(1)), rtol=1e-6
+    )
     np.testing.assert_allclose(with_it.entropy(), without.entropy(), rtol=1e-6)
     np.testing.assert_allclose(with_it.kl(with_it), 0.0)
 
@@ -173,14 +192,20 @@ def test_categorical_kl_is_never_negative_and_zero_to_itself(a, b):
 
 
 @quick
-@given(floats(2, 3), floats(2, 3), *[arrays(np.float32, (2, 3), elements=st.floats(-3, 3, width=32))] * 2)
+@given(
+    floats(2, 3),
+    floats(2, 3),
+    *[arrays(np.float32, (2, 3), elements=st.floats(-3, 3, width=32))] * 2,
+)
 def test_gaussian_kl_is_never_negative_and_zero_to_itself(mean_p, mean_q, log_p, log_q):
     kl, same, _ = divergence(Gaussian(mean_p, log_p), Gaussian(mean_q, log_q))
     assert (kl >= -1e-4).all()
     np.testing.assert_allclose(same, 0, atol=1e-6)
 
 
-total_probability = jax.jit(lambda logits: sum(jnp.exp(Categorical(logits).log_prob(jnp.full(2, a))) for a in range(4)))
+total_probability = jax.jit(
+    lambda logits: sum(jnp.exp(Categorical(logits).log_prob(jnp.full(2, a))) for a in range(4))
+)
 
 
 @quick

@@ -27,7 +27,9 @@ def picked(explore, step, n=20_000, env=None, envs=1):
 def test_epsilon_falls_in_a_line_and_any_action_is_as_likely_as_another(step, epsilon):
     actions = picked(fl.EpsilonGreedy(start=1.0, end=0.1, steps=1000), step)
     shares = np.bincount(actions, minlength=4) / len(actions)
-    np.testing.assert_allclose(shares, np.where(np.arange(4) == 2, 1 - 0.75 * epsilon, epsilon / 4), atol=0.012)
+    np.testing.assert_allclose(
+        shares, np.where(np.arange(4) == 2, 1 - 0.75 * epsilon, epsilon / 4), atol=0.012
+    )
 
 
 def test_environments_may_have_an_epsilon_each():
@@ -37,13 +39,17 @@ def test_environments_may_have_an_epsilon_each():
     env = jnp.arange(20_000) % 4
     actions = picked(explore, 0, env=env, envs=4)
     for i, epsilon in enumerate(wanted):
-        assert np.mean(actions[np.asarray(env) == i] != 2) == pytest.approx(0.75 * epsilon, abs=0.012)
+        assert np.mean(actions[np.asarray(env) == i] != 2) == pytest.approx(
+            0.75 * epsilon, abs=0.012
+        )
 
 
 def test_noise_stays_around_the_likeliest_action():
     explore, dist = fl.GaussianNoise(0.2), Gaussian(jnp.full((5000, 2), 0.5), jnp.zeros((5000, 2)))
     actions = explore.pick(dist, explore.noise(BOX, jax.random.key(0), 5000, 0, jnp.zeros(5000), 1))
-    assert float(actions.mean()) == pytest.approx(0.5, abs=0.02) and float(actions.std()) == pytest.approx(0.2, abs=0.02)
+    assert float(actions.mean()) == pytest.approx(0.5, abs=0.02) and float(
+        actions.std()
+    ) == pytest.approx(0.2, abs=0.02)
     assert (jnp.abs(actions) <= 1).all()
 
 
@@ -59,7 +65,9 @@ class Always(nnx.Module):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_runners_explore_less_as_they_go(env):
-    runners = fl.Runners(env, fl.Policy(Always), count=2, envs=8, fragment=50, explore=fl.EpsilonGreedy(steps=1600)).open()
+    runners = fl.Runners(
+        env, fl.Policy(Always), count=2, envs=8, fragment=50, explore=fl.EpsilonGreedy(steps=1600)
+    ).open()
     shares = [float(np.mean(np.asarray(runners.collect()["action"]) == 0)) for _ in range(4)]
     runners.close()
     np.testing.assert_allclose(shares, np.array([0.7625, 0.2875, 0.05, 0.05]) / 2, atol=0.05)
@@ -80,7 +88,12 @@ class FailsOnce(gym.Wrapper):
 def test_a_runner_that_is_started_anew_explores_as_much_as_the_one_before():
     explore = fl.EpsilonGreedy(end=0.0, steps=50)
     runners = fl.Runners(
-        lambda: FailsOnce(gym.make("CartPole-v1")), fl.Policy(Always), envs=1, fragment=50, explore=explore, on_error="restart"
+        lambda: FailsOnce(gym.make("CartPole-v1")),
+        fl.Policy(Always),
+        envs=1,
+        fragment=50,
+        explore=explore,
+        on_error="restart",
     ).open()
     first, second = (np.asarray(runners.collect()["action"]) for _ in range(2))
     assert runners.episodes()["restarts"] == 1 and (first == 0).any() and (second == 1).all()
@@ -94,9 +107,21 @@ class Unbounded(Clockwork):
 @pytest.mark.parametrize(
     ("explore", "env", "says"),
     [
-        (fl.EpsilonGreedy(), "Pendulum-v1", r"ppo\.runners: EpsilonGreedy picks one of n actions; take GaussianNoise"),
-        (fl.GaussianNoise(), "CartPole-v1", r"ppo\.runners: GaussianNoise is for actions in a Box; take EpsilonGreedy"),
-        (fl.GaussianNoise(), Unbounded, r"ppo\.runners: GaussianNoise keeps actions in \[-1, 1\].*but some of these are not finite; give it"),
+        (
+            fl.EpsilonGreedy(),
+            "Pendulum-v1",
+            r"ppo\.runners: EpsilonGreedy picks one of n actions; take GaussianNoise",
+        ),
+        (
+            fl.GaussianNoise(),
+            "CartPole-v1",
+            r"ppo\.runners: GaussianNoise is for actions in a Box; take EpsilonGreedy",
+        ),
+        (
+            fl.GaussianNoise(),
+            Unbounded,
+            r"ppo\.runners: GaussianNoise keeps actions in \[-1, 1\].*but some of these are not finite; give it",
+        ),
     ],
 )
 def test_what_does_not_fit_the_actions_is_told(explore, env, says):
@@ -123,11 +148,19 @@ class Declared(Softened):
     samples = True
 
 
-@pytest.mark.parametrize("explore", [fl.EpsilonGreedy(), fl.GaussianNoise(), Softened()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "explore", [fl.EpsilonGreedy(), fl.GaussianNoise(), Softened()], ids=lambda x: type(x).__name__
+)
 @pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo"])
 def test_a_policy_gradient_refuses_an_exploration_that_it_does_not_correct_for(graph, explore):
-    made = getattr(fl, graph)("Pendulum-v1" if isinstance(explore, fl.GaussianNoise) else "CartPole-v1")
-    own = "; if Softened does draw them so, let it say samples = True" if isinstance(explore, Softened) else ""
+    made = getattr(fl, graph)(
+        "Pendulum-v1" if isinstance(explore, fl.GaussianNoise) else "CartPole-v1"
+    )
+    own = (
+        "; if Softened does draw them so, let it say samples = True"
+        if isinstance(explore, Softened)
+        else ""
+    )
     says = rf"{graph}\.runners: act by {type(explore).__name__}, for which \w+Loss does not correct: .*; leave explore out, .*entropy bonus{own}$"
     with pytest.raises(fl.CheckError, match=says):
         made.set("runners.explore", explore).check()
@@ -140,20 +173,33 @@ def only_values(policy, params, batch):
 
 @pytest.mark.parametrize(
     ("loss", "explore"),
-    [(fl.PPOLoss(), Declared()), (fl.PPOLoss(), fl.Sampled()), (only_values, fl.EpsilonGreedy()), (only_values, fl.Sampled())],
+    [
+        (fl.PPOLoss(), Declared()),
+        (fl.PPOLoss(), fl.Sampled()),
+        (only_values, fl.EpsilonGreedy()),
+        (only_values, fl.Sampled()),
+    ],
     ids=["declared", "sampled", "own loss, epsilon", "own loss, sampled"],
 )
 def test_what_fits_trains(loss, explore):
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=16, epochs=1))
+    graph = fl.ppo(
+        "CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=16, epochs=1)
+    )
     with fl.run(graph.set("learner.loss", loss).set("runners.explore", explore), steps=16) as run:
         assert next(run)["updates"] == 1
 
 
 def test_the_recorded_logp_is_the_policy_s_own_and_so_not_that_of_epsilon_greedy():
     explore = fl.EpsilonGreedy(start=1.0, end=1.0)
-    runners = fl.Runners("CartPole-v1", fl.Policy(Always), envs=8, fragment=50, explore=explore).open()
+    runners = fl.Runners(
+        "CartPole-v1", fl.Policy(Always), envs=8, fragment=50, explore=explore
+    ).open()
     batch = runners.collect()
     runners.close()
-    assert float(np.mean(batch["action"] == 0)) == pytest.approx(0.5, abs=0.1)  # each with probability 1/2 ...
-    wanted = np.where(batch["action"] == 0, -5.0067, -0.0067)  # ... but the policy has these logarithms of softmax([0, 5])
+    assert float(np.mean(batch["action"] == 0)) == pytest.approx(
+        0.5, abs=0.1
+    )  # each with probability 1/2 ...
+    wanted = np.where(
+        batch["action"] == 0, -5.0067, -0.0067
+    )  # ... but the policy has these logarithms of softmax([0, 5])
     np.testing.assert_allclose(batch["logp"], wanted, atol=1e-3)

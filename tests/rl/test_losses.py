@@ -21,7 +21,9 @@ def discrete(params, obs):
 
 
 def continuous(params, obs):
-    return Gaussian(obs @ params["actor"], jnp.broadcast_to(params["log_std"], (*obs.shape[:-1], ACTIONS))), obs @ params["critic"]
+    return Gaussian(
+        obs @ params["actor"], jnp.broadcast_to(params["log_std"], (*obs.shape[:-1], ACTIONS))
+    ), obs @ params["critic"]
 
 
 def example(seed=0, off=0.5):
@@ -33,12 +35,22 @@ def example(seed=0, off=0.5):
     logp = np.asarray(discrete(params, obs)[0].log_prob(jnp.asarray(action))) + off * f(N)
     value = obs @ params["critic"] + f(N)
     valid = np.arange(N) % 3 != 2
-    return params, {"obs": obs, "action": action, "logp": logp, "value": value, "advantage": f(N), "target": f(N), "valid": valid}
+    return params, {
+        "obs": obs,
+        "action": action,
+        "logp": logp,
+        "value": value,
+        "advantage": f(N),
+        "target": f(N),
+        "valid": valid,
+    }
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def gradients(loss, policy, params, batch):
-    return jax.value_and_grad(lambda p: loss(policy, p, {**batch, "kl_weight": 0.5}), has_aux=True)(params)
+    return jax.value_and_grad(lambda p: loss(policy, p, {**batch, "kl_weight": 0.5}), has_aux=True)(
+        params
+    )
 
 
 def slow_ppo(params, batch, clip, value, value_clip, entropy, kl_weight):
@@ -55,14 +67,24 @@ def slow_ppo(params, batch, clip, value, value_clip, entropy, kl_weight):
         sums["clipped"] += nearest != ratio
         sums["kl"] += ratio - 1 - np.log(ratio)
         sums["entropy"] -= (p * np.log(p)).sum()
-        v, old, target = batch["obs"][i].astype(float) @ params["critic"], batch["value"][i], batch["target"][i]
+        v, old, target = (
+            batch["obs"][i].astype(float) @ params["critic"],
+            batch["value"][i],
+            batch["target"][i],
+        )
         error = (v - target) ** 2
         if value_clip is not None:
             error = max(error, (old + min(max(v - old, -value_clip), value_clip) - target) ** 2)
         sums["value"] += error / 2
     m = {k: x / len(rows) for k, x in sums.items()}
     total = m["policy"] + value * m["value"] - entropy * m["entropy"] + kl_weight * m["kl"]
-    return total, {"loss/policy": m["policy"], "loss/value": m["value"], "entropy": m["entropy"], "kl": m["kl"], "clip_fraction": m["clipped"]}
+    return total, {
+        "loss/policy": m["policy"],
+        "loss/value": m["value"],
+        "entropy": m["entropy"],
+        "kl": m["kl"],
+        "clip_fraction": m["clipped"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,7 +103,9 @@ def test_ppo_equals_a_loop_over_valid_rows(settings):
     loss = fl.PPOLoss(**settings)
     found, metrics = loss(discrete, params, {**batch, "kl_weight": 0.5})
     weight = 0.5 if loss.kl_penalty_target else 0.0
-    wanted, parts = slow_ppo(params, batch, loss.clip, loss.value, loss.value_clip, loss.entropy, weight)
+    wanted, parts = slow_ppo(
+        params, batch, loss.clip, loss.value, loss.value_clip, loss.entropy, weight
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     for name, number in parts.items():
         np.testing.assert_allclose(metrics[name], number, rtol=1e-4, atol=1e-6)
@@ -92,7 +116,11 @@ def test_ppo_jitted_equals_plain():
     params, batch = example()
     loss = fl.PPOLoss(value_clip=0.3, entropy=0.01)
     run = lambda params, batch: loss(discrete, params, batch)
-    for a, b in zip(jax.tree.leaves(run(params, batch)), jax.tree.leaves(jax.jit(run)(params, batch)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(run(params, batch)),
+        jax.tree.leaves(jax.jit(run)(params, batch)),
+        strict=True,
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -109,7 +137,9 @@ def test_the_policy_part_of_ppo_and_its_gradient_equal_rlax(clip):
     @jax.jit
     @jax.value_and_grad
     def theirs(params):
-        ratio = jnp.exp(discrete(params, batch["obs"])[0].log_prob(jnp.asarray(batch["action"])) - batch["logp"])
+        ratio = jnp.exp(
+            discrete(params, batch["obs"])[0].log_prob(jnp.asarray(batch["action"])) - batch["logp"]
+        )
         return rlax.clipped_surrogate_pg_loss(ratio, jnp.asarray(batch["advantage"]), clip)
 
     (a, grad_a), (b, grad_b) = ours(params), theirs(params)
@@ -121,7 +151,14 @@ def test_no_gradient_flows_through_a_ratio_that_already_left_the_clip_range():
     ratio = np.array([0.5, 0.5, 1.5, 1.5, 1.1, 0.9], np.float32)
     advantage = np.array([-1, 1, 1, -1, 1, -1], np.float32)
     obs, rows = np.zeros((6, 4), np.float32), jnp.zeros(6)
-    batch = {"obs": obs, "action": np.zeros((6, 1), np.float32), "valid": np.ones(6, bool), "advantage": advantage, "value": rows, "target": rows}
+    batch = {
+        "obs": obs,
+        "action": np.zeros((6, 1), np.float32),
+        "valid": np.ones(6, bool),
+        "advantage": advantage,
+        "value": rows,
+        "target": rows,
+    }
 
     class Fixed:
         """A policy whose ratio to the old one is what its parameters say."""
@@ -136,9 +173,16 @@ def test_no_gradient_flows_through_a_ratio_that_already_left_the_clip_range():
             return jnp.zeros(6)
 
     def loss(log_ratio):
-        return fl.PPOLoss(clip=0.2, value=0.0)(lambda params, obs: (Fixed(params), rows), log_ratio, {**batch, "logp": rows})[0]
+        return fl.PPOLoss(clip=0.2, value=0.0)(
+            lambda params, obs: (Fixed(params), rows), log_ratio, {**batch, "logp": rows}
+        )[0]
 
-    np.testing.assert_allclose(jax.grad(loss)(jnp.log(ratio)), [0, -0.5 / 6, 0, 1.5 / 6, -1.1 / 6, 0.9 / 6], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        jax.grad(loss)(jnp.log(ratio)),
+        [0, -0.5 / 6, 0, 1.5 / 6, -1.1 / 6, 0.9 / 6],
+        rtol=1e-5,
+        atol=1e-7,
+    )
 
 
 def slow_pg(params, batch, value, entropy):
@@ -148,7 +192,11 @@ def slow_pg(params, batch, value, entropy):
         logits = batch["obs"][i].astype(float) @ params["actor"]
         p = np.exp(logits) / np.exp(logits).sum()
         error = (batch["obs"][i].astype(float) @ params["critic"] - batch["target"][i]) ** 2
-        total += -np.log(p[batch["action"][i]]) * batch["advantage"][i] + value * error / 2 + entropy * (p * np.log(p)).sum()
+        total += (
+            -np.log(p[batch["action"][i]]) * batch["advantage"][i]
+            + value * error / 2
+            + entropy * (p * np.log(p)).sum()
+        )
     return total / len(rows)
 
 
@@ -165,7 +213,11 @@ def test_the_pg_gradient_of_the_logits_is_probability_minus_choice_times_advanta
     params, batch = example()
     found = gradients(fl.PGLoss(), discrete, params, batch)[1]["actor"]
     chosen = np.eye(ACTIONS)[batch["action"]]
-    of_logits = (jax.nn.softmax(batch["obs"] @ params["actor"]) - chosen) * (batch["advantage"] * batch["valid"])[:, None] / batch["valid"].sum()
+    of_logits = (
+        (jax.nn.softmax(batch["obs"] @ params["actor"]) - chosen)
+        * (batch["advantage"] * batch["valid"])[:, None]
+        / batch["valid"].sum()
+    )
     np.testing.assert_allclose(found, batch["obs"].T @ of_logits, rtol=1e-4, atol=1e-6)
 
 
@@ -193,7 +245,10 @@ def assert_same(a, b):
 def test_loss_and_gradient_are_those_of_the_valid_rows_alone(kind):
     params, batch = example()
     alone = {k: v[batch["valid"]] for k, v in batch.items()}
-    for a, b in zip(*(jax.tree.leaves(gradients(LOSSES[kind], discrete, params, b)) for b in (batch, alone)), strict=True):
+    for a, b in zip(
+        *(jax.tree.leaves(gradients(LOSSES[kind], discrete, params, b)) for b in (batch, alone)),
+        strict=True,
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -201,14 +256,34 @@ def test_loss_and_gradient_are_those_of_the_valid_rows_alone(kind):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_invalid_rows_change_neither_loss_nor_gradient_whatever_they_hold(kind, filler):
     params, batch = example()
-    assert_same(*(gradients(LOSSES[kind], discrete, params, filled(batch, ["logp", "value", "advantage", "target"], x)) for x in (0, filler)))
+    assert_same(
+        *(
+            gradients(
+                LOSSES[kind],
+                discrete,
+                params,
+                filled(batch, ["logp", "value", "advantage", "target"], x),
+            )
+            for x in (0, filler)
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_invalid_rows_of_continuous_actions_change_neither_loss_nor_gradient(kind):
     params, batch = example()
     batch["action"] = np.random.default_rng(1).normal(size=(N, ACTIONS)).astype(np.float32)
-    assert_same(*(gradients(LOSSES[kind], continuous, params, filled(batch, [k for k in batch if k != "valid"], x)) for x in (0, 1e6)))
+    assert_same(
+        *(
+            gradients(
+                LOSSES[kind],
+                continuous,
+                params,
+                filled(batch, [k for k in batch if k != "valid"], x),
+            )
+            for x in (0, 1e6)
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -237,20 +312,34 @@ TARGET = 0.01
 
 
 @pytest.mark.parametrize(
-    ("kl", "factor"), [(1.6 * TARGET, 2), (1.4 * TARGET, 1), (TARGET, 1), (TARGET / 1.4, 1), (TARGET / 1.6, 0.5), (0.0, 0.5)], ids=str
+    ("kl", "factor"),
+    [
+        (1.6 * TARGET, 2),
+        (1.4 * TARGET, 1),
+        (TARGET, 1),
+        (TARGET / 1.4, 1),
+        (TARGET / 1.6, 0.5),
+        (0.0, 0.5),
+    ],
+    ids=str,
 )
 def test_the_kl_penalty_doubles_above_its_target_and_halves_below(kl, factor):
     loss = fl.PPOLoss(kl_penalty_target=TARGET)
     first = loss.init()
     assert first["kl_weight"] == np.float32(0.2)
-    np.testing.assert_allclose(loss.adapt(first, {"kl": jnp.float32(kl)})["kl_weight"], 0.2 * factor, rtol=1e-6)
+    np.testing.assert_allclose(
+        loss.adapt(first, {"kl": jnp.float32(kl)})["kl_weight"], 0.2 * factor, rtol=1e-6
+    )
 
 
 def test_the_kl_penalty_stays_within_bounds():
     loss, low = fl.PPOLoss(kl_penalty_target=TARGET), fl.PPOLoss(kl_penalty_target=TARGET).init()
     high = low
     for _ in range(60):
-        low, high = loss.adapt(low, {"kl": jnp.float32(0)}), loss.adapt(high, {"kl": jnp.float32(1)})
+        low, high = (
+            loss.adapt(low, {"kl": jnp.float32(0)}),
+            loss.adapt(high, {"kl": jnp.float32(1)}),
+        )
     np.testing.assert_allclose([low["kl_weight"], high["kl_weight"]], [1e-6, 1e6], rtol=1e-5)
 
 
@@ -279,7 +368,10 @@ def test_clip_must_be_positive(clip):
 
 @pytest.mark.parametrize("wrong", [fl.PPOLoss, "ppo", 0.2, None], ids=str)
 def test_as_loss_says_what_a_loss_is(wrong):
-    with pytest.raises(fl.SettingError, match=r"loss must be one such as fl.PPOLoss\(\) or a function .* got .*(PPOLoss|ppo|0.2|None)"):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"loss must be one such as fl.PPOLoss\(\) or a function .* got .*(PPOLoss|ppo|0.2|None)",
+    ):
         as_loss(wrong)
 
 
@@ -290,7 +382,12 @@ def test_as_loss_takes_ours_as_it_is_and_wraps_a_function():
     ours = fl.PGLoss()
     assert as_loss(ours) is ours
     wrapped = as_loss(mine)
-    assert wrapped == as_loss(mine) == FunctionLoss(mine) and wrapped.needs == ("obs",) and not wrapped.on_policy and not wrapped.stops_early
+    assert (
+        wrapped == as_loss(mine) == FunctionLoss(mine)
+        and wrapped.needs == ("obs",)
+        and not wrapped.on_policy
+        and not wrapped.stops_early
+    )
     assert wrapped(None, {"a": 2}, {"obs": 3}) == (6, {"seen": 3})
 
 
@@ -327,10 +424,19 @@ def columns_alone(loss, params, batch, target, valued=None):
     for b in range(batch["valid"].shape[1]):
         obs = np.concatenate([batch["obs"][:, b], batch["bootstrap_obs"][None, b]])
         dist, value = linear(target, obs)[0], linear(target if valued is None else valued, obs)[1]
-        log_ratio = np.asarray(Categorical(dist.logits[:-1]).log_prob(batch["action"][:, b])) - batch["logp"][:, b]
+        log_ratio = (
+            np.asarray(Categorical(dist.logits[:-1]).log_prob(batch["action"][:, b]))
+            - batch["logp"][:, b]
+        )
         stream = (batch[k][:, b] for k in ("terminated", "truncated", "valid"))
-        goal, advantage = vtrace(log_ratio, batch["reward"][:, b], value[:-1], value[-1], *stream, loss.gamma, loss.lam)
-        found += [(t, b, float(goal[t]), float(advantage[t])) for t in range(len(log_ratio)) if batch["valid"][t, b]]
+        goal, advantage = vtrace(
+            log_ratio, batch["reward"][:, b], value[:-1], value[-1], *stream, loss.gamma, loss.lam
+        )
+        found += [
+            (t, b, float(goal[t]), float(advantage[t]))
+            for t in range(len(log_ratio))
+            if batch["valid"][t, b]
+        ]
     return found
 
 
@@ -341,7 +447,11 @@ def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
     rows = columns_alone(loss, params, batch, params)
     for t, b, goal, advantage in rows:
         dist, value = linear(params, batch["obs"][t, b])
-        total += -float(dist.log_prob(batch["action"][t, b])) * advantage + 0.3 * 0.5 * (float(value) - goal) ** 2 - 0.02 * float(dist.entropy())
+        total += (
+            -float(dist.log_prob(batch["action"][t, b])) * advantage
+            + 0.3 * 0.5 * (float(value) - goal) ** 2
+            - 0.02 * float(dist.entropy())
+        )
     np.testing.assert_allclose(loss(linear, params, batch)[0], total / len(rows), rtol=1e-4)
 
 
@@ -349,21 +459,50 @@ def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
 @pytest.mark.parametrize("standardize", [False, True])
 def test_the_appo_loss_equals_a_loop_over_valid_rows(standardize, target_values):
     rng = np.random.default_rng(2)
-    batch, params, old = sequence(3), *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2))
-    loss = fl.APPOLoss(clip=0.2, gamma=0.9, value=0.3, entropy=0.02, kl=0.1, standardize=standardize, target_values=target_values)
+    batch, params, old = (
+        sequence(3),
+        *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2)),
+    )
+    loss = fl.APPOLoss(
+        clip=0.2,
+        gamma=0.9,
+        value=0.3,
+        entropy=0.02,
+        kl=0.1,
+        standardize=standardize,
+        target_values=target_values,
+    )
     rows = columns_alone(loss, params, batch, old, old if target_values else params)
     advantages = np.array([a for *_, a in rows])
-    scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8) if standardize else advantages
+    scaled = (
+        (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8)
+        if standardize
+        else advantages
+    )
     total = 0.0
     for (t, b, goal, _), advantage in zip(rows, scaled, strict=True):
-        (dist, value), (anchor, _) = linear(params, batch["obs"][t, b]), linear(old, batch["obs"][t, b])
-        ratio = np.exp(float(dist.log_prob(batch["action"][t, b])) - float(anchor.log_prob(batch["action"][t, b])))
+        (dist, value), (anchor, _) = (
+            linear(params, batch["obs"][t, b]),
+            linear(old, batch["obs"][t, b]),
+        )
+        ratio = np.exp(
+            float(dist.log_prob(batch["action"][t, b]))
+            - float(anchor.log_prob(batch["action"][t, b]))
+        )
         total -= min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
-        total += 0.3 * 0.5 * (float(value) - goal) ** 2 - 0.02 * float(dist.entropy()) + 0.1 * float(anchor.kl(dist))
-    np.testing.assert_allclose(loss(linear, params, {**batch, "target_params": old})[0], total / len(rows), rtol=1e-4)
+        total += (
+            0.3 * 0.5 * (float(value) - goal) ** 2
+            - 0.02 * float(dist.entropy())
+            + 0.1 * float(anchor.kl(dist))
+        )
+    np.testing.assert_allclose(
+        loss(linear, params, {**batch, "target_params": old})[0], total / len(rows), rtol=1e-4
+    )
 
 
 def test_no_gradient_flows_through_targets_or_the_target_network():
     batch, params = sequence(), np.ones((3, 3), np.float32)
-    gradient = jax.grad(lambda old: fl.APPOLoss()(linear, params, {**batch, "target_params": old})[0])(params)
+    gradient = jax.grad(
+        lambda old: fl.APPOLoss()(linear, params, {**batch, "target_params": old})[0]
+    )(params)
     assert not gradient.any()

@@ -52,7 +52,9 @@ def made(policy, obs=BOX, action=DISCRETE):
     """A network, and weights that need no compiling: normal ones, with the rest as it starts."""
     net, rng = network(policy, Spaces(obs, action)), np.random.default_rng(0)
     forms = jax.eval_shape(net.init, jax.random.key(0))
-    params = {k: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype) for k, x in forms.params.items()}
+    params = {
+        k: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype) for k, x in forms.params.items()
+    }
     return net, Weights(params, net.init(jax.random.key(0)).rest if forms.rest else {})
 
 
@@ -84,12 +86,16 @@ def assert_acts(policy, obs_space, action_space):
     assert all(action_space.contains(a) for a in net.head.to_env(action))
 
 
-@pytest.mark.parametrize(("obs", "action"), [*zip(FLAT, ACTIONS, strict=False), ("bytes", "discrete")])
+@pytest.mark.parametrize(
+    ("obs", "action"), [*zip(FLAT, ACTIONS, strict=False), ("bytes", "discrete")]
+)
 def test_mlp_reads_and_acts(obs, action):
     assert_acts(MLP, FLAT[obs], ACTIONS[action])
 
 
-@pytest.mark.parametrize(("obs", "action"), [*zip(IMAGES, ("discrete", "box", "multi-discrete"), strict=True)])
+@pytest.mark.parametrize(
+    ("obs", "action"), [*zip(IMAGES, ("discrete", "box", "multi-discrete"), strict=True)]
+)
 def test_cnn_reads_and_acts(obs, action):
     assert_acts(CNN, IMAGES[obs], ACTIONS[action])
 
@@ -99,7 +105,11 @@ def test_cnn_reads_and_acts(obs, action):
 def test_any_network_fits_any_action_space(policy, action):
     net = Network(policy, Spaces(IMAGES["channel first"], ACTIONS[action]))
     weights = jax.eval_shape(net.init, jax.random.key(0))
-    outputs = sum(np.prod(v.shape[-1:]) for k, v in weights.params.items() if re.search(r"heads/(action/bias|log_std)", k))
+    outputs = sum(
+        np.prod(v.shape[-1:])
+        for k, v in weights.params.items()
+        if re.search(r"heads/(action/bias|log_std)", k)
+    )
     assert outputs == fl.action_outputs(ACTIONS[action])
 
 
@@ -112,14 +122,19 @@ def test_a_channel_first_image_is_read_as_the_same_image_with_its_channels_last(
     np.testing.assert_allclose(a[1], b[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("side", "size", "stride"), [(84, 8, 4), (9, 4, 2), (10, 3, 1), (11, 2, 3)])
+@pytest.mark.parametrize(
+    ("side", "size", "stride"), [(84, 8, 4), (9, 4, 2), (10, 3, 1), (11, 2, 3)]
+)
 def test_the_product_of_matrices_is_the_convolution(side, size, stride):
     layer = Convolution(3, 5, size, stride, rngs=nnx.Rngs(0))
     x, kernel = jax.random.normal(jax.random.key(0), (2, side, side + 1, 3)), layer.kernel[...]
 
     @jax.jit
     def both(x, kernel):
-        (a, back_a), (b, back_b) = jax.vjp(layer._product, x, kernel), jax.vjp(layer._convolution, x, kernel)
+        (a, back_a), (b, back_b) = (
+            jax.vjp(layer._product, x, kernel),
+            jax.vjp(layer._convolution, x, kernel),
+        )
         return (a, *back_a(b)), (b, *back_b(b))
 
     for ours, oracle in zip(*both(x, kernel), strict=True):
@@ -130,13 +145,23 @@ def test_bytes_are_divided_by_255():
     as_bytes, weights = made(CNN, Box(0, 255, (9, 8, 1), np.uint8))
     as_floats, _ = made(CNN, Box(0, 1, (9, 8, 1)))
     obs = some_obs(Box(0, 255, (9, 8, 1), np.uint8))
-    np.testing.assert_allclose(as_bytes.apply(weights, obs)[1], as_floats.apply(weights, obs / np.float32(255))[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        as_bytes.apply(weights, obs)[1],
+        as_floats.apply(weights, obs / np.float32(255))[1],
+        rtol=1e-5,
+    )
 
 
 def test_a_discrete_observation_is_read_as_one_of_n():
     net, weights = made(fl.Policy(fl.MLP, hidden=()), Discrete(4, start=-1))
     logits = net.apply(weights, np.array([-1, 2, 0]))[0].logits
-    np.testing.assert_allclose(logits, (weights.params["heads/action/kernel"] + weights.params["heads/action/bias"])[np.array([0, 3, 1])], rtol=1e-6)
+    np.testing.assert_allclose(
+        logits,
+        (weights.params["heads/action/kernel"] + weights.params["heads/action/bias"])[
+            np.array([0, 3, 1])
+        ],
+        rtol=1e-6,
+    )
 
 
 def test_gaussian_deviations_are_parameters_that_do_not_depend_on_the_observation():
@@ -147,19 +172,39 @@ def test_gaussian_deviations_are_parameters_that_do_not_depend_on_the_observatio
 
 def test_a_fresh_policy_prefers_no_action():
     net, weights = initial(MLP)
-    np.testing.assert_allclose(jax.nn.softmax(net.apply(weights, some_obs(BOX))[0].logits), 1 / 3, atol=0.02)
+    np.testing.assert_allclose(
+        jax.nn.softmax(net.apply(weights, some_obs(BOX))[0].logits), 1 / 3, atol=0.02
+    )
 
 
 def test_a_shared_trunk_has_fewer_parameters():
-    apart, together = (made(fl.Policy(fl.MLP, hidden=(4, 4), shared=shared))[1].params for shared in (False, True))
-    assert sum(p.size for p in apart.values()) - sum(p.size for p in together.values()) == (3 * 4 + 4) + (4 * 4 + 4)
+    apart, together = (
+        made(fl.Policy(fl.MLP, hidden=(4, 4), shared=shared))[1].params for shared in (False, True)
+    )
+    assert sum(p.size for p in apart.values()) - sum(p.size for p in together.values()) == (
+        3 * 4 + 4
+    ) + (4 * 4 + 4)
     assert not [name for name in together if name.startswith("critic")]
 
 
 def test_weights_have_readable_names():
     _, weights = made(fl.Policy(fl.MLP, hidden=(4, 4), normalize=True))
-    trunks = [f"{trunk}/layers/{i}/{part}" for trunk in ("actor", "critic") for i in (0, 1) for part in ("bias", "kernel")]
-    assert sorted(weights.params) == sorted([*trunks, *[f"heads/{head}/{part}" for head in ("action", "value") for part in ("bias", "kernel")]])
+    trunks = [
+        f"{trunk}/layers/{i}/{part}"
+        for trunk in ("actor", "critic")
+        for i in (0, 1)
+        for part in ("bias", "kernel")
+    ]
+    assert sorted(weights.params) == sorted(
+        [
+            *trunks,
+            *[
+                f"heads/{head}/{part}"
+                for head in ("action", "value")
+                for part in ("bias", "kernel")
+            ],
+        ]
+    )
     assert sorted(weights.rest) == ["encoder/norm/count", "encoder/norm/mean", "encoder/norm/var"]
 
 
@@ -168,7 +213,9 @@ def test_init_is_a_function_of_the_key():
     for seed, same in ((0, True), (1, False)):
         again = net.init(jax.random.key(seed))
         assert again.params.keys() == weights.params.keys()
-        assert (again.params["actor/layers/0/kernel"] == weights.params["actor/layers/0/kernel"]).all() == same
+        assert (
+            again.params["actor/layers/0/kernel"] == weights.params["actor/layers/0/kernel"]
+        ).all() == same
 
 
 def test_equal_policies_and_spaces_share_one_network():
@@ -183,7 +230,9 @@ def test_equal_policies_and_spaces_share_one_network():
 class Own(nnx.Module):
     def __init__(self, obs_space, action_space, *, outputs=None, gain=1.0, rngs):
         size = int(np.prod(obs_space.shape))
-        self.policy = nnx.Linear(size, fl.action_outputs(action_space) if outputs is None else outputs, rngs=rngs)
+        self.policy = nnx.Linear(
+            size, fl.action_outputs(action_space) if outputs is None else outputs, rngs=rngs
+        )
         self.value = nnx.Linear(size, 1, rngs=rngs)
         self.gain = gain
 
@@ -236,29 +285,54 @@ ERRORS = {
         DISCRETE,
         r"^Own gave outputs \(3, 2\) and value \(3,\) for 3 observations; actions in .* need outputs \(3, 3\) and value \(3,\) .*fl.action_outputs",
     ),
-    "no deviations": (fl.Policy(Own, outputs=2), BOX, ACTIONS["box"], r"outputs \(3, 2\) .* need outputs \(3, 4\)"),
+    "no deviations": (
+        fl.Policy(Own, outputs=2),
+        BOX,
+        ACTIONS["box"],
+        r"outputs \(3, 2\) .* need outputs \(3, 4\)",
+    ),
     "a value with an axis too many": (
         fl.Policy(WideValue),
         BOX,
         DISCRETE,
         r"WideValue gave outputs \(3, 3\) and value \(3, 1\) .* need .* value \(3,\)",
     ),
-    "no value": (fl.Policy(OnlyOutputs), BOX, DISCRETE, r"OnlyOutputs must return \(action outputs, value\), but it returned one array"),
+    "no value": (
+        fl.Policy(OnlyOutputs),
+        BOX,
+        DISCRETE,
+        r"OnlyOutputs must return \(action outputs, value\), but it returned one array",
+    ),
     "a constructor that fails": (
         fl.Policy(Broken, size=4),
         BOX,
         DISCRETE,
         r"Broken\(Box.*, Discrete\(3\), rngs=..., size=4\) failed: ZeroDivisionError: size 4",
     ),
-    "an unknown setting": (fl.Policy(fl.MLP, width=4), BOX, DISCRETE, r"MLP\(.*width=4\) failed: TypeError: .*'width'"),
-    "an unknown activation": (fl.Policy(fl.MLP, activation="selu"), BOX, DISCRETE, "activation must be one of tanh, relu, silu, gelu, got 'selu'"),
+    "an unknown setting": (
+        fl.Policy(fl.MLP, width=4),
+        BOX,
+        DISCRETE,
+        r"MLP\(.*width=4\) failed: TypeError: .*'width'",
+    ),
+    "an unknown activation": (
+        fl.Policy(fl.MLP, activation="selu"),
+        BOX,
+        DISCRETE,
+        "activation must be one of tanh, relu, silu, gelu, got 'selu'",
+    ),
     "an image too small": (
         fl.Policy(fl.CNN),
         Box(0, 255, (8, 9, 3), np.uint8),
         DISCRETE,
         r"images of \(8, 9\) are too small for kernels \(8, 4, 3\) with strides \(4, 2, 1\); give smaller ones",
     ),
-    "an image too small, channel first": (fl.Policy(fl.CNN), Box(0, 255, (3, 8, 9), np.uint8), DISCRETE, r"images of \(8, 9\) are too small"),
+    "an image too small, channel first": (
+        fl.Policy(fl.CNN),
+        Box(0, 255, (3, 8, 9), np.uint8),
+        DISCRETE,
+        r"images of \(8, 9\) are too small",
+    ),
     "fewer strides than kernels": (
         fl.Policy(fl.CNN, strides=(4, 2)),
         Box(0, 255, (40, 40, 3), np.uint8),
@@ -271,22 +345,42 @@ ERRORS = {
         DISCRETE,
         r"images of \(7, 7\) are too small for kernels \(4, 2, 3\) with strides \(4, 2, 1\); give smaller ones",
     ),
-    "kernels for what is no image": (fl.Policy(fl.QNetwork, kernels=(3,)), BOX, DISCRETE, r"not Box\(.*; take MLP, or QNetwork without kernels"),
+    "kernels for what is no image": (
+        fl.Policy(fl.QNetwork, kernels=(3,)),
+        BOX,
+        DISCRETE,
+        r"not Box\(.*; take MLP, or QNetwork without kernels",
+    ),
     "action values of images, normalised": (
         fl.Policy(fl.QNetwork, normalize=True),
         Box(0, 255, (84, 84, 4), np.uint8),
         DISCRETE,
         "QNetwork has convolutions for images, which divide bytes by 255 in place of running moments; leave normalize out",
     ),
-    "a number, normalised": (fl.Policy(fl.MLP, normalize=True), Discrete(4), DISCRETE, r"Discrete\(4\) are read one-hot.*; leave normalize out"),
+    "a number, normalised": (
+        fl.Policy(fl.MLP, normalize=True),
+        Discrete(4),
+        DISCRETE,
+        r"Discrete\(4\) are read one-hot.*; leave normalize out",
+    ),
     "squashed actions without bounds": (
         fl.Policy(fl.SACNetwork),
         BOX,
         Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
         r"SACNetwork has actions in \[-1, 1\].* not finite; give it finite ones .*TransformAction\(env, func, action_space=Box.*fl.MLP with ppo",
     ),
-    "no image": (CNN, BOX, DISCRETE, r"convolutions read images with 3 axes, not Box\(.*; take MLP"),
-    "no image but a number": (CNN, Discrete(4), DISCRETE, r"convolutions read images with 3 axes, not Discrete\(4\); take MLP"),
+    "no image": (
+        CNN,
+        BOX,
+        DISCRETE,
+        r"convolutions read images with 3 axes, not Box\(.*; take MLP",
+    ),
+    "no image but a number": (
+        CNN,
+        Discrete(4),
+        DISCRETE,
+        r"convolutions read images with 3 axes, not Discrete\(4\); take MLP",
+    ),
     "observations of several parts": (
         MLP,
         gym.spaces.Dict(a=BOX),
@@ -299,8 +393,18 @@ ERRORS = {
         DISCRETE,
         r"observations of Dict.* are not one array; wrap the environment with .*FlattenObservation",
     ),
-    "actions of several parts": (MLP, BOX, gym.spaces.Tuple([DISCRETE, DISCRETE]), r"there is no policy for actions in Tuple.*; it can be Discrete"),
-    "whole-numbered box actions": (MLP, BOX, Box(0, 9, (2,), np.int32), r"there is no policy for actions in Box\(0, 9, .*int32\); .*Box of floats"),
+    "actions of several parts": (
+        MLP,
+        BOX,
+        gym.spaces.Tuple([DISCRETE, DISCRETE]),
+        r"there is no policy for actions in Tuple.*; it can be Discrete",
+    ),
+    "whole-numbered box actions": (
+        MLP,
+        BOX,
+        Box(0, 9, (2,), np.int32),
+        r"there is no policy for actions in Box\(0, 9, .*int32\); .*Box of floats",
+    ),
 }
 
 
@@ -312,7 +416,9 @@ def test_what_does_not_fit_is_named(name):
 
 
 def test_a_policy_takes_a_class():
-    with pytest.raises(fl.SettingError, match="^Policy takes a function or a class first, got 'mlp'$"):
+    with pytest.raises(
+        fl.SettingError, match="^Policy takes a function or a class first, got 'mlp'$"
+    ):
         fl.Policy("mlp")
 
 
@@ -327,16 +433,27 @@ def test_act_packs_actions_with_their_log_probability_and_value(action):
     @jax.jit
     def both(weights, obs, turn):
         dist, value, _ = net.apply(weights, obs)
-        noise = net.noise(key, turn, jnp.arange(len(obs)), steps=2, envs=len(obs), explore=fl.Sampled())[1]
+        noise = net.noise(
+            key, turn, jnp.arange(len(obs)), steps=2, envs=len(obs), explore=fl.Sampled()
+        )[1]
         drawn = dist.sample(net.head.noise(jax.random.fold_in(key, turn + 1), len(obs)))
         greedy, _ = net.act(weights, obs)
-        return net.act(weights, obs, noise)[0], greedy, (drawn, dist.log_prob(drawn), value), (dist.mode(), dist.log_prob(dist.mode()), value)
+        return (
+            net.act(weights, obs, noise)[0],
+            greedy,
+            (drawn, dist.log_prob(drawn), value),
+            (dist.mode(), dist.log_prob(dist.mode()), value),
+        )
 
     packed, greedy, wanted, mode = both(weights, obs, 3)
     for array, parts in ((packed, wanted), (greedy, mode)):
         for found, want in zip(net.unpack(np.asarray(array)), parts, strict=True):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
-    assert net.unpack(np.asarray(packed))[0].dtype == net.action_dtype == (np.float32 if "box" in action else np.int32)
+    assert (
+        net.unpack(np.asarray(packed))[0].dtype
+        == net.action_dtype
+        == (np.float32 if "box" in action else np.int32)
+    )
     other = both(weights, obs, 4)
     assert (np.asarray(other[0])[:, :-2] != np.asarray(packed)[:, :-2]).any()
     np.testing.assert_array_equal(other[1], greedy)
@@ -347,7 +464,9 @@ def test_unpack_also_takes_whole_fragments():
     packed = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
     action, logp, value = net.unpack(packed)
     assert action.shape == (2, 3, 2) and action.dtype == np.int32
-    np.testing.assert_array_equal(np.concatenate([action, logp[..., None], value[..., None]], -1), packed)
+    np.testing.assert_array_equal(
+        np.concatenate([action, logp[..., None], value[..., None]], -1), packed
+    )
 
 
 # -- the running normaliser
@@ -371,15 +490,22 @@ def test_moments_equal_those_of_all_valid_rows_ever_seen():
     net, weights = made(NORMALIZED)
     observe = jax.jit(net.observe)
     for obs, valid in batches():
-        weights = Weights(weights.params, observe(weights, np.where(valid[:, None], obs, 1e6).astype(np.float32), valid))
-    assert_moments_are_those_of(weights.rest, np.concatenate([obs[valid] for obs, valid in batches()]).astype(float))
+        weights = Weights(
+            weights.params,
+            observe(weights, np.where(valid[:, None], obs, 1e6).astype(np.float32), valid),
+        )
+    assert_moments_are_those_of(
+        weights.rest, np.concatenate([obs[valid] for obs, valid in batches()]).astype(float)
+    )
 
 
 @pytest.mark.parametrize("filler", [1e30, np.nan])
 def test_moments_ignore_invalid_rows_whatever_they_hold(filler):
     net, weights = made(NORMALIZED)
     obs, valid = batches()[0]
-    rest = jax.jit(net.observe)(weights, np.where(valid[:, None], obs, filler).astype(np.float32), valid)
+    rest = jax.jit(net.observe)(
+        weights, np.where(valid[:, None], obs, filler).astype(np.float32), valid
+    )
     assert_moments_are_those_of(rest, obs[valid].astype(float))
 
 
@@ -393,16 +519,26 @@ def test_a_batch_without_a_valid_row_leaves_the_moments():
 def test_the_normaliser_shifts_scales_and_clips():
     norm = fl.RunningNorm((2,), clip=2.0)
     norm.mean[...], norm.var[...] = jnp.array([1.0, -1.0]), jnp.array([4.0, 0.25])
-    np.testing.assert_allclose(norm(jnp.array([[2.0, -0.5], [-99.0, 99.0]])), [[0.5, 1.0], [-2.0, 2.0]], rtol=1e-5)
+    np.testing.assert_allclose(
+        norm(jnp.array([[2.0, -0.5], [-99.0, 99.0]])), [[0.5, 1.0], [-2.0, 2.0]], rtol=1e-5
+    )
 
 
 def test_acting_looks_through_the_moments_and_does_not_change_them():
     net, weights = made(NORMALIZED)
     plain, _ = made(MLP)
     obs = some_obs(BOX)
-    moved = weights._replace(rest={**weights.rest, "encoder/norm/mean": jnp.full(3, 0.5), "encoder/norm/var": jnp.full(3, 4.0)})
+    moved = weights._replace(
+        rest={
+            **weights.rest,
+            "encoder/norm/mean": jnp.full(3, 0.5),
+            "encoder/norm/var": jnp.full(3, 4.0),
+        }
+    )
     _, value, rest = net.apply(moved, obs)
-    np.testing.assert_allclose(value, plain.apply(Weights(weights.params, {}), (obs - 0.5) / 2)[1], rtol=1e-4)
+    np.testing.assert_allclose(
+        value, plain.apply(Weights(weights.params, {}), (obs - 0.5) / 2)[1], rtol=1e-4
+    )
     for name, number in moved.rest.items():
         np.testing.assert_array_equal(rest[name], number)
 
@@ -416,7 +552,12 @@ rows = arrays(np.float32, (6, 2), elements=st.floats(-100, 100, width=32))
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows, arrays(np.float32, 6, elements=st.sampled_from([0, 1, 2, 5])), rows, arrays(np.float32, 6, elements=st.sampled_from([0, 1, 3])))
+@given(
+    rows,
+    arrays(np.float32, 6, elements=st.sampled_from([0, 1, 2, 5])),
+    rows,
+    arrays(np.float32, 6, elements=st.sampled_from([0, 1, 3])),
+)
 def test_merged_moments_are_those_of_all_rows_by_weight(x, wx, y, wy):
     moments = merge(merge((jnp.zeros(2), jnp.zeros(2), jnp.float32(1e-6)), x, wx), y, wy)
     every, weight = np.concatenate([x, y]).astype(float), np.append(wx, wy).astype(float)
@@ -430,13 +571,23 @@ def test_merged_moments_are_those_of_all_rows_by_weight(x, wx, y, wy):
 
 
 def test_moments_of_weights_that_sum_to_less_than_one():
-    mean, var, count = merge((jnp.zeros(1), jnp.zeros(1), jnp.float32(1e-6)), jnp.array([[2.0], [4.0]]), jnp.array([0.25, 0.25]))
+    mean, var, count = merge(
+        (jnp.zeros(1), jnp.zeros(1), jnp.float32(1e-6)),
+        jnp.array([[2.0], [4.0]]),
+        jnp.array([0.25, 0.25]),
+    )
     np.testing.assert_allclose([mean[0], var[0], count], [3, 1, 0.5], rtol=1e-3)
 
 
 def test_policies_whose_settings_differ_in_type_alone_are_two():
     one, other = fl.Policy(fl.MLP, slope=0), fl.Policy(fl.MLP, slope=0.0)
-    assert one != other and one != fl.Policy(fl.MLP, slope=False) and one == fl.Policy(fl.MLP, slope=0)
+    assert (
+        one != other and one != fl.Policy(fl.MLP, slope=False) and one == fl.Policy(fl.MLP, slope=0)
+    )
     assert fl.Policy(fl.MLP, sizes=(0,)) != fl.Policy(fl.MLP, sizes=(0.0,))
     table = np.arange(3)
-    assert fl.Policy(fl.MLP, table=table) == fl.Policy(fl.MLP, table=table.copy()) != fl.Policy(fl.MLP, table=table + 1)
+    assert (
+        fl.Policy(fl.MLP, table=table)
+        == fl.Policy(fl.MLP, table=table.copy())
+        != fl.Policy(fl.MLP, table=table + 1)
+    )

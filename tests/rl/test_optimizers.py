@@ -34,14 +34,32 @@ def clipped(norm, tx):
 
 CASES = {
     "Adam": (fl.Adam(), optax.adam(3e-4, b1=0.9, b2=0.999, eps=1e-5)),
-    "Adam, all set": (fl.Adam(1e-2, eps=1e-3, clip=0.5, b1=0.8, b2=0.9), clipped(0.5, optax.adam(1e-2, b1=0.8, b2=0.9, eps=1e-3))),
-    "Adam with weight decay": (fl.Adam(1e-2, clip=1.0, weight_decay=0.1), clipped(1.0, optax.adamw(1e-2, eps=1e-5, weight_decay=0.1))),
-    "Adam along a line": (fl.Adam(fl.Linear(1e-2, 1e-3, 3)), optax.adam(optax.linear_schedule(1e-2, 1e-3, 3), eps=1e-5)),
+    "Adam, all set": (
+        fl.Adam(1e-2, eps=1e-3, clip=0.5, b1=0.8, b2=0.9),
+        clipped(0.5, optax.adam(1e-2, b1=0.8, b2=0.9, eps=1e-3)),
+    ),
+    "Adam with weight decay": (
+        fl.Adam(1e-2, clip=1.0, weight_decay=0.1),
+        clipped(1.0, optax.adamw(1e-2, eps=1e-5, weight_decay=0.1)),
+    ),
+    "Adam along a line": (
+        fl.Adam(fl.Linear(1e-2, 1e-3, 3)),
+        optax.adam(optax.linear_schedule(1e-2, 1e-3, 3), eps=1e-5),
+    ),
     "RMSProp": (fl.RMSProp(), optax.rmsprop(7e-4, decay=0.99, eps=1e-5, initial_scale=1.0)),
-    "RMSProp, all set": (fl.RMSProp(1e-2, decay=0.9, eps=0.1, clip=0.5), clipped(0.5, optax.rmsprop(1e-2, decay=0.9, eps=0.1, initial_scale=1.0))),
+    "RMSProp, all set": (
+        fl.RMSProp(1e-2, decay=0.9, eps=0.1, clip=0.5),
+        clipped(0.5, optax.rmsprop(1e-2, decay=0.9, eps=0.1, initial_scale=1.0)),
+    ),
     "SGD": (fl.SGD(), optax.sgd(1e-2)),
-    "SGD, all set": (fl.SGD(0.1, momentum=0.9, clip=2.0), clipped(2.0, optax.sgd(0.1, momentum=0.9))),
-    "SGD along a cosine": (fl.SGD(fl.Cosine(0.1, 0.01, 3)), optax.sgd(optax.cosine_decay_schedule(0.1, 3, alpha=0.1))),
+    "SGD, all set": (
+        fl.SGD(0.1, momentum=0.9, clip=2.0),
+        clipped(2.0, optax.sgd(0.1, momentum=0.9)),
+    ),
+    "SGD along a cosine": (
+        fl.SGD(fl.Cosine(0.1, 0.01, 3)),
+        optax.sgd(optax.cosine_decay_schedule(0.1, 3, alpha=0.1)),
+    ),
     "Optax": (fl.Optax(optax.lion, learning_rate=1e-2), optax.lion(learning_rate=1e-2)),
 }
 
@@ -90,18 +108,31 @@ def test_a_clip_that_would_stop_training_is_refused(kind, clip):
         kind(clip=clip)
 
 
-@pytest.mark.parametrize("wrong", ["adam", 3e-4, None, fl.Adam, optax.adam], ids=["str", "float", "None", "class", "function"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["adam", 3e-4, None, fl.Adam, optax.adam],
+    ids=["str", "float", "None", "class", "function"],
+)
 def test_what_is_no_optimiser_is_refused(wrong):
-    with pytest.raises(fl.SettingError, match=r"^optimizer must be one such as fl.Adam\(3e-4\) or an optax transformation, got "):
+    with pytest.raises(
+        fl.SettingError,
+        match=r"^optimizer must be one such as fl.Adam\(3e-4\) or an optax transformation, got ",
+    ):
         as_transformation(wrong)
 
 
 def test_optax_takes_a_function():
-    with pytest.raises(fl.SettingError, match=r"^Optax takes a function or a class first, got 'lion'$"):
+    with pytest.raises(
+        fl.SettingError, match=r"^Optax takes a function or a class first, got 'lion'$"
+    ):
         fl.Optax("lion")
 
 
-@pytest.mark.parametrize("own", [optax.sgd(0.1), optax.chain(optax.clip(1.0), optax.adam(1e-3)), optax.scale(-0.1)], ids=["sgd", "chain", "scale"])
+@pytest.mark.parametrize(
+    "own",
+    [optax.sgd(0.1), optax.chain(optax.clip(1.0), optax.adam(1e-3)), optax.scale(-0.1)],
+    ids=["sgd", "chain", "scale"],
+)
 def test_a_transformation_of_the_user_s_own_is_taken_as_it_is(own):
     assert as_transformation(own) is own
 
@@ -120,7 +151,10 @@ def test_text_brings_it_back(name, defaults):
         (fl.Adam(1e-3, clip=0.5), "Adam(lr=0.001, clip=0.5)"),
         (fl.SGD(fl.Linear(1e-2, 0.0, 10)), "SGD(lr=Linear(start=0.01, end=0.0, steps=10))"),
         (fl.RMSProp(), "RMSProp()"),
-        (fl.Optax(optax.lion, learning_rate=1e-2), 'Optax(load("optax._src.alias:lion"), learning_rate=0.01)'),
+        (
+            fl.Optax(optax.lion, learning_rate=1e-2),
+            'Optax(load("optax._src.alias:lion"), learning_rate=0.01)',
+        ),
     ],
     ids=str,
 )
@@ -130,7 +164,10 @@ def test_it_prints_as_the_call_that_makes_it(value, text):
 
 def test_code_of_others_comes_back_only_where_it_is_allowed():
     text = to_text(fl.Optax(optax.lion, learning_rate=1e-2), defaults=False)
-    with pytest.raises(fl.SaveError, match="this needs code from 'optax._src.alias', which is not flowrl's own; allow it with --import optax"):
+    with pytest.raises(
+        fl.SaveError,
+        match="this needs code from 'optax._src.alias', which is not flowrl's own; allow it with --import optax",
+    ):
         from_text(text)
 
 

@@ -18,7 +18,13 @@ CELLS = {name: fl.Policy(fl.RNN, hidden=(6,), cell=name, size=5) for name in ("l
 
 def loud(weights):
     """Weights that make the outputs differ plainly, which first ones do not."""
-    return Weights({k: x + 0.3 * jax.random.normal(jax.random.key(i), x.shape) for i, (k, x) in enumerate(weights.params.items())}, weights.rest)
+    return Weights(
+        {
+            k: x + 0.3 * jax.random.normal(jax.random.key(i), x.shape)
+            for i, (k, x) in enumerate(weights.params.items())
+        },
+        weights.rest,
+    )
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
@@ -35,7 +41,9 @@ def test_unrolled_from_the_stored_carry_a_fragment_gives_what_its_runner_compute
         dist, value, _ = unroll(weights, batch["obs"], Memory(net.carry_of(batch.columns), reset))
         np.testing.assert_allclose(value, batch["value"], rtol=1e-4, atol=1e-5)
         logp = dist.log_prob(batch["action"])
-        np.testing.assert_allclose(logp[batch["valid"]], batch["logp"][batch["valid"]], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            logp[batch["valid"]], batch["logp"][batch["valid"]], rtol=1e-4, atol=1e-5
+        )
     runners.close()
 
 
@@ -46,22 +54,34 @@ def test_two_episodes_joined_are_each_alone(cell):
     obs = jax.random.normal(jax.random.key(2), (9, 3, 2))
     start = net.memory(weights, 3).carry
     reset = np.zeros((9, 3), bool)
-    alone = [net.unroll(weights, part, Memory(start, reset[: len(part)])) for part in (obs[:4], obs[4:])]
+    alone = [
+        net.unroll(weights, part, Memory(start, reset[: len(part)])) for part in (obs[:4], obs[4:])
+    ]
     reset = reset.copy()  # jax may still be reading the first one
     reset[4] = True
     dist, value, _ = net.unroll(weights, obs, Memory(start, reset))
-    np.testing.assert_allclose(value, np.concatenate([alone[0][1], alone[1][1]]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(dist.logits, np.concatenate([alone[0][0].logits, alone[1][0].logits]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        value, np.concatenate([alone[0][1], alone[1][1]]), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        dist.logits, np.concatenate([alone[0][0].logits, alone[1][0].logits]), rtol=1e-5, atol=1e-6
+    )
     without = net.unroll(weights, obs, Memory(start, np.zeros((9, 3), bool)))[1]
     assert np.abs(without[4:] - value[4:]).max() > 1e-3, "the carry matters"
 
 
-@pytest.mark.parametrize(("loss", "minibatch"), [(fl.PPOLoss(), 64), (fl.PPOLoss(), None), (fl.VTraceLoss(), None), (fl.APPOLoss(), 32)])
+@pytest.mark.parametrize(
+    ("loss", "minibatch"),
+    [(fl.PPOLoss(), 64), (fl.PPOLoss(), None), (fl.VTraceLoss(), None), (fl.APPOLoss(), 32)],
+)
 def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=2, minibatch=minibatch, policy=policy)).set(
-        "learner.loss", loss
-    )
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(
+            envs=8, fragment=16, batch=128, epochs=2, minibatch=minibatch, policy=policy
+        ),
+    ).set("learner.loss", loss)
     graph = graph.insert(after="train", target=fl.UpdateTarget()) if loss.target_network else graph
     with fl.run(graph) as run:
         rows = [next(run) for _ in range(2)]
@@ -74,7 +94,10 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
 def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
     """With the weights that acted, every probability ratio is 1: else the carry or a reset were wrong."""
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=8, fragment=32, batch=256, epochs=1, minibatch=None, policy=policy))
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(envs=8, fragment=32, batch=256, epochs=1, minibatch=None, policy=policy),
+    )
     with fl.run(graph) as run:
         for row, _ in zip(run, range(4), strict=False):
             assert abs(row["kl"]) < 1e-6 and row["clip_fraction"] == 0
@@ -82,9 +105,13 @@ def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
 
 def test_minibatches_of_a_recurrent_policy_are_whole_columns():
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=1, minibatch=8, policy=policy))
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=1, minibatch=8, policy=policy),
+    )
     with pytest.raises(
-        fl.CheckError, match=r"minibatch=8 does not divide the batch of 128 steps of 8 columns with 16 each, which stay whole; take 16 or 32"
+        fl.CheckError,
+        match=r"minibatch=8 does not divide the batch of 128 steps of 8 columns with 16 each, which stay whole; take 16 or 32",
     ):
         graph.check()
 
@@ -107,7 +134,13 @@ class Forgets(Grows):
 
 
 def test_a_carry_of_another_form_and_none_at_all_are_told():
-    with pytest.raises(fl.PolicyError, match=r"Grows must return a carry of the form that it gets, float32\[3, 2\], but it returned float32\[3, 4\]"):
+    with pytest.raises(
+        fl.PolicyError,
+        match=r"Grows must return a carry of the form that it gets, float32\[3, 2\], but it returned float32\[3, 4\]",
+    ):
         network(fl.Policy(Grows), SPACES)
-    with pytest.raises(fl.PolicyError, match=r"Forgets must return \(action outputs, value, carry\), but it returned a tuple of 2"):
+    with pytest.raises(
+        fl.PolicyError,
+        match=r"Forgets must return \(action outputs, value, carry\), but it returned a tuple of 2",
+    ):
         network(fl.Policy(Forgets), SPACES)

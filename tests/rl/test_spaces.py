@@ -24,7 +24,9 @@ KINDS = {
     "float16 box": Box(-1, 1, (2,), np.float16),
     "image": Box(0, 255, (4, 5, 3), np.uint8),
     "integers": Box(-7, 9, (2,), np.int32),
-    "integers to the end of their type": Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    "integers to the end of their type": Box(
+        np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64
+    ),
     "discrete": Discrete(4),
     "discrete from -2": Discrete(4, start=-2),
     "multi-discrete": MultiDiscrete([3, 2]),
@@ -48,13 +50,18 @@ def test_json_is_plain_json_without_infinities():
     def refuse(constant):
         raise AssertionError(constant)
 
-    both = json.loads(Spaces(KINDS["bounds per element"], KINDS["infinite box"]).json, parse_constant=refuse)
+    both = json.loads(
+        Spaces(KINDS["bounds per element"], KINDS["infinite box"]).json, parse_constant=refuse
+    )
     assert both["obs"]["low"][1] is None and both["action"]["high"] == [None]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_equality_is_by_value(name):
-    same = [Spaces(space, Discrete(2)) for space in (KINDS[name], Spaces.from_json(Spaces(KINDS[name], Discrete(2)).json).obs)]
+    same = [
+        Spaces(space, Discrete(2))
+        for space in (KINDS[name], Spaces.from_json(Spaces(KINDS[name], Discrete(2)).json).obs)
+    ]
     assert same[0] == same[1] and len(set(same)) == 1
     others = [Spaces(space, Discrete(2)) for other, space in KINDS.items() if other != name]
     assert same[0] not in others and len({*same, *others}) == len(KINDS)
@@ -67,8 +74,14 @@ def test_observation_and_action_are_told_apart():
 
 def test_a_space_that_no_policy_fits_compares_but_does_not_come_back():
     spaces = Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2))
-    assert spaces == Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2)) != Spaces(gym.spaces.Dict(a=Discrete(3)), Discrete(2))
-    with pytest.raises(fl.PolicyError, match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)"):
+    assert (
+        spaces
+        == Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2))
+        != Spaces(gym.spaces.Dict(a=Discrete(3)), Discrete(2))
+    )
+    with pytest.raises(
+        fl.PolicyError, match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)"
+    ):
         Spaces.from_json(spaces.json)
 
 
@@ -88,9 +101,16 @@ def test_observations_are_kept_small(space, dtype):
     assert Spaces(space, Discrete(2)).obs_dtype == dtype
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Dict(a=Discrete(2)), gym.spaces.Tuple([Discrete(2)]), gym.spaces.Text(3)], ids=str)
+@pytest.mark.parametrize(
+    "space",
+    [gym.spaces.Dict(a=Discrete(2)), gym.spaces.Tuple([Discrete(2)]), gym.spaces.Text(3)],
+    ids=str,
+)
 def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
-    with pytest.raises(fl.PolicyError, match=r"are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation"):
+    with pytest.raises(
+        fl.PolicyError,
+        match=r"are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation",
+    ):
         _ = Spaces(space, Discrete(2)).obs_dtype
 
 
@@ -109,7 +129,9 @@ def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
 )
 def test_head(space, outputs, width, kind):
     found = head(space)
-    assert (found.outputs, found.width, found.kind) == (outputs, width, kind) and fl.action_outputs(space) == outputs
+    assert (found.outputs, found.width, found.kind) == (outputs, width, kind) and fl.action_outputs(
+        space
+    ) == outputs
 
 
 @pytest.mark.parametrize(
@@ -125,17 +147,34 @@ def test_head(space, outputs, width, kind):
 )
 def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
     with pytest.raises(
-        fl.PolicyError, match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one axis\), MultiBinary, or Box of floats"
+        fl.PolicyError,
+        match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one axis\), MultiBinary, or Box of floats",
     ):
         head(space)
 
 
 BOXES = {
-    "finite": (Box(f32(-2, 0), f32(2, 10)), [[-9, -1], [0, 0.5], [1, 9]], [[-2, 0], [0, 7.5], [2, 10]]),
+    "finite": (
+        Box(f32(-2, 0), f32(2, 10)),
+        [[-9, -1], [0, 0.5], [1, 9]],
+        [[-2, 0], [0, 7.5], [2, 10]],
+    ),
     "infinite": (Box(-INF, INF, (2,)), [[-1e6, 0.25]], [[-1e6, 0.25]]),
-    "half-infinite": (Box(f32(0, -INF), f32(INF, 5)), [[-3, 9], [-1, 1], [0, 0], [3, -9]], [[0, 5], [0, 5], [1, 4], [4, -5]]),
-    "of all kinds": (Box(f32(-4, -INF, 0, -INF), f32(4, INF, INF, 1)), [[0.5, 7, -7, 7]], [[2, 7, 0, 1]]),
-    "half-infinite, far from 0": (Box(f32(100, -INF), f32(INF, -100)), [[0.5, 0.5]], [[101.5, -100.5]]),
+    "half-infinite": (
+        Box(f32(0, -INF), f32(INF, 5)),
+        [[-3, 9], [-1, 1], [0, 0], [3, -9]],
+        [[0, 5], [0, 5], [1, 4], [4, -5]],
+    ),
+    "of all kinds": (
+        Box(f32(-4, -INF, 0, -INF), f32(4, INF, INF, 1)),
+        [[0.5, 7, -7, 7]],
+        [[2, 7, 0, 1]],
+    ),
+    "half-infinite, far from 0": (
+        Box(f32(100, -INF), f32(INF, -100)),
+        [[0.5, 0.5]],
+        [[101.5, -100.5]],
+    ),
     "of two axes": (Box(-2, 2, (2, 2)), [[-1, 0, 0.5, 1]], [[[-2, 0], [1, 2]]]),
     "without axes": (Box(0, 4, ()), [[0.5], [3.0]], [3, 4]),
     "float64": (Box(-2, 2, (1,), np.float64), [[0.25]], [[0.5]]),

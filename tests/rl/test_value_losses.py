@@ -21,7 +21,13 @@ def values(params, obs):
 def example(seed=0):
     rng = np.random.default_rng(seed)
     f = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    data = {"obs": f(N, 4), "next_obs": f(N, 4), "action": rng.integers(0, ACTIONS, N), "reward": f(N), "weight": rng.random(N).astype(np.float32)}
+    data = {
+        "obs": f(N, 4),
+        "next_obs": f(N, 4),
+        "action": rng.integers(0, ACTIONS, N),
+        "reward": f(N),
+        "weight": rng.random(N).astype(np.float32),
+    }
     return f(4, ACTIONS), {
         **data,
         "discount": np.float32(0.9) * (rng.random(N) < 0.7),
@@ -34,11 +40,20 @@ def slow(params, batch, double, delta, weighted):
     """Row by row in float64, over the valid rows only."""
     total, errors = 0.0, []
     for i in range(N):
-        q, behind = batch["obs"][i].astype(float) @ params, batch["next_obs"][i].astype(float) @ batch["target_params"]
-        best = np.argmax(batch["next_obs"][i].astype(float) @ params) if double else np.argmax(behind)
+        q, behind = (
+            batch["obs"][i].astype(float) @ params,
+            batch["next_obs"][i].astype(float) @ batch["target_params"],
+        )
+        best = (
+            np.argmax(batch["next_obs"][i].astype(float) @ params) if double else np.argmax(behind)
+        )
         error = batch["reward"][i] + batch["discount"][i] * behind[best] - q[batch["action"][i]]
         errors.append(abs(error))
-        loss = error**2 / 2 if delta is None or abs(error) <= delta else delta * (abs(error) - delta / 2)
+        loss = (
+            error**2 / 2
+            if delta is None or abs(error) <= delta
+            else delta * (abs(error) - delta / 2)
+        )
         total += batch["valid"][i] * loss * (batch["weight"][i] if weighted else 1.0)
     return total / batch["valid"].sum(), np.array(errors)
 
@@ -57,20 +72,35 @@ def test_dqn_is_what_a_loop_over_rows_finds(double, delta, weighted):
 
 def test_dqn_agrees_with_rlax():
     params, b = example()
-    q, behind, chooser = b["obs"] @ params, b["next_obs"] @ b["target_params"], b["next_obs"] @ params
-    error = jax.vmap(rlax.double_q_learning)(q, b["action"], b["reward"], b["discount"], behind, chooser)
-    np.testing.assert_allclose(fl.DQNLoss()(values, params, b)[1]["priority"], np.abs(error), rtol=1e-4, atol=1e-5)
+    q, behind, chooser = (
+        b["obs"] @ params,
+        b["next_obs"] @ b["target_params"],
+        b["next_obs"] @ params,
+    )
+    error = jax.vmap(rlax.double_q_learning)(
+        q, b["action"], b["reward"], b["discount"], behind, chooser
+    )
+    np.testing.assert_allclose(
+        fl.DQNLoss()(values, params, b)[1]["priority"], np.abs(error), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_no_gradient_flows_through_the_target_or_an_invalid_row():
     params, b = example()
     grad = jax.grad(lambda p: fl.DQNLoss(huber=None)(values, p, b)[0])(params)
     signed = jax.vmap(rlax.double_q_learning)(
-        b["obs"] @ params, b["action"], b["reward"], b["discount"], b["next_obs"] @ b["target_params"], b["next_obs"] @ params
+        b["obs"] @ params,
+        b["action"],
+        b["reward"],
+        b["discount"],
+        b["next_obs"] @ b["target_params"],
+        b["next_obs"] @ params,
     )
     by_hand = np.zeros_like(params)
     for i in np.flatnonzero(b["valid"]):
-        by_hand[:, b["action"][i]] -= b["weight"][i] * float(signed[i]) * b["obs"][i] / b["valid"].sum()
+        by_hand[:, b["action"][i]] -= (
+            b["weight"][i] * float(signed[i]) * b["obs"][i] / b["valid"].sum()
+        )
     np.testing.assert_allclose(grad, by_hand, rtol=1e-4, atol=1e-6)
     broken = {**b, "reward": np.where(b["valid"], b["reward"], np.nan).astype(np.float32)}
     assert np.isfinite(fl.DQNLoss()(values, params, broken)[0])
@@ -85,13 +115,15 @@ def test_a_squashed_gaussian_is_that_of_distrax():
     rng = np.random.default_rng(0)
     mean, log_std, noise = (jnp.asarray(rng.normal(size=(50, 3)), jnp.float32) for _ in range(3))
     dist = TanhGaussian(mean, log_std / 2)
-    oracle = distrax.Transformed(distrax.MultivariateNormalDiag(mean, jnp.exp(log_std / 2)), distrax.Block(distrax.Tanh(), 1))
+    oracle = distrax.Transformed(
+        distrax.MultivariateNormalDiag(mean, jnp.exp(log_std / 2)), distrax.Block(distrax.Tanh(), 1)
+    )
     action, logp = dist.draw(noise)
     assert (jnp.abs(action) <= 1).all()
     np.testing.assert_allclose(action, dist.sample(noise))
-    wanted = oracle.distribution.log_prob(dist.plain.sample(noise)) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(
-        dist.plain.sample(noise)
-    )
+    wanted = oracle.distribution.log_prob(dist.plain.sample(noise)) - distrax.Block(
+        distrax.Tanh(), 1
+    ).forward_log_det_jacobian(dist.plain.sample(noise))
     np.testing.assert_allclose(logp, wanted, rtol=1e-4, atol=1e-4)
     inside = jnp.abs(action).max(-1) < 0.99
     np.testing.assert_allclose(dist.log_prob(action)[inside], logp[inside], rtol=1e-3, atol=1e-3)
@@ -109,33 +141,63 @@ def actor_critic(params, *args, method=""):
         return params["log_alpha"]
     if method == "critic":
         obs, action = args
-        return jnp.stack([obs @ w + action @ v for w, v in zip(params["w"], params["v"], strict=True)])
-    return TanhGaussian(args[0] @ params["actor"], jnp.broadcast_to(params["log_std"], (args[0].shape[0], 2))), jnp.zeros(args[0].shape[0])
+        return jnp.stack(
+            [obs @ w + action @ v for w, v in zip(params["w"], params["v"], strict=True)]
+        )
+    return TanhGaussian(
+        args[0] @ params["actor"], jnp.broadcast_to(params["log_std"], (args[0].shape[0], 2))
+    ), jnp.zeros(args[0].shape[0])
 
 
 def sac_example(seed=0):
     rng = np.random.default_rng(seed)
     f = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    made = lambda: {"actor": f(4, 2) / 2, "log_std": f(2) / 2, "w": f(2, 4), "v": f(2, 2), "log_alpha": np.float32(-0.5)}
-    data = {"obs": f(N, 4), "next_obs": f(N, 4), "action": np.tanh(f(N, 2)), "reward": f(N), "discount": np.float32(0.9) * (rng.random(N) < 0.7)}
-    return made(), {**data, "valid": np.arange(N) % 4 != 3, "seed": rng.integers(2**32, size=(N, 2), dtype=np.uint32), "target_params": made()}
+    made = lambda: {
+        "actor": f(4, 2) / 2,
+        "log_std": f(2) / 2,
+        "w": f(2, 4),
+        "v": f(2, 2),
+        "log_alpha": np.float32(-0.5),
+    }
+    data = {
+        "obs": f(N, 4),
+        "next_obs": f(N, 4),
+        "action": np.tanh(f(N, 2)),
+        "reward": f(N),
+        "discount": np.float32(0.9) * (rng.random(N) < 0.7),
+    }
+    return made(), {
+        **data,
+        "valid": np.arange(N) % 4 != 3,
+        "seed": rng.integers(2**32, size=(N, 2), dtype=np.uint32),
+        "target_params": made(),
+    }
 
 
 def test_sac_is_what_a_loop_over_rows_finds():
     params, b = sac_example()
     loss, metrics = fl.SACLoss()(actor_critic, params, b)
-    noise = [jax.random.normal(jax.random.wrap_key_data(jnp.asarray(seed)), (2, 2)) for seed in b["seed"]]
+    noise = [
+        jax.random.normal(jax.random.wrap_key_data(jnp.asarray(seed)), (2, 2)) for seed in b["seed"]
+    ]
     now, then = np.moveaxis(np.array(noise), 1, 0)
     alpha, sums = np.exp(-0.5), dict.fromkeys(("critic", "actor", "logp"), 0.0)
     for i in np.flatnonzero(b["valid"]):
         draws = []
         for obs, noise in ((b["obs"][i], now[i]), (b["next_obs"][i], then[i])):
             before = obs @ params["actor"] + np.exp(params["log_std"]) * noise
-            density = -0.5 * np.asarray(noise) ** 2 - params["log_std"] - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(before) ** 2)
+            density = (
+                -0.5 * np.asarray(noise) ** 2
+                - params["log_std"]
+                - 0.5 * np.log(2 * np.pi)
+                - np.log(1 - np.tanh(before) ** 2)
+            )
             draws.append((np.tanh(before), density.sum()))
         (action, logp), (next_action, next_logp) = draws
         judge = lambda p, obs, a: np.array([obs @ p["w"][k] + a @ p["v"][k] for k in range(2)])
-        target = b["reward"][i] + b["discount"][i] * (judge(b["target_params"], b["next_obs"][i], next_action).min() - alpha * next_logp)
+        target = b["reward"][i] + b["discount"][i] * (
+            judge(b["target_params"], b["next_obs"][i], next_action).min() - alpha * next_logp
+        )
         sums["critic"] += ((judge(params, b["obs"][i], b["action"][i]) - target) ** 2).sum() / 2
         sums["actor"] += alpha * logp - judge(params, b["obs"][i], action).min()
         sums["logp"] += logp

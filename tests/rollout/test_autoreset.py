@@ -20,7 +20,11 @@ def expected(episode, step, length, n):
     steps = min(n, length - step)
     reward = sum(GAMMA**k * (episode + 1) for k in range(steps))
     terminated = step + steps == length and episode % 2 == 0
-    return pytest.approx(reward, rel=1e-5), pytest.approx(0.0 if terminated else GAMMA**steps, rel=1e-5), (episode, step + steps)
+    return (
+        pytest.approx(reward, rel=1e-5),
+        pytest.approx(0.0 if terminated else GAMMA**steps, rel=1e-5),
+        (episode, step + steps),
+    )
 
 
 def drawable(ring):
@@ -48,7 +52,10 @@ def test_every_transition_is_one_that_its_environment_made(mode, lengths, rollou
     taken = []
     for _ in range(rollouts):
         batch = handles["runners"].collect()
-        taken += [(env, *batch["obs"][t, env].astype(int).tolist()) for t, env in np.argwhere(batch["valid"]).tolist()]
+        taken += [
+            (env, *batch["obs"][t, env].astype(int).tolist())
+            for t, env in np.argwhere(batch["valid"]).tolist()
+        ]
         handles["replay"].add(batch)
     found = drawable(handles["replay"].pool.objects[0])
     place.close()
@@ -59,11 +66,19 @@ def test_every_transition_is_one_that_its_environment_made(mode, lengths, rollou
         length = lengths[env][int(episode) % len(lengths[env])]
         steps = n
         # Steps that were skipped while other columns filled up cut an episode short before the first of them.
-        while any((env, episode, step + k) not in recorded for k in range(min(steps, length - int(step)))):
+        while any(
+            (env, episode, step + k) not in recorded for k in range(min(steps, length - int(step)))
+        ):
             steps -= 1
-        assert (reward, discount, tuple(following)) == expected(int(episode), int(step), length, steps)
+        assert (reward, discount, tuple(following)) == expected(
+            int(episode), int(step), length, steps
+        )
     newest = {env: max(x for x in recorded if x[0] == env) for env in range(envs)}
-    waiting = {(env, newest[env][1], newest[env][2] - k) for env in range(envs) for k in range(n - 1)}
-    assert {(env, int(e), int(s)) for env, (e, s), *_ in found} >= recorded - waiting, "every step but the newest may be drawn"
+    waiting = {
+        (env, newest[env][1], newest[env][2] - k) for env in range(envs) for k in range(n - 1)
+    }
+    assert {(env, int(e), int(s)) for env, (e, s), *_ in found} >= recorded - waiting, (
+        "every step but the newest may be drawn"
+    )
     if mode == "NextStep" or rollout == 1:
         assert all((env, e, s - 1) in recorded for env, e, s in recorded if s), "no step is skipped"

@@ -38,7 +38,9 @@ def by_hand(env, policy, episodes, greedy=True):
     """The returns and lengths of episodes, one after another; episode i has the seed SEED + i."""
     returns, lengths, net = [], [], policy.network
     act = jax.jit(net.act)
-    draw = jax.jit(lambda seed, step: net.head.noise(jax.random.fold_in(jax.random.key(seed), step), 1))
+    draw = jax.jit(
+        lambda seed, step: net.head.noise(jax.random.fold_in(jax.random.key(seed), step), 1)
+    )
     for seed in range(SEED, SEED + episodes):
         obs, _ = env.reset(seed=seed)
         carry, total, step, over = None, 0.0, 0, False
@@ -81,7 +83,9 @@ def test_an_evaluation_is_an_array_of_returns_and_more():
     again = trained("CartPole-v1").evaluate(3, seed=SEED + 1)
     np.testing.assert_array_equal(np.asarray(found)[1:], again)
     assert len(found) == 4 and list(found) == found.returns.tolist()
-    assert (found.mean(), found.std(), found.min(), found.max()) == tuple(getattr(np.array(list(found)), k)() for k in ("mean", "std", "min", "max"))
+    assert (found.mean(), found.std(), found.min(), found.max()) == tuple(
+        getattr(np.array(list(found)), k)() for k in ("mean", "std", "min", "max")
+    )
     assert str(again).startswith("3 episodes, 3 different returns: mean ")
 
 
@@ -89,7 +93,9 @@ def test_an_evaluation_is_an_array_of_returns_and_more():
 
 
 def cartpoles(mode, count):
-    return SyncVectorEnv([lambda: gym.make("CartPole-v1")] * count, autoreset_mode=AutoresetMode(mode))
+    return SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * count, autoreset_mode=AutoresetMode(mode)
+    )
 
 
 def next_step():
@@ -124,13 +130,19 @@ def test_a_vector_plays_the_episodes_that_single_environments_do(make, kind):
         wanted, found = (policy.evaluate(7, seed=SEED, **how) for policy in (single, vector))
         for part in ("returns", "lengths", "cut", "digests"):
             np.testing.assert_array_equal(getattr(found, part), getattr(wanted, part))
-        assert len({tuple(wanted.lengths[i : i + 3]) for i in (0, 3)}) == 2 and wanted.different_returns > 1
+        assert (
+            len({tuple(wanted.lengths[i : i + 3]) for i in (0, 3)}) == 2
+            and wanted.different_returns > 1
+        )
         assert (0 < wanted.cut.sum() < 7) == ("max_steps" in how)
 
 
 def test_a_vector_that_does_not_say_how_it_resets_is_refused():
     single = trained("CartPole-v1")
-    with pytest.raises(fl.EnvironmentFailed, match=r"silent does not say how it resets: metadata\['autoreset_mode'\] is None"):
+    with pytest.raises(
+        fl.EnvironmentFailed,
+        match=r"silent does not say how it resets: metadata\['autoreset_mode'\] is None",
+    ):
         fl.TrainedPolicy(single.policy, single.spaces, single.weights, silent).evaluate(2)
 
 
@@ -179,7 +191,13 @@ class Endless(gym.Env):
 
     def step(self, action):
         self.time += 1
-        return np.float32([self.start, self.time]), 1.0, self.start % 2 == 0 and self.time == 4, False, {}
+        return (
+            np.float32([self.start, self.time]),
+            1.0,
+            self.start % 2 == 0 and self.time == 4,
+            False,
+            {},
+        )
 
 
 class EndlessInJax(fl.JaxEnv):
@@ -195,11 +213,25 @@ class EndlessInJax(fl.JaxEnv):
     def step(self, state, action, key):
         time = state["time"] + 1
         over = (state["start"] > 0.5) & (time == 4)
-        return {"start": state["start"], "time": time}, state["start"][None], state["start"], over, jnp.bool_(False)
+        return (
+            {"start": state["start"], "time": time},
+            state["start"][None],
+            state["start"],
+            over,
+            jnp.bool_(False),
+        )
 
 
 def in_a_run(env, **how):
-    settings = fl.PPOSettings(runners=2, envs=2, fragment=8, batch=32, minibatch=None, epochs=1, policy=fl.Policy(fl.MLP, hidden=(8,)))
+    settings = fl.PPOSettings(
+        runners=2,
+        envs=2,
+        fragment=8,
+        batch=32,
+        minibatch=None,
+        epochs=1,
+        policy=fl.Policy(fl.MLP, hidden=(8,)),
+    )
     return fl.ppo(env, settings).insert(after="sync", play=fl.Evaluate(**how))
 
 
@@ -211,9 +243,13 @@ def test_an_episode_without_an_end_is_cut_counted_and_said(caplog):
     np.testing.assert_array_equal(found.lengths, [4, 9, 4, 9])
     np.testing.assert_array_equal(found.cut, [False, True, False, True])
     says = "2 of 4 episodes did not end within 9 steps and were cut; the return is that of the steps until then (max_steps raises the bound)"
-    assert [r.getMessage() for r in caplog.records] == [f"flowrl: {says}"] and found.notes == (says,)
+    assert [r.getMessage() for r in caplog.records] == [f"flowrl: {says}"] and found.notes == (
+        says,
+    )
     assert policy.evaluate(1, seed=SEED).max_steps == MAX_STEPS == fl.Evaluate().max_steps
-    np.testing.assert_array_equal(policy.evaluate(1, seed=SEED, max_steps=4).cut, [False])  # it ended with the last step
+    np.testing.assert_array_equal(
+        policy.evaluate(1, seed=SEED, max_steps=4).cut, [False]
+    )  # it ended with the last step
 
 
 @pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (5, 0)])
@@ -221,7 +257,9 @@ def test_no_episodes_and_no_steps_are_refused(episodes, max_steps):
     with pytest.raises(fl.SettingError, match="episodes and max_steps must be at least 1, got"):
         trained(Endless).evaluate(episodes, max_steps=max_steps)
     with pytest.raises(fl.SettingError, match="every, episodes and max_steps must be at least 1"):
-        fl.Evaluate(episodes=episodes or 1, max_steps=max_steps or -1, every=1 if max_steps == 0 else 0)
+        fl.Evaluate(
+            episodes=episodes or 1, max_steps=max_steps or -1, every=1 if max_steps == 0 else 0
+        )
 
 
 def endless_vector():
@@ -230,7 +268,12 @@ def endless_vector():
 
 @pytest.mark.parametrize(
     ("runtime", "env"),
-    [("local", "CartPole-v1"), ("local", same_step), ("local", Endless), pytest.param("ray", endless_vector, marks=pytest.mark.ray)],
+    [
+        ("local", "CartPole-v1"),
+        ("local", same_step),
+        ("local", Endless),
+        pytest.param("ray", endless_vector, marks=pytest.mark.ray),
+    ],
     indirect=["runtime"],
 )
 def test_what_a_run_evaluates_is_what_its_policy_plays(runtime, env, tmp_path):
@@ -241,21 +284,39 @@ def test_what_a_run_evaluates_is_what_its_policy_plays(runtime, env, tmp_path):
     with fl.run(graph, runtime=runtime, out=tmp_path / "run") as run:
         row = next(run)
         found = run.policy.evaluate(7, seed=SEED, max_steps=30)
-    wanted = dict(zip(EVALUATED, (found.mean(), found.std(), found.min(), found.max(), found.cut.sum()), strict=True))
-    assert {name: row[name] for name in EVALUATED} == pytest.approx(wanted) and found.different_returns > 1
-    warned = [json.loads(line)["text"] for line in (tmp_path / "run/events.jsonl").read_text().splitlines() if '"warned"' in line.lower()]
+    wanted = dict(
+        zip(
+            EVALUATED,
+            (found.mean(), found.std(), found.min(), found.max(), found.cut.sum()),
+            strict=True,
+        )
+    )
+    assert {name: row[name] for name in EVALUATED} == pytest.approx(
+        wanted
+    ) and found.different_returns > 1
+    warned = [
+        json.loads(line)["text"]
+        for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
+        if '"warned"' in line.lower()
+    ]
     if env in (Endless, endless_vector):
-        assert row["eval/cut_episodes"] == 3 and [w for w in warned if "ppo: 3 evaluated episodes did not end within the max_steps" in w]
+        assert row["eval/cut_episodes"] == 3 and [
+            w for w in warned if "ppo: 3 evaluated episodes did not end within the max_steps" in w
+        ]
 
 
 def slow(env, policy, episodes, seed, max_steps):
     """The returns of episodes of an environment in JAX whose steps have no randomness, and how many were cut."""
-    states, obs = begin(env, jax.random.bits(jax.random.fold_in(jax.random.key(seed), 0), (episodes, 2)))
+    states, obs = begin(
+        env, jax.random.bits(jax.random.fold_in(jax.random.key(seed), 0), (episodes, 2))
+    )
     returns, cut = np.zeros(episodes), 0
     for i in range(episodes):
         state, seen, over = jax.tree.map(lambda x, i=i: x[i], states), obs[i], False
         for _ in range(max_steps):
-            state, seen, reward, terminated, truncated = env.step(state, policy.act(np.asarray(seen)), None)
+            state, seen, reward, terminated, truncated = env.step(
+                state, policy.act(np.asarray(seen)), None
+            )
             returns[i] += float(reward)
             over = bool(terminated | truncated)
             if over:
@@ -266,7 +327,9 @@ def slow(env, policy, episodes, seed, max_steps):
 
 @pytest.mark.parametrize("runtime", ["local", "xla"], indirect=True)
 def test_what_a_program_evaluates_is_what_a_slow_loop_plays(runtime):
-    with fl.run(in_a_run(EndlessInJax, every=1, episodes=6, seed=SEED, max_steps=12), runtime=runtime) as run:
+    with fl.run(
+        in_a_run(EndlessInJax, every=1, episodes=6, seed=SEED, max_steps=12), runtime=runtime
+    ) as run:
         row = next(run)
     returns, cut = slow(EndlessInJax(), run.policy, 6, SEED, 12)
     wanted = [returns.mean(), returns.std(), returns.min(), returns.max(), cut]
@@ -278,7 +341,9 @@ def test_on_ray_episodes_of_an_environment_in_jax_are_cut_too(runtime):
     with fl.run(in_a_run(EndlessInJax, every=1, episodes=4, max_steps=12), runtime=runtime) as run:
         row = next(run)
         found = run.policy.evaluate(4, max_steps=12)
-    assert row["eval/cut_episodes"] == found.cut.sum() > 0 and row["eval/return_mean"] == pytest.approx(found.mean())
+    assert row["eval/cut_episodes"] == found.cut.sum() > 0 and row[
+        "eval/return_mean"
+    ] == pytest.approx(found.mean())
 
 
 # -- sampled
@@ -316,23 +381,33 @@ def test_sampled_actions_are_drawn_from_the_policy_and_again_in_each_step():
     policy = trained(Counted, fl.Policy(Always))
     found, likely = policy.evaluate(12, seed=SEED, greedy=False), 1 / (1 + np.exp(-1))
     assert found.mean() / 200 == pytest.approx(likely, abs=0.04)
-    assert found.std() == pytest.approx((200 * likely * (1 - likely)) ** 0.5, rel=0.5)  # one draw for an episode would give 0 or 200
+    assert found.std() == pytest.approx(
+        (200 * likely * (1 - likely)) ** 0.5, rel=0.5
+    )  # one draw for an episode would give 0 or 200
     parts = {Counted.taken[i : i + 20] for i in range(0, 200, 20)}
     assert len(parts) == 10  # no draw comes again
     np.testing.assert_array_equal(policy.evaluate(2, seed=SEED, greedy=False), found.returns[:2])
-    assert (np.asarray(policy.evaluate(2, seed=SEED + 100, greedy=False)) != found.returns[:2]).any()
+    assert (
+        np.asarray(policy.evaluate(2, seed=SEED + 100, greedy=False)) != found.returns[:2]
+    ).any()
     np.testing.assert_array_equal(policy.evaluate(2, seed=SEED), [200, 200])
 
 
 def test_actions_are_not_drawn_by_the_size_of_action_values(tmp_path):
-    settings = fl.DQNSettings(envs=2, start=8, batch=8, report_every=1, lr=0.0, policy=fl.Policy(Always))
+    settings = fl.DQNSettings(
+        envs=2, start=8, batch=8, report_every=1, lr=0.0, policy=fl.Policy(Always)
+    )
     with fl.run(fl.dqn(Counted, settings), steps=16, out=tmp_path / "run") as run:
         list(run)
     for policy in (run.policy, fl.load(tmp_path / "run", allow=["test_evaluation"])):
         assert policy.action_values
         other = 1 - policy.evaluate(6, seed=SEED, greedy=False).mean() / 200
-        assert other == pytest.approx(0.025, abs=0.015)  # half of what is drawn with 0.05; by softmax it would be 0.27
-    others = np.mean([run.policy.act(np.zeros((100, 1)), greedy=False, seed=seed) == 0 for seed in range(20)])
+        assert other == pytest.approx(
+            0.025, abs=0.015
+        )  # half of what is drawn with 0.05; by softmax it would be 0.27
+    others = np.mean(
+        [run.policy.act(np.zeros((100, 1)), greedy=False, seed=seed) == 0 for seed in range(20)]
+    )
     assert others == pytest.approx(0.025, abs=0.012)
 
 
@@ -365,9 +440,16 @@ class TwoWorths(TwoStarts):
 @pytest.mark.parametrize(("env", "returns"), [(TwoStarts, 1), (TwoWorths, 2)])
 def test_copies_of_episodes_are_no_samples_and_that_is_said(env, returns, caplog):
     found = trained(env).evaluate(20, seed=SEED)
-    assert (found.different, found.different_returns) == (2, returns) and found[0] == found.returns[0]
-    assert "only 2 of the 20 episodes differ in any observation or reward" in caplog.text and "greedy=False (--sampled)" in caplog.text
-    assert str(found).startswith(f"20 episodes, {returns} different return{'s' * (returns > 1)}: mean ")
+    assert (found.different, found.different_returns) == (2, returns) and found[0] == found.returns[
+        0
+    ]
+    assert (
+        "only 2 of the 20 episodes differ in any observation or reward" in caplog.text
+        and "greedy=False (--sampled)" in caplog.text
+    )
+    assert str(found).startswith(
+        f"20 episodes, {returns} different return{'s' * (returns > 1)}: mean "
+    )
 
 
 class Steady(Clockwork):
@@ -387,9 +469,13 @@ def test_equal_returns_of_different_episodes_are_no_copies(caplog):
 # -- the command line
 
 
-def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(tmp_path, capsys, monkeypatch, caplog):
+def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(
+    tmp_path, capsys, monkeypatch, caplog
+):
     monkeypatch.chdir(tmp_path)
-    settings = fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(8,)))
+    settings = fl.PPOSettings(
+        envs=2, fragment=8, batch=16, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(8,))
+    )
     with fl.run(fl.ppo("CartPole-v1", settings), steps=10, out="run") as run:
         next(run)
     played = {}
@@ -398,12 +484,19 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(tmp_path,
         played[name] = capsys.readouterr().out
     policy = fl.load(Path("run"))
     wanted = {"greedy": {}, "sampled": {"greedy": False}, "cut": {"max_steps": 7}}
-    assert played == {name: f"{policy.evaluate(6, seed=3, **how)}\n" for name, how in wanted.items()}
-    assert len(set(played.values())) == 3 and played["cut"] == "6 episodes, 1 different return: mean 7.0, std 0.0, min 7.0, max 7.0\n"
+    assert played == {
+        name: f"{policy.evaluate(6, seed=3, **how)}\n" for name, how in wanted.items()
+    }
+    assert (
+        len(set(played.values())) == 3
+        and played["cut"] == "6 episodes, 1 different return: mean 7.0, std 0.0, min 7.0, max 7.0\n"
+    )
     assert "6 of 6 episodes did not end within 7 steps and were cut" in caplog.text
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_to_sample_actions_is_advised_only_where_they_were_not(sampled):
-    (note,) = fl.Evaluation(np.ones(3), np.ones(3, int), np.zeros(3, bool), np.ones(3, np.uint64), sampled=sampled).notes
+    (note,) = fl.Evaluation(
+        np.ones(3), np.ones(3, int), np.zeros(3, bool), np.ones(3, np.uint64), sampled=sampled
+    ).notes
     assert note.startswith("only 1 of the 3 episodes differ") and ("--sampled" in note) != sampled

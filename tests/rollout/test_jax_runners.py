@@ -23,7 +23,9 @@ LSTM = fl.Policy(fl.RNN, hidden=(8,), cell="lstm")
 
 
 def opened(policy=MLP, **settings):
-    return fl.Runners(Corridor, policy, **{"count": 2, "envs": 3, "fragment": 16, **settings}).open()
+    return fl.Runners(
+        Corridor, policy, **{"count": 2, "envs": 3, "fragment": 16, **settings}
+    ).open()
 
 
 @pytest.mark.parametrize("policy", [MLP, LSTM], ids=["mlp", "lstm"])
@@ -56,7 +58,11 @@ def test_fragments_follow_on_from_one_another_and_tell_what_happened(policy):
         steps += valid.sum()
         told = runners.episodes()
         assert (told["env_steps"], told["episodes"]) == (steps, episodes)
-        np.testing.assert_allclose((told["return_mean"], told["length_mean"]), np.mean(recent, axis=0) if recent else np.nan, rtol=1e-5)
+        np.testing.assert_allclose(
+            (told["return_mean"], told["length_mean"]),
+            np.mean(recent, axis=0) if recent else np.nan,
+            rtol=1e-5,
+        )
         steps = episodes = 0
         last, over = batch.columns["bootstrap_obs"], done[-1]
     assert len(recent) > 20
@@ -70,7 +76,11 @@ def test_what_is_told_of_actions_is_what_the_policy_says_from_the_stored_carry(p
         batch = runners.collect()
         weights = runners.state["published"][0]["weights"]
         memory = net.memory_of(batch.data, batch.columns)
-        dist, value, _ = net.unroll(weights, batch["obs"], memory._replace(reset=memory.reset[:-1]) if net.recurrent else memory)
+        dist, value, _ = net.unroll(
+            weights,
+            batch["obs"],
+            memory._replace(reset=memory.reset[:-1]) if net.recurrent else memory,
+        )
         np.testing.assert_allclose(batch["logp"], dist.log_prob(batch["action"]), atol=1e-5)
         np.testing.assert_allclose(batch["value"], value, atol=1e-5)
 
@@ -87,7 +97,13 @@ class Lives(fl.JaxEnv):
 
     def step(self, state, action, key):
         left = state["left"] - 1
-        return {"left": left}, left[None].astype(jnp.float32), jnp.float32(1), left == 0, jnp.bool_(False)
+        return (
+            {"left": left},
+            left[None].astype(jnp.float32),
+            jnp.float32(1),
+            left == 0,
+            jnp.bool_(False),
+        )
 
 
 def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
@@ -99,16 +115,21 @@ def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
 @pytest.mark.parametrize("env", [Corridor, Lives])
 def test_rewards_are_scaled_and_clipped_as_those_of_gymnasium(env):
     plain, scaled = (
-        fl.Runners(env, MLP, count=2, envs=3, fragment=16, **how).open() for how in ({}, {"normalize_rewards": 0.9, "clip_rewards": 2.0})
+        fl.Runners(env, MLP, count=2, envs=3, fragment=16, **how).open()
+        for how in ({}, {"normalize_rewards": 0.9, "clip_rewards": 2.0})
     )
     slow = [RewardScale(3, 0.9), RewardScale(3, 0.9)]
     for _ in range(4):
         a, b = (jax.tree.map(np.asarray, r.collect()) for r in (plain, scaled))
         np.testing.assert_array_equal(a["obs"], b["obs"])
         parts = [{k: x[:, i : i + 3] for k, x in a.data.items()} for i in (0, 3)]
-        expected = np.concatenate([scale(part, []) for scale, part in zip(slow, parts, strict=True)], axis=1)
+        expected = np.concatenate(
+            [scale(part, []) for scale, part in zip(slow, parts, strict=True)], axis=1
+        )
         np.testing.assert_allclose(b["reward"], np.clip(expected, -2, 2), rtol=2e-4)
-        assert plain.episodes()["return_mean"] == pytest.approx(float(scaled.episodes()["return_mean"]), nan_ok=True)
+        assert plain.episodes()["return_mean"] == pytest.approx(
+            float(scaled.episodes()["return_mean"]), nan_ok=True
+        )
 
 
 class Still(gym.Env):
@@ -127,17 +148,26 @@ class Still(gym.Env):
 @given(
     count=st.integers(1, 4),
     calls=st.lists(
-        st.one_of(st.tuples(st.just("next"), st.integers(1, 3)), st.tuples(st.just("collect"), st.sampled_from([0.3, 0.6, 1.0]))), max_size=8
+        st.one_of(
+            st.tuples(st.just("next"), st.integers(1, 3)),
+            st.tuples(st.just("collect"), st.sampled_from([0.3, 0.6, 1.0])),
+        ),
+        max_size=8,
     ),
     data=st.data(),
 )
 def test_they_ask_and_give_in_the_order_of_runners_over_gymnasium(count, calls, data):
-    both = [fl.Runners(env, MLP, count=count, envs=1, fragment=2).open() for env in (Corridor, Still)]
+    both = [
+        fl.Runners(env, MLP, count=count, envs=1, fragment=2).open() for env in (Corridor, Still)
+    ]
     assert isinstance(both[0], JaxRunners) and not isinstance(both[1], JaxRunners)
     net = network(MLP, both[0].spaces)
     weights = net.init(jax.random.key(0))
     for version, (verb, argument) in enumerate(calls):
-        to = data.draw(st.none() | st.lists(st.integers(0, count - 1), min_size=1, max_size=count).map(np.array))
+        to = data.draw(
+            st.none()
+            | st.lists(st.integers(0, count - 1), min_size=1, max_size=count).map(np.array)
+        )
         for runners in both:
             runners.publish(weights, np.int32(version), to=to if version else None)
         a, b = (getattr(runners, verb)(argument) for runners in both)
@@ -160,7 +190,11 @@ def test_work_at_the_sampler_is_done_for_each_runner():
     chain = fl.chain(note=fl.Map(lambda b: seen.append(b.shape) or b))
     runners = graph.resources["runners"].open(alone("runners", graph.resources["runners"]))
     runners.localize(chain)
-    assert isinstance(batch := runners.collect(), Batch) and batch.shape == (4, 6) and seen == [(4, 3)] * 2
+    assert (
+        isinstance(batch := runners.collect(), Batch)
+        and batch.shape == (4, 6)
+        and seen == [(4, 3)] * 2
+    )
     with pytest.raises(fl.GraphError, match="with another local"):
         runners.localize(fl.chain(other=fl.Map(lambda b: b)))
 

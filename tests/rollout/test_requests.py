@@ -64,7 +64,10 @@ def test_what_a_dead_incarnation_still_sends_and_what_comes_twice_is_never_given
     calls.there = list(calls.made)  # all of them come, also those of the dead one
     given = [requests.next() for _ in range(4)]
     assert [(r.worker, r.incarnation) for r in given] == [(1, 0), (1, 0), (0, 1), (0, 1)]
-    assert not {r.number for r in given} & {r.number for r in lost} and len({r.number for r in given}) == 4
+    assert (
+        not {r.number for r in given} & {r.number for r in lost}
+        and len({r.number for r in given}) == 4
+    )
     with pytest.raises(LookupError, match="nobody was asked"):
         requests.next()
 
@@ -90,7 +93,9 @@ def test_an_operator_of_ones_own_may_use_it_with_threads():
 
     slow = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        requests = fl.AsyncRequests(lambda i: pool.submit(lambda: (i == 0 and slow.wait(5)) or i), wait, count=2)
+        requests = fl.AsyncRequests(
+            lambda i: pool.submit(lambda: (i == 0 and slow.wait(5)) or i), wait, count=2
+        )
         requests.fill()
         assert requests.next().result() == 1
         slow.set()

@@ -44,7 +44,10 @@ def story(lengths, steps):
 def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_behind_ends(mode):
     batches, _ = sampled(getattr(environments, mode), 4)
     for column, lengths in enumerate(environments.LENGTHS):
-        told = {before: rest for before, *rest in (next(s) for s in [story(lengths, 0)] for _ in range(400))}
+        told = {
+            before: rest
+            for before, *rest in (next(s) for s in [story(lengths, 0)] for _ in range(400))
+        }
         seen = []
         for batch in batches:
             d = {k: v[:, column] for k, v in batch.data.items()}
@@ -58,26 +61,47 @@ def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_b
                     continue
                 before = tuple(int(x) for x in d["obs"][t])
                 reward, terminated, truncated, expected = told[before]
-                assert (d["reward"][t], d["terminated"][t], d["truncated"][t]) == (reward, terminated, truncated)
+                assert (d["reward"][t], d["terminated"][t], d["truncated"][t]) == (
+                    reward,
+                    terminated,
+                    truncated,
+                )
                 assert tuple(after[t]) == expected, "the row behind holds what the step led to"
                 seen.append(before)
         assert seen == sorted(set(seen)), "no step twice, none out of order"
         if mode == "next_step":
-            assert seen == [before for before, *_ in (next(s) for s in [story(lengths, 0)] for _ in range(len(seen)))], "and none left out"
+            assert seen == [
+                before
+                for before, *_ in (next(s) for s in [story(lengths, 0)] for _ in range(len(seen)))
+            ], "and none left out"
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_episode_statistics_count_every_step_also_the_skipped(mode):
     _, told = sampled(getattr(environments, mode), 6)
     runners = fl.Runners(getattr(environments, mode), POLICY, envs=4, fragment=FRAGMENT).open()
-    samples = [runners.pool.submit(0, "sample", (runners.site.run(_network(runners).init, jax.random.key(0)), 0)).result() for _ in range(6)]
+    samples = [
+        runners.pool.submit(
+            0, "sample", (runners.site.run(_network(runners).init, jax.random.key(0)), 0)
+        ).result()
+        for _ in range(6)
+    ]
     runners.close()
     returns = np.concatenate([s.episodes.returns for s in samples])
     lengths = np.concatenate([s.episodes.lengths for s in samples])
-    full = {(n * (k + 1), n) for ls in environments.LENGTHS for k in range(400) for n in [ls[k % len(ls)]]}
-    assert set(zip(returns.tolist(), lengths.tolist(), strict=True)) <= full, "every episode is whole"
+    full = {
+        (n * (k + 1), n)
+        for ls in environments.LENGTHS
+        for k in range(400)
+        for n in [ls[k % len(ls)]]
+    }
+    assert set(zip(returns.tolist(), lengths.tolist(), strict=True)) <= full, (
+        "every episode is whole"
+    )
     assert told["episodes"] == len(returns)
-    assert sum(int(s.batch["valid"].sum()) for s in samples) == sum(s.episodes.env_steps for s in samples)
+    assert sum(int(s.batch["valid"].sum()) for s in samples) == sum(
+        s.episodes.env_steps for s in samples
+    )
     assert told["env_steps"] == sum(s.episodes.env_steps + s.episodes.skipped for s in samples)
     assert (sum(s.episodes.skipped for s in samples) > 0) == (mode != "next_step")
 
@@ -100,7 +124,12 @@ def _network(runners):
 )
 def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
     spec = fl.Runners(env, policy, envs=4, fragment=5)
-    real, twin = Runner(spec, "runners", 0, 1), RunnerTwin(spec, trace.AbstractSite(Place("g", {}, 0, trace.AbstractSite), "runners", 0), 1)
+    real, twin = (
+        Runner(spec, "runners", 0, 1),
+        RunnerTwin(
+            spec, trace.AbstractSite(Place("g", {}, 0, trace.AbstractSite), "runners", 0), 1
+        ),
+    )
     weights = jax.jit(real.network.init)(jax.random.key(0))
     try:
         for published in ((weights, np.int32(3)), None, None):
@@ -112,7 +141,9 @@ def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
             np.testing.assert_array_equal(a.batch.columns["version"], b.batch.columns["version"])
             np.testing.assert_array_equal(a.batch.columns["producer"], b.batch.columns["producer"])
         if isinstance(env, str):
-            assert _forms(vars(real.evaluate(None, 2, 0, 5))) == _forms(vars(twin.evaluate(None, 2, 0, 5)))
+            assert _forms(vars(real.evaluate(None, 2, 0, 5))) == _forms(
+                vars(twin.evaluate(None, 2, 0, 5))
+            )
     finally:
         real.close()
     public = {n for n in vars(RunnerTwin) if not n.startswith("_")}
@@ -142,10 +173,16 @@ def test_runners_sample_standalone_and_take_weights():
 def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypatch):
     runners = fl.Runners("CartPole-v1", POLICY, count=2).open()
     submit = runners.pool.submit
-    monkeypatch.setattr(runners.pool, "submit", lambda i, *args: Failed(fl.RuntimeFailed("gone")) if i in lost else submit(i, *args))
+    monkeypatch.setattr(
+        runners.pool,
+        "submit",
+        lambda i, *args: Failed(fl.RuntimeFailed("gone")) if i in lost else submit(i, *args),
+    )
     result = runners.evaluate(episodes=4, seed=1)
     assert np.isnan(result["eval/return_mean"]) == (len(lost) == 2)
-    monkeypatch.setattr(runners.pool, "submit", lambda i, *args: Failed(fl.EnvironmentFailed("broken")))
+    monkeypatch.setattr(
+        runners.pool, "submit", lambda i, *args: Failed(fl.EnvironmentFailed("broken"))
+    )
     with pytest.raises(fl.EnvironmentFailed):
         runners.evaluate(episodes=4, seed=1)
     runners.close()
@@ -167,13 +204,34 @@ def test_runners_draw_different_actions_and_the_same_ones_again():
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("raise", r"runners, runner 0: environment 1 of faulty raised in step\(.*\): ZeroDivisionError: a joint broke"),
-        ("raise in reset", r"runners, runner 0: environment 1 of faulty raised in reset: OSError: the simulator is gone"),
-        ("nan obs", r"runners, runner 0: environment 1 of faulty gave a obs that is not finite, at step \d of the fragment"),
-        ("nan reward", r"runners, runner 0: environment 1 of faulty gave a reward that is not finite, at step \d of the fragment"),
-        ("shape", r"environment 1 of faulty returned an observation float32\[3\] from step, but its observation_space declares float32\[2\]"),
-        ("dtype", r"environment 1 of faulty returned an observation <U1\[2\] from step, but its observation_space declares float32\[2\]"),
-        ("four values", r"environment 1 of faulty returned 4 values from step; it must be \(obs, reward, terminated, truncated, info\)"),
+        (
+            "raise",
+            r"runners, runner 0: environment 1 of faulty raised in step\(.*\): ZeroDivisionError: a joint broke",
+        ),
+        (
+            "raise in reset",
+            r"runners, runner 0: environment 1 of faulty raised in reset: OSError: the simulator is gone",
+        ),
+        (
+            "nan obs",
+            r"runners, runner 0: environment 1 of faulty gave a obs that is not finite, at step \d of the fragment",
+        ),
+        (
+            "nan reward",
+            r"runners, runner 0: environment 1 of faulty gave a reward that is not finite, at step \d of the fragment",
+        ),
+        (
+            "shape",
+            r"environment 1 of faulty returned an observation float32\[3\] from step, but its observation_space declares float32\[2\]",
+        ),
+        (
+            "dtype",
+            r"environment 1 of faulty returned an observation <U1\[2\] from step, but its observation_space declares float32\[2\]",
+        ),
+        (
+            "four values",
+            r"environment 1 of faulty returned 4 values from step; it must be \(obs, reward, terminated, truncated, info\)",
+        ),
     ],
 )
 def test_a_fault_names_runner_environment_and_cause(how, says):
@@ -181,16 +239,22 @@ def test_a_fault_names_runner_environment_and_cause(how, says):
 
     def faulty():
         made.append(1)
-        return environments.Faulty(5, how) if len(made) == 3 else environments.Clockwork((4,))  # the first one only shows its spaces
+        return (
+            environments.Faulty(5, how) if len(made) == 3 else environments.Clockwork((4,))
+        )  # the first one only shows its spaces
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # gymnasium's own arithmetic on the planted NaN
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # gymnasium's own arithmetic on the planted NaN
         with pytest.raises(fl.EnvironmentFailed, match=says.replace("of faulty", r"of .*faulty")):
             sampled(faulty, 2)
 
 
 def test_an_unknown_environment_gives_the_nearest():
-    with pytest.raises(fl.SettingError, match=r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'\?"):
+    with pytest.raises(
+        fl.SettingError, match=r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'\?"
+    ):
         fl.Runners("CartPol-v1", POLICY).spaces()
 
 
@@ -210,7 +274,14 @@ def _no_display():
 
 
 def test_wrappers_and_settings_reach_the_environment():
-    wrapped = fl.Runners("CartPole-v1", POLICY, envs=2, wrappers=(_Halved,), env_settings={"max_episode_steps": 3}, fragment=8)
+    wrapped = fl.Runners(
+        "CartPole-v1",
+        POLICY,
+        envs=2,
+        wrappers=(_Halved,),
+        env_settings={"max_episode_steps": 3},
+        fragment=8,
+    )
     assert wrapped.spaces().obs.shape == (2,)
     runners = wrapped.open()
     batch = runners.collect()
@@ -232,9 +303,17 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     rng = np.random.default_rng(0)
     scale, returns, seen = RewardScale(3, 0.9), np.zeros(3), []
     for _ in range(5):
-        data = {"reward": rng.normal(2, 3, (7, 3)).astype(np.float32), "valid": np.ones((7, 3), bool), "terminated": rng.random((7, 3)) < 0.2}
+        data = {
+            "reward": rng.normal(2, 3, (7, 3)).astype(np.float32),
+            "valid": np.ones((7, 3), bool),
+            "terminated": rng.random((7, 3)) < 0.2,
+        }
         data["truncated"] = np.zeros((7, 3), bool)
-        skipped = [(1, 2.5, True), (1, -1.0, False), (2, 4.0, False)]  # steps that were taken behind the last row
+        skipped = [
+            (1, 2.5, True),
+            (1, -1.0, False),
+            (2, 4.0, False),
+        ]  # steps that were taken behind the last row
         scaled = scale(data, skipped)
         for reward, done in zip(data["reward"], data["terminated"], strict=True):
             returns = returns * 0.9 + reward
@@ -256,13 +335,19 @@ def test_environments_are_closed_where_the_next_one_can_not_be_made():
         made.append(Closes())
         return made[-1]
 
-    with pytest.raises(fl.EnvironmentFailed, match=r"make could not be made: OSError: no third one \(test_runners\.py:\d+\)"):
+    with pytest.raises(
+        fl.EnvironmentFailed,
+        match=r"make could not be made: OSError: no third one \(test_runners\.py:\d+\)",
+    ):
         make_vector(make, 4, (), {})
     assert [env.closed for env in made] == [True, True]
 
 
 def test_a_vector_that_fails_to_reset_is_named():
-    with pytest.raises(fl.EnvironmentFailed, match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level \(test_runners\.py:\d+\)"):
+    with pytest.raises(
+        fl.EnvironmentFailed,
+        match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level \(test_runners\.py:\d+\)",
+    ):
         fl.Runners(bad_vector, POLICY, envs=2).open().collect()
 
 
@@ -292,7 +377,13 @@ def test_a_closed_worker_pool_closes_its_environments():
 
 
 def test_settings_of_an_environment_may_hold_lists():
-    spec = fl.Runners("FrozenLake-v1", POLICY, env_settings={"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]}, envs=2, fragment=3)
+    spec = fl.Runners(
+        "FrozenLake-v1",
+        POLICY,
+        env_settings={"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]},
+        envs=2,
+        fragment=3,
+    )
     runners = spec.open()
     assert runners.collect().shape == (3, 2)
     runners.close()
@@ -300,7 +391,9 @@ def test_settings_of_an_environment_may_hold_lists():
 
 def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
     def told(count):
-        runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=count, envs=1, fragment=4).open()
+        runners = fl.Runners(
+            "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=count, envs=1, fragment=4
+        ).open()
         try:
             return runners.evaluate(5, seed=11)
         finally:

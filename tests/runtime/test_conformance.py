@@ -31,7 +31,9 @@ STOCK = {
 def on(runtime, graph=PPO):
     """The graph, with an environment that the runtime can have."""
     env = graph.resources["runners"].env
-    return graph.set("runners.env", f"gymnax:{env}") if isinstance(runtime, fl.XlaRuntime) else graph
+    return (
+        graph.set("runners.env", f"gymnax:{env}") if isinstance(runtime, fl.XlaRuntime) else graph
+    )
 
 
 @every_runtime
@@ -42,13 +44,21 @@ def test_rows_have_every_column_and_their_totals_rise(runtime):
         assert tuple(row)[: len(COLUMNS)] == COLUMNS
         assert {"loss/policy", "loss/value", "entropy", "kl"} <= set(row)
         if before:
-            assert all(row[k] > before[k] for k in ("env_steps", "trained_steps", "updates", "gradient_steps", "seconds"))
+            assert all(
+                row[k] > before[k]
+                for k in ("env_steps", "trained_steps", "updates", "gradient_steps", "seconds")
+            )
     assert rows[0]["lag_max"] == rows[-1]["lag_mean"] == 0
 
 
 @pytest.mark.parametrize(
     ("name", "runtime"),
-    [*((name, "local") for name in STOCK), pytest.param("ppo", "ray", marks=pytest.mark.ray), ("ppo", "xla"), ("pg", "xla")],
+    [
+        *((name, "local") for name in STOCK),
+        pytest.param("ppo", "ray", marks=pytest.mark.ray),
+        ("ppo", "xla"),
+        ("pg", "xla"),
+    ],
     indirect=["runtime"],
 )
 def test_the_plan_equals_what_is_counted(runtime, name):
@@ -59,13 +69,19 @@ def test_the_plan_equals_what_is_counted(runtime, name):
     assert counted["sampled_steps"] == 3 * plan.per_row("sampled_steps")
     assert counted["requests"] == 3 * plan.per_row("requests")
     assert counted["publishes"] == 3 * plan.per_row("publishes")
-    assert counted["weight_bytes"] == 3 * plan.per_row("weight_bytes") == counted["publishes"] * _bytes(run.policy.weights)
+    assert (
+        counted["weight_bytes"]
+        == 3 * plan.per_row("weight_bytes")
+        == counted["publishes"] * _bytes(run.policy.weights)
+    )
     assert rows[-1]["updates"] == 3 * plan.per_row("updates")
     assert rows[-1]["gradient_steps"] == 3 * plan.per_row("gradient_steps")
     assert rows[-1]["trained_steps"] == 3 * plan.per_row("trained_steps")
     assert rows[-1]["lag_max"] == plan.lag == 0
     invalid = 3 * plan.per_row("sampled_steps") - rows[-1]["env_steps"]
-    assert 0 <= invalid <= rows[-1]["episodes"], "only rows behind an episode's end are no environment steps"
+    assert 0 <= invalid <= rows[-1]["episodes"], (
+        "only rows behind an episode's end are no environment steps"
+    )
 
 
 def _bytes(weights):
@@ -108,7 +124,9 @@ def test_the_audit_closes(runtime):
         list(run)
     audit = run.audit()
     assert audit.closed, str(audit)
-    assert {(e.before, e.after) for e in audit.edges} == {(a, n.name) for n in PPO.nodes for a in n.after}
+    assert {(e.before, e.after) for e in audit.edges} == {
+        (a, n.name) for n in PPO.nodes for a in n.after
+    }
     first = next(e for e in audit.edges if e.before == "sample")
     assert first.put.steps == run.counts()["sampled_steps"]
     batch = next(e for e in audit.edges if e.before == "batch")
@@ -134,15 +152,32 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("runtime", "how"),
-    [*(("local", how) for how in FAULTS), *(pytest.param("ray", how, marks=pytest.mark.ray) for how in ("raise", "nan reward"))],
+    [
+        *(("local", how) for how in FAULTS),
+        *(pytest.param("ray", how, marks=pytest.mark.ray) for how in ("raise", "nan reward")),
+    ],
     indirect=["runtime"],
 )
-def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_rows(runtime, how, tmp_path):
-    graph = fl.ppo("CartPole-v1", fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None))
+def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_rows(
+    runtime, how, tmp_path
+):
+    graph = fl.ppo(
+        "CartPole-v1",
+        fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None),
+    )
     policy = graph.resources["runners"].policy
-    graph = graph.replace(runners=fl.Runners(Faulty, policy, count=2, envs=1, fragment=8, env_settings={"at": 16, "how": how}))
+    graph = graph.replace(
+        runners=fl.Runners(
+            Faulty, policy, count=2, envs=1, fragment=8, env_settings={"at": 16, "how": how}
+        )
+    )
     run = fl.run(graph, runtime=runtime, out=tmp_path / "run")
-    with pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: " + FAULTS[how]), run:
+    with (
+        pytest.raises(
+            fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: " + FAULTS[how]
+        ),
+        run,
+    ):
         list(run)
     assert run.reason == "failed"
     assert len(run.rows) == len((tmp_path / "run/rows.jsonl").read_text().splitlines()) == 2
@@ -150,10 +185,15 @@ def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_r
 
 
 @every_runtime
-def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_names_the_update(runtime):
+def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_names_the_update(
+    runtime,
+):
     graph = on(runtime).insert(after="norm", poison=Poison(from_=3)).set("report.every", 2)
     with (
-        pytest.raises(fl.NotFinite, match=r"ppo: update 3, of row 2, gave a loss or weights that are not finite"),
+        pytest.raises(
+            fl.NotFinite,
+            match=r"ppo: update 3, of row 2, gave a loss or weights that are not finite",
+        ),
         fl.run(graph, runtime=runtime) as run,
     ):
         list(run)
@@ -173,7 +213,11 @@ class Poison(fl.Operator):
 
     def step(self, state, batch, ctx):
         state["seen"] = min(state["seen"] + 1, self.from_)
-        yield batch.with_(advantage=ctx.run(_nan, batch["advantage"])) if state["seen"] == self.from_ else batch
+        yield (
+            batch.with_(advantage=ctx.run(_nan, batch["advantage"]))
+            if state["seen"] == self.from_
+            else batch
+        )
 
 
 def _nan(x):

@@ -15,9 +15,20 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.envs.jax_envs import _package
 from flowrl.errors import SettingError
-from flowrl.runtime.driver import Imported, _read, _wrapper, context, missing, on_this_node, problem_of, way_out
+from flowrl.runtime.driver import (
+    Imported,
+    _read,
+    _wrapper,
+    context,
+    missing,
+    on_this_node,
+    problem_of,
+    way_out,
+)
 
-SMALL = fl.PGSettings(runners=2, envs=1, fragment=8, batch=16, policy=fl.Policy(fl.MLP, hidden=(4,)))
+SMALL = fl.PGSettings(
+    runners=2, envs=1, fragment=8, batch=16, policy=fl.Policy(fl.MLP, hidden=(4,))
+)
 
 
 @pytest.fixture
@@ -32,18 +43,33 @@ def elsewhere(code, **variables):
     """What a fresh process prints that enters the context of this one and runs code."""
     sent = pickle.dumps(context())
     begin = "import pickle, sys; out = sys.stdout; pickle.loads(sys.stdin.buffer.read()).enter(); import gymnasium as gym\n"
-    done = subprocess.run([sys.executable, "-c", begin + code], input=sent, capture_output=True, env={**os.environ, **variables}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", begin + code],
+        input=sent,
+        capture_output=True,
+        env={**os.environ, **variables},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
 
 def test_what_is_registered_here_is_made_elsewhere_as_it_is_here(registry):
     lock = threading.Lock()
-    gym.register("Own/Long-v1", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=7)
-    gym.register("Own/Lambda-v0", entry_point=lambda length: Clockwork((length,)), kwargs={"length": 4})
-    gym.register("Own/Vector-v0", vector_entry_point=lambda num_envs, **_: gym.vector.SyncVectorEnv([Clockwork] * num_envs))
+    gym.register(
+        "Own/Long-v1", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=7
+    )
+    gym.register(
+        "Own/Lambda-v0", entry_point=lambda length: Clockwork((length,)), kwargs={"length": 4}
+    )
+    gym.register(
+        "Own/Vector-v0",
+        vector_entry_point=lambda num_envs, **_: gym.vector.SyncVectorEnv([Clockwork] * num_envs),
+    )
     gym.register("Own/Locked-v0", entry_point=Clockwork, kwargs={"lengths": lock})
-    registry["CartPole-v1"] = EnvSpec("CartPole-v1", entry_point=Clockwork, kwargs={"lengths": (2,)})
+    registry["CartPole-v1"] = EnvSpec(
+        "CartPole-v1", entry_point=Clockwork, kwargs={"lengths": (2,)}
+    )
     code = """
 print(gym.spec("Own/Long-v1").max_episode_steps, gym.make("Own/Lambda-v0").unwrapped.lengths, file=out)
 print(gym.make_vec("Own/Vector-v0", 3, "vector_entry_point").num_envs, gym.make("CartPole-v1").unwrapped.lengths, file=out)
@@ -54,11 +80,15 @@ except Exception as error:
 """
     first, second, third = elsewhere(code).splitlines()
     assert first == "7 (4,)" and second == "3 (2,)"
-    assert third.startswith("SettingError Own/Locked-v0 (its entry point or kwargs) can't be sent to another process: cannot pickle '_thread.lock'")
+    assert third.startswith(
+        "SettingError Own/Locked-v0 (its entry point or kwargs) can't be sent to another process: cannot pickle '_thread.lock'"
+    )
 
 
 def test_a_file_is_imported_elsewhere_from_its_text_and_once(tmp_path):
-    (tmp_path / "side.py").write_text("import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\nclass Here: ...\n")
+    (tmp_path / "side.py").write_text(
+        "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\nclass Here: ...\n"
+    )
     module = context([str(tmp_path / "side.py")]).imports[0]
     (tmp_path / "side.py").unlink()
     try:
@@ -83,27 +113,42 @@ def test_what_a_node_lacks_is_found_in_what_it_caused():
         except ImportError as error:
             raise fl.EnvironmentFailed("could not be made") from error
 
-    with pytest.raises(SettingError, match=r"node .* has no module 'no_such_module'") as raised, on_this_node():
+    with (
+        pytest.raises(SettingError, match=r"node .* has no module 'no_such_module'") as raised,
+        on_this_node(),
+    ):
         lacks()
-    assert raised.value.facts["module"] == "no_such_module" and pickle.loads(pickle.dumps(raised.value)).facts == raised.value.facts
+    assert (
+        raised.value.facts["module"] == "no_such_module"
+        and pickle.loads(pickle.dumps(raised.value)).facts == raised.value.facts
+    )
     with pytest.raises(fl.EnvironmentFailed, match="another"), on_this_node():
         raise fl.EnvironmentFailed("another")
-    with pytest.raises(SettingError, match="from the beginning"), on_this_node(SettingError("from the beginning")):
+    with (
+        pytest.raises(SettingError, match="from the beginning"),
+        on_this_node(SettingError("from the beginning")),
+    ):
         pass
     assert missing(ValueError()) is None and missing(None) is None
     assert "no_such_module" in str(problem_of(Imported("no_such_module").enter))
     assert problem_of(lambda: None) is None
-    assert "can't read what the driver sent: KeyError: 3 (test_driver.py:" in str(problem_of(lambda: {}[3]))
+    assert "can't read what the driver sent: KeyError: 3 (test_driver.py:" in str(
+        problem_of(lambda: {}[3])
+    )
 
 
 def test_the_way_out_depends_on_where_the_module_is(tmp_path, monkeypatch):
-    assert way_out("numpy.linalg").startswith("install it there, as") and way_out("nowhere").startswith("install it there, as")
+    assert way_out("numpy.linalg").startswith("install it there, as") and way_out(
+        "nowhere"
+    ).startswith("install it there, as")
     assert way_out("json").startswith("install it there, as")
     (tmp_path / "code/my_pack").mkdir(parents=True)
     (tmp_path / "code/my_pack/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "code")
     monkeypatch.chdir(tmp_path)
-    assert f"in the folder {tmp_path / 'code'}." in way_out("my_pack.envs") and "'working_dir': 'code'" in way_out("my_pack.envs")
+    assert f"in the folder {tmp_path / 'code'}." in way_out(
+        "my_pack.envs"
+    ) and "'working_dir': 'code'" in way_out("my_pack.envs")
     monkeypatch.chdir(tmp_path / "code/my_pack")
     assert f"--working-dir {tmp_path / 'code'} on the command line" in way_out("my_pack")
 
@@ -111,12 +156,19 @@ def test_the_way_out_depends_on_where_the_module_is(tmp_path, monkeypatch):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
-    (tmp_path / "reaches.py").write_text(f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, f'pid-{{os.getpid()}}').touch()\n")
-    graph = fl.apex("CartPole-v1", fl.ApexSettings(envs=2, fragment=8, start=64, capacity=400, batch=16, report_every=2))
+    (tmp_path / "reaches.py").write_text(
+        f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, f'pid-{{os.getpid()}}').touch()\n"
+    )
+    graph = fl.apex(
+        "CartPole-v1",
+        fl.ApexSettings(envs=2, fragment=8, start=64, capacity=400, batch=16, report_every=2),
+    )
     runtime = fl.RayRuntime(place={"learner": fl.Actor()}, imports=[str(tmp_path / "reaches.py")])
     with fl.run(graph, runtime=runtime) as run:
         next(run)
-        there = [len(run._session.place.handles[name].pool.actors) for name in ("runners", "replay")]
+        there = [
+            len(run._session.place.handles[name].pool.actors) for name in ("runners", "replay")
+        ]
     assert there == [2, 2] and len(list(tmp_path.glob("pid-*"))) == 2 + 2 + 1
 
 
@@ -151,19 +203,29 @@ def test_what_the_cluster_does_not_have_is_refused_at_once():
     text = rf"pg: place: learner asks for 1000 CPU in one process, but the cluster has {cores}, at most {cores} on one of its 1 node; ask for less"
     with pytest.raises(SettingError, match=text):
         fl.run(fl.pg("CartPole-v1", SMALL), runtime=runtime)
-    with pytest.raises(SettingError, match=r"pg: place: learner asks for 9 GPU in one process, but the cluster has \d"):
-        fl.run(fl.pg("CartPole-v1", SMALL), runtime=fl.RayRuntime(place={"learner": fl.Actor(gpus=9)}))
+    with pytest.raises(
+        SettingError,
+        match=r"pg: place: learner asks for 9 GPU in one process, but the cluster has \d",
+    ):
+        fl.run(
+            fl.pg("CartPole-v1", SMALL), runtime=fl.RayRuntime(place={"learner": fl.Actor(gpus=9)})
+        )
     assert ray.is_initialized(), "it is not this run's to end"
 
 
 def test_imports_are_a_list():
-    with pytest.raises(SettingError, match=r"imports must be a list of modules, got 'mine'; write imports=\['mine'\]"):
+    with pytest.raises(
+        SettingError,
+        match=r"imports must be a list of modules, got 'mine'; write imports=\['mine'\]",
+    ):
         fl.RayRuntime(imports="mine")
 
 
 def test_a_wrapper_that_can_not_be_sent_or_read_harms_only_who_makes_an_environment_with_it():
     unsent = _read(_wrapper("mine:Locked", threading.Lock()))
-    with pytest.raises(SettingError, match=r"mine:Locked can't be sent to another process: cannot pickle"):
+    with pytest.raises(
+        SettingError, match=r"mine:Locked can't be sent to another process: cannot pickle"
+    ):
         unsent(None)
     with pytest.raises(pickle.UnpicklingError):
         _read(b"what no process can read")(None)
@@ -174,7 +236,8 @@ def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
     Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
     Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
     with pytest.raises(
-        SettingError, match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module \(.*a/twin_of_a_module.py\) was before"
+        SettingError,
+        match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module \(.*a/twin_of_a_module.py\) was before",
     ):
         Imported("twin_of_a_module", str(tmp_path / "b/twin_of_a_module.py"), "x = 2").enter()
 

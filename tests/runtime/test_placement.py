@@ -22,11 +22,28 @@ from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
 from flowrl.runtime.driver import DriverContext
 from flowrl.runtime.keeper import Keeper
-from flowrl.runtime.placement import Actor, Home, Kept, NearSite, Placed, asked_of, check_amounts, owners
+from flowrl.runtime.placement import (
+    Actor,
+    Home,
+    Kept,
+    NearSite,
+    Placed,
+    asked_of,
+    check_amounts,
+    owners,
+)
 
 SMALL = {"runners": 2, "envs": 4, "fragment": 16}
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=256, epochs=2, minibatch=64))
-IMPALA = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3, policy=fl.Policy(fl.RNN, hidden=(8,), size=8, cell="lstm")))
+IMPALA = fl.impala(
+    "CartPole-v1",
+    fl.IMPALASettings(
+        **SMALL,
+        batch=128,
+        report_every=3,
+        policy=fl.Policy(fl.RNN, hidden=(8,), size=8, cell="lstm"),
+    ),
+)
 
 
 class Copied:
@@ -40,7 +57,13 @@ class Copied:
     def submit(self, method, *args):
         self.calls.append(method)
         try:
-            return Answer(pickle.loads(cloudpickle.dumps(getattr(self.keeper, method)(*pickle.loads(cloudpickle.dumps(args))))))
+            return Answer(
+                pickle.loads(
+                    cloudpickle.dumps(
+                        getattr(self.keeper, method)(*pickle.loads(cloudpickle.dumps(args)))
+                    )
+                )
+            )
         except Exception as error:  # noqa: BLE001
             return Answer(error)
 
@@ -82,7 +105,9 @@ def rows_of(graph, runtime, count=3):
     with fl.run(graph, runtime=runtime, seed=2) as run:
         rows = [next(run) for _ in range(count)]
         assert run.audit().closed
-        return [{k: v for k, v in row.items() if "second" not in k} for row in rows], run.policy.weights
+        return [
+            {k: v for k, v in row.items() if "second" not in k} for row in rows
+        ], run.policy.weights
 
 
 CASES = {
@@ -123,7 +148,13 @@ def rich(batch):
 def touches(batch):
     """Reaches for values: as NumPy, by an operator, by jax, by an index."""
     reward = batch["reward"]
-    total = np.sum(reward) + float(jnp.sum(jnp.asarray(reward))) + (reward * 2)[0, 0] + reward[0, 0] + len(reward)
+    total = (
+        np.sum(reward)
+        + float(jnp.sum(jnp.asarray(reward)))
+        + (reward * 2)[0, 0]
+        + reward[0, 0]
+        + len(reward)
+    )
     assert np.isfinite(total)
     return batch
 
@@ -146,10 +177,16 @@ def test_values_of_arrays_elsewhere_come_when_they_are_reached_for():
     assert isinstance(y, Far) and y.shape == (6,) and y.is_ready() and y.block_until_ready() is y
     assert home.remote.calls == ["run", "run"], "nothing came here yet"
     assert (y - x).tolist() == [1] * 6 and y[2] == 4 and len(y) == 6
-    assert np.sum(y) == 27 == jnp.sum(jnp.asarray(y)) and np.asarray(y, np.float32).dtype == np.float32
+    assert (
+        np.sum(y) == 27 == jnp.sum(jnp.asarray(y)) and np.asarray(y, np.float32).dtype == np.float32
+    )
     assert home.remote.calls.count("make") == 2, "each came once"
     both = join([x, y, np.ones(2, np.int32)], 0)
-    assert both.shape == (14,) and both.is_ready() and near(both).tolist() == [*range(1, 7), *range(2, 8), 1, 1]
+    assert (
+        both.shape == (14,)
+        and both.is_ready()
+        and near(both).tolist() == [*range(1, 7), *range(2, 8), 1, 1]
+    )
     assert near(home.run(jnp.sum, (), {}, (both,))) == 50
     assert pickle.loads(pickle.dumps(both)).sum() == 50
     other = Home(Copied())
@@ -166,23 +203,37 @@ def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
     home = Home(Copied())
     with pytest.raises(ZeroDivisionError):
         home.call(bad, (jnp.ones(2),))
-    late = Kept(home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None))
+    late = Kept(
+        home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None)
+    )
     with pytest.raises(ZeroDivisionError):
         np.asarray(home.run(jnp.add, (), {}, (Far((2,), np.float32, late, 0), 1)))
 
 
 def test_what_can_not_be_sent_is_named():
-    with pytest.raises(SettingError, match=r"bad can't be sent to another process: cannot pickle '_thread.lock' object"):
+    with pytest.raises(
+        SettingError,
+        match=r"bad can't be sent to another process: cannot pickle '_thread.lock' object",
+    ):
         Home(Copied()).call(functools.partial(bad, threading.Lock()), (jnp.ones(2),))
 
 
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ({"learnr": Actor()}, "unknown resource or first node of a stage 'learnr'; did you mean 'learner'?"),
-        ({"train": Actor()}, "train is in the stage of queue, which runs as one; write 'queue' in its place"),
+        (
+            {"learnr": Actor()},
+            "unknown resource or first node of a stage 'learnr'; did you mean 'learner'?",
+        ),
+        (
+            {"train": Actor()},
+            "train is in the stage of queue, which runs as one; write 'queue' in its place",
+        ),
         ({"learner": Actor(count=2)}, "learner can't be in 2 processes; take count=1"),
-        ({"learner": Actor(), "queue": Actor()}, "the stage of queue runs where learner is, which it updates; leave queue out"),
+        (
+            {"learner": Actor(), "queue": Actor()},
+            "the stage of queue runs where learner is, which it updates; leave queue out",
+        ),
     ],
 )
 def test_places_that_there_are_not_are_told_of(place, text):
@@ -204,9 +255,18 @@ NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 8.0, "GPU": 2.0, "big"
             {"sample": Actor(options={"num_cpus": 9})},
             r"sample asks for 9 CPU in one process, but the cluster has 12, at most 8 on one of its 2 nodes",
         ),
-        ({"sample": Actor(options={"resources": {"huge": 1}})}, r"sample asks for 1 huge in one process, but the cluster has 0, at most 0 on one"),
-        ({"sample": Actor(options={"memory": 9e9})}, r"sample asks for 9e\+09 memory in one process, but the cluster has 8e\+09"),
-        ({"sample": Actor(count=4, gpus=1)}, r"sample \(4 x 1\) ask for 4 GPU together, but the cluster has 3, at most 2"),
+        (
+            {"sample": Actor(options={"resources": {"huge": 1}})},
+            r"sample asks for 1 huge in one process, but the cluster has 0, at most 0 on one",
+        ),
+        (
+            {"sample": Actor(options={"memory": 9e9})},
+            r"sample asks for 9e\+09 memory in one process, but the cluster has 8e\+09",
+        ),
+        (
+            {"sample": Actor(count=4, gpus=1)},
+            r"sample \(4 x 1\) ask for 4 GPU together, but the cluster has 3, at most 2",
+        ),
         (
             {"learner": Actor(), "sample": Actor(count=2, gpus=1.5)},
             r"learner \(1\) and sample \(2 x 1.5\) ask for 4 GPU together, but the cluster has 3",
@@ -219,9 +279,17 @@ def test_what_a_cluster_does_not_have_is_refused_with_both_numbers(wanted, text)
 
 
 def test_what_a_cluster_has_may_be_asked_for():
-    check_amounts({"learner": Actor(), "sample": Actor(count=2, gpus=1, options={"num_cpus": 4})}, ["learner"], NODES)
-    assert asked_of(Actor(), True, NODES) == {"GPU": 1} and asked_of(Actor(), False, NODES) == {} == asked_of(Actor(), True, NODES[:0])
-    assert asked_of(Actor(gpus=0), True, NODES) == {} and asked_of(Actor(gpus=1, options={"num_gpus": 2}), True, NODES) == {"GPU": 2}
+    check_amounts(
+        {"learner": Actor(), "sample": Actor(count=2, gpus=1, options={"num_cpus": 4})},
+        ["learner"],
+        NODES,
+    )
+    assert asked_of(Actor(), True, NODES) == {"GPU": 1} and asked_of(
+        Actor(), False, NODES
+    ) == {} == asked_of(Actor(), True, NODES[:0])
+    assert asked_of(Actor(gpus=0), True, NODES) == {} and asked_of(
+        Actor(gpus=1, options={"num_gpus": 2}), True, NODES
+    ) == {"GPU": 2}
 
 
 def test_settings_are_checked():
@@ -230,7 +298,10 @@ def test_settings_are_checked():
     for place in ({"learner": True}, ["learner"]):
         with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
             fl.RayRuntime(place=place)
-    with pytest.raises(SettingError, match="runners has processes of its own already"), fl.run(PPO, runtime=CopiedRuntime(runners=Actor())):
+    with (
+        pytest.raises(SettingError, match="runners has processes of its own already"),
+        fl.run(PPO, runtime=CopiedRuntime(runners=Actor())),
+    ):
         pass
 
 
@@ -249,7 +320,9 @@ def test_a_learner_in_an_actor_gives_the_same_and_no_batch_comes_here(monkeypatc
     there, placed = rows_of(PPO, fl.RayRuntime(place={"learner": fl.Actor()}))
     np.testing.assert_equal(there, rows)
     assert same(placed, weights)
-    assert len(came) == 3 + 2 * len(jax.tree.leaves(weights)), "the metrics of each row, and the weights when asked for and at the end"
+    assert len(came) == 3 + 2 * len(jax.tree.leaves(weights)), (
+        "the metrics of each row, and the weights when asked for and at the end"
+    )
 
 
 def mine(_):
@@ -265,13 +338,20 @@ def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_th
     monkeypatch.setattr(ray, "put", lambda value, **k: put.append(value) or original(value, **k))
     graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3))
     runtime = fl.RayRuntime(place={"learner": fl.Actor(), "sample": fl.Actor(count=2)})
-    with pytest.raises(RuntimeFailed, match=r"learner's process ended"), fl.run(graph, runtime=runtime) as run:
+    with (
+        pytest.raises(RuntimeFailed, match=r"learner's process ended"),
+        fl.run(graph, runtime=runtime) as run,
+    ):
         for _ in range(4):
             row = next(run)
         spent = {name: by_kind(x) for name, x in run.profile().processes.items()}
         assert run.audit().closed and row["updates"] == 12
-        assert spent["learner"]["update"] > 0 and all(spent[f"sample, {i}"]["concat"] > 0 for i in (0, 1))
-        assert not any(isinstance(value, tuple) for value in put), "weights go from the learner to the runners"
+        assert spent["learner"]["update"] > 0 and all(
+            spent[f"sample, {i}"]["concat"] > 0 for i in (0, 1)
+        )
+        assert not any(isinstance(value, tuple) for value in put), (
+            "weights go from the learner to the runners"
+        )
         home = run._session.place.sites["learner"].homes[0]
         os.kill(home.call(mine, (np.ones(1),)), signal.SIGKILL)
         for _ in range(50):

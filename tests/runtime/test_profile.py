@@ -53,13 +53,25 @@ class Slow(Clockwork):
 
 @pytest.mark.parametrize(
     ("name", "runtime"),
-    [("ppo", "local"), pytest.param("ppo", "ray", marks=pytest.mark.ray), pytest.param("impala", "ray", marks=pytest.mark.ray)],
+    [
+        ("ppo", "local"),
+        pytest.param("ppo", "ray", marks=pytest.mark.ray),
+        pytest.param("impala", "ray", marks=pytest.mark.ray),
+    ],
 )
 @pytest.mark.usefixtures("ray_up")
 def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
-    settings = {"ppo": fl.PPOSettings(epochs=1, minibatch=None), "impala": fl.IMPALASettings(report_every=1)}[name]
+    settings = {
+        "ppo": fl.PPOSettings(epochs=1, minibatch=None),
+        "impala": fl.IMPALASettings(report_every=1),
+    }[name]
     graph = getattr(fl, name)(Slow, settings)
-    graph = graph.set("runners.count", 2).set("runners.envs", 2).set("runners.fragment", 20).set("batch.min_steps", 80)
+    graph = (
+        graph.set("runners.count", 2)
+        .set("runners.envs", 2)
+        .set("runners.fragment", 20)
+        .set("batch.min_steps", 80)
+    )
     plan, opened = graph.compile(), time.perf_counter()
     with fl.run(plan, runtime=runtime) as run:
         next(run)
@@ -71,14 +83,19 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
             while time.perf_counter() - ends[-1] < seconds:
                 next(run)
         first, last = tables
-        shortest, longest = begins[1] - ends[0], ends[1] - begins[0]  # between two moments within the calls
+        shortest, longest = (
+            begins[1] - ends[0],
+            ends[1] - begins[0],
+        )  # between two moments within the calls
     assert ("this process" in last.processes) == (runtime == "local")
     assert len(last.processes) == {"local": 1, "ray": {"ppo": 3, "impala": 4}[name]}[runtime]
     for process in [p for p in last.processes if p.startswith(("stage", "this"))]:
         assert 0.95 * (begins[1] - opened) < last.wall(process) < 1.05 * (ends[1] - opened), process
     for process, spent in ((name, by_kind(x)) for name, x in last.processes.items()):
         assert set(spent) <= set(KINDS)
-        grown = {kind: spent[kind] - by_kind(first.processes[process]).get(kind, 0.0) for kind in spent}
+        grown = {
+            kind: spent[kind] - by_kind(first.processes[process]).get(kind, 0.0) for kind in spent
+        }
         assert 0.95 * shortest < sum(grown.values()) < 1.05 * longest, process
         assert grown.get("other", 0.0) < 0.2 * shortest, (process, grown)
         if "step" in spent:
@@ -90,14 +107,28 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
-    settings = fl.PPOSettings(runners=2, envs=1, fragment=10, batch=20, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    settings = fl.PPOSettings(
+        runners=2,
+        envs=1,
+        fragment=10,
+        batch=20,
+        epochs=1,
+        minibatch=None,
+        policy=fl.Policy(fl.MLP, hidden=(4,)),
+    )
     graph = fl.ppo(Lame, settings).set("runners.env_settings", {"mark": str(tmp_path / "mark")})
     with fl.run(graph, runtime="ray") as run:
         for _ in range(8):
             next(run)
     (told,) = run.profile().findings
-    assert told.startswith("runners: ") and "% of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue" in told
-    assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, "one of two waits nearly all the time"
+    assert (
+        told.startswith("runners: ")
+        and "% of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue"
+        in told
+    )
+    assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, (
+        "one of two waits nearly all the time"
+    )
 
 
 class Lame(Clockwork):
@@ -122,7 +153,13 @@ class Lame(Clockwork):
 
 
 def test_many_processes_are_shown_by_their_mean_and_the_busiest():
-    processes = {f"runners, {i}": {("", "step"): float(i), ("", "waiting"): 10.0 - i} for i in range(10)}
+    processes = {
+        f"runners, {i}": {("", "step"): float(i), ("", "waiting"): 10.0 - i} for i in range(10)
+    }
     lines = table(Profile(processes=processes))
-    assert [line.split("  ")[0] for line in lines] == ["seconds", "runners, mean of 10", "runners, 9"]
+    assert [line.split("  ")[0] for line in lines] == [
+        "seconds",
+        "runners, mean of 10",
+        "runners, 9",
+    ]
     assert lines[1].split()[-3:] == ["10.0", "4.50", "5.50"]

@@ -26,13 +26,26 @@ SMALL = fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, miniba
 def script(text, *args, **kwargs):
     """Start a script in a process group of its own."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text), *args], env=env, start_new_session=True, text=True, **kwargs)
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text), *args],
+        env=env,
+        start_new_session=True,
+        text=True,
+        **kwargs,
+    )
 
 
 def ours(before):
     """Processes of Ray that were not there before."""
-    found = {p.pid: (p.info["name"], " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["name", "cmdline"])}
-    return {pid: name for pid, (name, line) in found.items() if pid not in before and ("/ray/" in line or "ray::" in line)}
+    found = {
+        p.pid: (p.info["name"], " ".join(p.info["cmdline"] or []))
+        for p in psutil.process_iter(["name", "cmdline"])
+    }
+    return {
+        pid: name
+        for pid, (name, line) in found.items()
+        if pid not in before and ("/ray/" in line or "ray::" in line)
+    }
 
 
 def left(before):
@@ -49,7 +62,9 @@ def wait_gone(before, seconds=120):
     return left(before)
 
 
-def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_seen_and_what_there_is_gets_saved(tmp_path):
+def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_seen_and_what_there_is_gets_saved(
+    tmp_path,
+):
     before = {p.pid for p in psutil.process_iter()}
     process = script(
         """
@@ -102,16 +117,34 @@ def test_a_ray_that_can_not_be_reached_or_refuses_its_settings_is_one_clear_erro
 def test_an_actor_that_dies_is_named():
     graph = fl.ppo("CartPole-v1", SMALL)
     graph = graph.replace(
-        runners=fl.Runners(Faulty, graph.resources["runners"].policy, count=2, envs=1, fragment=8, env_settings={"at": 12, "how": "exit"}, restarts=0)
+        runners=fl.Runners(
+            Faulty,
+            graph.resources["runners"].policy,
+            count=2,
+            envs=1,
+            fragment=8,
+            env_settings={"at": 12, "how": "exit"},
+            restarts=0,
+        )
     )
-    with pytest.raises(fl.RuntimeFailed, match=r"ppo\.sample: runners, worker [01]'s process ended"), fl.run(graph, runtime=RAY) as run:
+    with (
+        pytest.raises(fl.RuntimeFailed, match=r"ppo\.sample: runners, worker [01]'s process ended"),
+        fl.run(graph, runtime=RAY) as run,
+    ):
         list(run)
     assert len(run.rows) == 1
 
 
 def impala(env="CartPole-v1", **runners):
     """A small IMPALA with a Row every few updates."""
-    settings = fl.IMPALASettings(runners=2, envs=2, fragment=20, batch=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(8,)))
+    settings = fl.IMPALASettings(
+        runners=2,
+        envs=2,
+        fragment=20,
+        batch=80,
+        report_every=5,
+        policy=fl.Policy(fl.MLP, hidden=(8,)),
+    )
     graph = fl.impala(env, settings)
     for name, value in runners.items():
         graph = graph.set(f"runners.{name}", value)
@@ -130,7 +163,9 @@ def test_a_runner_that_is_killed_is_started_anew_and_its_lost_steps_are_counted(
             pass
         for _ in range(3):
             row = next(run)
-    assert row["lost_steps"] % 40 == 0 and 40 <= row["lost_steps"] <= 80, "at most the two requests in flight"
+    assert row["lost_steps"] % 40 == 0 and 40 <= row["lost_steps"] <= 80, (
+        "at most the two requests in flight"
+    )
     assert run.audit().closed
     counts = run.counts()
     assert counts["restarts"] == 1 and counts["lost_steps"] == row["lost_steps"]
@@ -138,7 +173,9 @@ def test_a_runner_that_is_killed_is_started_anew_and_its_lost_steps_are_counted(
 
 def runner_pids():
     """The processes of actors at work, the oldest first."""
-    found = [p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())]
+    found = [
+        p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())
+    ]
     return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
 
 
@@ -178,7 +215,9 @@ def test_how_many_processes_is_checked():
 
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
-    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=8.0), runtime="ray") as run:
+    with fl.run(
+        impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=8.0), runtime="ray"
+    ) as run:
         while (row := next(run)).get("restarts", 0) < 1:
             pass
         next(run)
@@ -188,7 +227,9 @@ def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("flowrl.runtime.ray.CLOSING_SECONDS", 1.0)
-    with fl.run(impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}), runtime="ray") as run:
+    with fl.run(
+        impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}), runtime="ray"
+    ) as run:
         while not (tmp_path / "mark").exists():
             next(run)
     assert run.audit().closed  # the test's own time-out says if it never ends
@@ -216,7 +257,8 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
     graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=1)
     with (
         pytest.raises(
-            fl.RuntimeFailed, match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 1 time in a row, and failed again"
+            fl.RuntimeFailed,
+            match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 1 time in a row, and failed again",
         ),
         fl.run(graph, runtime=RAY) as run,
     ):
@@ -226,20 +268,29 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
 @pytest.mark.parametrize("runtime", ["local", "ray"], indirect=True)
 def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_runner(runtime):
     graph = impala(Faulty, env_settings={"at": 100, "how": "raise"})
-    with pytest.raises(fl.EnvironmentFailed, match="a joint broke"), fl.run(graph, runtime=runtime) as run:
+    with (
+        pytest.raises(fl.EnvironmentFailed, match="a joint broke"),
+        fl.run(graph, runtime=runtime) as run,
+    ):
         list(run)
     with fl.run(graph.set("runners.on_error", "restart"), runtime=runtime) as run:
         while (row := next(run)).get("restarts", 0) < 3:
             pass
     assert row["env_steps"] > 200 and run.audit().closed
-    assert re.search(r"runners: started anew \d+ times, the last time because: .* a joint broke", str(run.explain()))
+    assert re.search(
+        r"runners: started anew \d+ times, the last time because: .* a joint broke",
+        str(run.explain()),
+    )
 
 
 @pytest.mark.usefixtures("ray_up")
 def test_what_fails_only_where_the_actors_are_is_named():
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.wrappers", (FailsInAnActor,))
     with (
-        pytest.raises(fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: LookupError: only here"),
+        pytest.raises(
+            fl.EnvironmentFailed,
+            match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: LookupError: only here",
+        ),
         fl.run(graph, runtime=RAY) as run,
     ):
         list(run)
@@ -277,7 +328,9 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
 @pytest.mark.usefixtures("ray_up")
 def test_lambdas_run_and_more_runners_than_cores_do_too():
     policy = fl.Policy(fl.MLP, hidden=(4,))
-    settings = fl.PPOSettings(runners=5, envs=1, fragment=4, batch=20, epochs=1, minibatch=None, policy=policy)
+    settings = fl.PPOSettings(
+        runners=5, envs=1, fragment=4, batch=20, epochs=1, minibatch=None, policy=policy
+    )
     graph = fl.ppo("CartPole-v1", settings).set("runners.env", lambda: Clockwork((2,)))
     with fl.run(graph, runtime="ray") as run:
         assert next(run)["trained_steps"] == 20
@@ -297,12 +350,16 @@ def test_no_process_is_left_where_the_driver_is_killed():
     )
     assert process.stdout.readline() == "1\n"
     started = psutil.Process(process.pid).children(recursive=True)
-    working = [p for p in started if "Agent" not in " ".join(p.cmdline())]  # Ray's two ask a dead Ray for half a minute before they end too
+    working = [
+        p for p in started if "Agent" not in " ".join(p.cmdline())
+    ]  # Ray's two ask a dead Ray for half a minute before they end too
     assert len(working) >= 5 and any("ray::Host" in " ".join(p.cmdline()) for p in working)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 120
-    while (left := [p for p in working if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]) and time.monotonic() < deadline:
+    while (
+        left := [p for p in working if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    ) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
 
@@ -328,7 +385,13 @@ def test_weights_are_put_once_a_version_and_their_bytes_are_those_of_the_plan(mo
 
 @pytest.mark.usefixtures("ray_up")
 def test_paced_requests_keep_the_bound_on_ray_too_where_nothing_waits_for_weights():
-    graph = impala().set("queue.max_lag", 2).set("queue.on_stale", "pace").set("sync.wait", False).set("sync.to", "producer")
+    graph = (
+        impala()
+        .set("queue.max_lag", 2)
+        .set("queue.on_stale", "pace")
+        .set("sync.wait", False)
+        .set("sync.to", "producer")
+    )
     with fl.run(graph, runtime=RAY) as run:
         assert run.plan.lag_bound == 2
         rows = [next(run) for _ in range(20)]

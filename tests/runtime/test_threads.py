@@ -83,7 +83,9 @@ def test_a_stage_waits_where_its_queue_is_full_and_goes_on_when_something_was_ta
             with turns.turn:
                 turns.turn.wait_for(lambda taken=taken: makes.made == CAPACITY + taken - 1)
             with turns.still():
-                assert len(turns.channels["queue"]) == CAPACITY and makes.made == CAPACITY + taken - 1
+                assert (
+                    len(turns.channels["queue"]) == CAPACITY and makes.made == CAPACITY + taken - 1
+                )
             turns.wait()
             turns.round(1)
     finally:

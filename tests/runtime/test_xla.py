@@ -22,7 +22,13 @@ ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.MLP, hidden=(16,))
 SMALL = {"envs": 4, "fragment": 16, "policy": MLP}
 ASYNC = {"runners": 2, **SMALL, "batch": 128, "report_every": 1}
-LEAST = {"envs": 1, "fragment": 4, "batch": 8, "report_every": 2, "policy": fl.Policy(fl.MLP, hidden=(4,))}
+LEAST = {
+    "envs": 1,
+    "fragment": 4,
+    "batch": 8,
+    "report_every": 2,
+    "policy": fl.Policy(fl.MLP, hidden=(4,)),
+}
 PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch=64, epochs=1, minibatch=None))
 GRAPHS = {
     "ppo": PPO,
@@ -30,19 +36,26 @@ GRAPHS = {
     "impala": fl.impala(ENV, fl.IMPALASettings(**ASYNC)),
     "appo": fl.appo(ENV, fl.APPOSettings(**ASYNC)),
 }
-TINY = fl.ppo("gymnax:CartPole-v1", fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))).set(
-    "runners.env", Corridor
-)
+TINY = fl.ppo(
+    "gymnax:CartPole-v1",
+    fl.PPOSettings(
+        envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,))
+    ),
+).set("runners.env", Corridor)
 
 
 def learned(graph, count, runtime="xla", seed=0):
-    rows, weights = rows_and_weights(graph, count, runtime, seed) if seed else remembered(graph, count, runtime)
+    rows, weights = (
+        rows_and_weights(graph, count, runtime, seed) if seed else remembered(graph, count, runtime)
+    )
     return timeless(rows), weights
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_three_rows_and_the_weights_agree_with_the_local_runtime(name):
-    (local, a), (fused, b) = (learned(GRAPHS[name], 3, runtime) for runtime in ("local", fl.XlaRuntime(chunk=1)))
+    (local, a), (fused, b) = (
+        learned(GRAPHS[name], 3, runtime) for runtime in ("local", fl.XlaRuntime(chunk=1))
+    )
     close(fused, local)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b)
 
@@ -50,15 +63,28 @@ def test_three_rows_and_the_weights_agree_with_the_local_runtime(name):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda g: g.insert(after="batch", again=fl.MixIn(batches=2, uses=2)).set("queue.order", "lifo"),
+        lambda g: g.insert(after="batch", again=fl.MixIn(batches=2, uses=2)).set(
+            "queue.order", "lifo"
+        ),
         lambda g: g.set("queue.max_lag", 1).set("queue.on_stale", "pace"),
         lambda g: g.set("sync.to", "producer").set("sample.local", fl.chain(half=fl.Map(halved))),
-        lambda g: g.set("sample.mode", "sync").set("sample.min_fraction", 0.5).insert(after="sync", play=fl.Evaluate(every=2, episodes=3)),
+        lambda g: (
+            g.set("sample.mode", "sync")
+            .set("sample.min_fraction", 0.5)
+            .insert(after="sync", play=fl.Evaluate(every=2, episodes=3))
+        ),
     ],
-    ids=["circular replay, lifo", "paced", "to the producers, work at the sampler", "partial rounds, evaluated"],
+    ids=[
+        "circular replay, lifo",
+        "paced",
+        "to the producers, work at the sampler",
+        "partial rounds, evaluated",
+    ],
 )
 def test_what_is_asked_of_an_asynchronous_graph_holds_in_a_program(edit):
-    graph = edit(fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST}))).set("runners.env", Corridor)
+    graph = edit(fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST}))).set(
+        "runners.env", Corridor
+    )
     close(learned(graph, 5, fl.XlaRuntime(chunk=2))[0], learned(graph, 5, "local")[0])
 
 
@@ -69,7 +95,9 @@ def halved(batch):
 def test_recurrent_policies_and_scaled_rewards_run_in_a_program():
     policy = fl.Policy(fl.RNN, hidden=(4,), cell="gru")
     graph = (
-        fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "policy": policy})).set("runners.normalize_rewards", 0.99).set("runners.env", Corridor)
+        fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "policy": policy}))
+        .set("runners.normalize_rewards", 0.99)
+        .set("runners.env", Corridor)
     )
     close(learned(graph, 2)[0], learned(graph, 2, "local")[0])
 
@@ -81,12 +109,23 @@ def test_the_size_of_chunks_changes_nothing(chunk):
 
 
 def test_a_goal_is_reached_with_the_last_row_of_a_chunk_and_all_its_rows_are_given(tmp_path):
-    with fl.run(TINY, runtime=fl.XlaRuntime(chunk=3), until=lambda row: row["row"] == 7, out=tmp_path / "run") as run:
+    with fl.run(
+        TINY,
+        runtime=fl.XlaRuntime(chunk=3),
+        until=lambda row: row["row"] == 7,
+        out=tmp_path / "run",
+    ) as run:
         rows = list(run)
-    assert run.reason == "until" and [r["row"] for r in rows] == list(range(1, 10)) and len(run.rows) == 9
+    assert (
+        run.reason == "until"
+        and [r["row"] for r in rows] == list(range(1, 10))
+        and len(run.rows) == 9
+    )
     assert (tmp_path / "run/rows.jsonl").read_text().count("\n") == 9 and run.audit().closed
     _, local = learned(TINY, 9, "local")
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), local, run.policy.weights)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), local, run.policy.weights
+    )
     assert run.counts()["updates"] == 9 and len(run.policy.evaluate(2)) == 2
 
 
@@ -117,7 +156,12 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
     """
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")], cwd=root, capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert "KeyboardInterrupt" in done.stderr
     assert (tmp_path / "run/rows.jsonl").read_text().count("\n") >= 30
@@ -127,7 +171,10 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
 def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
     says = "environment [01], .* gave an observation or a reward that is not finite before row 3; mend the environment"
-    with pytest.raises(fl.EnvironmentFailed, match=says), fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run:
+    with (
+        pytest.raises(fl.EnvironmentFailed, match=says),
+        fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run,
+    ):
         list(run)
     assert len(run.rows) == 2
     _, good = learned(bad, 2, "local")
@@ -209,7 +256,10 @@ def poisoned(x, bad):
 @pytest.mark.parametrize("runtime", ["local", fl.XlaRuntime(chunk=8)], ids=["local", "xla"])
 def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(runtime):
     graph = TINY.insert(after="adv", poison=Poisons(4))
-    with pytest.raises(fl.NotFinite, match=r"update 5, of row 5"), fl.run(graph, runtime=runtime) as run:
+    with (
+        pytest.raises(fl.NotFinite, match=r"update 5, of row 5"),
+        fl.run(graph, runtime=runtime) as run,
+    ):
         list(run)
     assert len(run.rows) == 4 and run.audit().closed
     assert (run.counts()["updates"], run.counts()["sampled_steps"]) == (5, 5 * 8)
@@ -248,14 +298,24 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         next(run)
     for gamma, rows in zip((0.5, 0.99), run.curves().rows, strict=True):
         close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rtol=1e-3)
-    with pytest.raises(fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"):
+    with pytest.raises(
+        fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"
+    ):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
-    with pytest.raises(fl.SettingError, match=r"sweep: min_fraction shapes the program and is no number in it"):
+    with pytest.raises(
+        fl.SettingError, match=r"sweep: min_fraction shapes the program and is no number in it"
+    ):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(min_fraction=[0.5, 1.0])))
     with pytest.raises(fl.SettingError, match="gamma must be from 0 to 1, got 1.5"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.9, 1.5])))
-    with pytest.raises(fl.SettingError, match=r"learner\.optimizer\.lr is meant by lr and by learner\.optimizer\.lr"):
-        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3], **{"learner.optimizer.lr": [1e-3]})))
+    with pytest.raises(
+        fl.SettingError,
+        match=r"learner\.optimizer\.lr is meant by lr and by learner\.optimizer\.lr",
+    ):
+        fl.run(
+            TINY,
+            runtime=fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3], **{"learner.optimizer.lr": [1e-3]})),
+        )
     with pytest.raises(fl.CheckError, match=r"ppo\.learner: TracerBoolConversionError"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(weight_decay=[0.0, 0.1])))
     with pytest.raises(fl.SettingError, match="lr has no values"):
@@ -279,18 +339,27 @@ def test_a_nan_names_its_seed():
         fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run,
     ):
         list(run)
-    assert len(run.rows) == 2 and run.policy.weights and {len(rows) for rows in run.curves().rows} == {2}
+    assert (
+        len(run.rows) == 2
+        and run.policy.weights
+        and {len(rows) for rows in run.curves().rows} == {2}
+    )
 
 
 def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
     many = fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3, 1e38]), chunk=4)
-    with pytest.raises(fl.NotFinite, match=r"lr=1e\+38, seed 0: update"), fl.run(TINY, runtime=many, out=tmp_path / "run") as run:
+    with (
+        pytest.raises(fl.NotFinite, match=r"lr=1e\+38, seed 0: update"),
+        fl.run(TINY, runtime=many, out=tmp_path / "run") as run,
+    ):
         list(run)
     assert {"audit.txt", "policy"} <= {p.name for p in (tmp_path / "run").iterdir()}
 
 
 def test_what_many_runs_drop_is_told_of_each_and_their_audit_closes():
-    graph = fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch": 4, "report_every": 1})).set("runners.env", Corridor)
+    graph = fl.impala(
+        ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch": 4, "report_every": 1})
+    ).set("runners.env", Corridor)
     graph = graph.replace(queue=fl.Queue(2, full="drop_oldest"), batch=fl.FlatMap(twice))
     local, _ = learned(graph, 8, "local")
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=3, chunk=3)) as run:
@@ -304,7 +373,9 @@ def twice(batch):
 
 
 def test_many_runs_without_a_learner_have_weights_of_their_own():
-    graph = fl.Graph("watch", runners=TINY.resources["runners"]).then(sample=fl.ParallelSample(), report=fl.Report())
+    graph = fl.Graph("watch", runners=TINY.resources["runners"]).then(
+        sample=fl.ParallelSample(), report=fl.Report()
+    )
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2)) as run:
         assert next(run)["row"] == 1
 
@@ -314,8 +385,12 @@ def test_the_policy_of_many_is_that_of_the_best(tmp_path):
         [next(run) for _ in range(20)]
     best = int(np.nanargmax([rows[-1]["return_mean"] for rows in run.curves().rows]))
     _, weights = learned(TINY, 20, "local", best)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), weights, run.policy.weights)
-    assert {"curves.txt", "curves.svg", "members.jsonl"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), weights, run.policy.weights
+    )
+    assert {"curves.txt", "curves.svg", "members.jsonl"} <= {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
     assert (tmp_path / "run/members.jsonl").read_text().count("\n") == 80
     fl.load(tmp_path / "run", allow=["environments"])
 
@@ -334,7 +409,10 @@ def by_value(batch):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda g: g.set("runners.env", "CartPole-v1"), r"ppo\.runners: its environment is no part of a program; take one written in JAX"),
+        (
+            lambda g: g.set("runners.env", "CartPole-v1"),
+            r"ppo\.runners: its environment is no part of a program; take one written in JAX",
+        ),
         (
             lambda g: g.insert(after="batch", mine=fl.Map(by_numpy)),
             r"ppo\.mine: TracerArrayConversionError.*\(test_xla\.py:\d+\); .*compute with jax\.numpy",
@@ -343,7 +421,10 @@ def by_value(batch):
             lambda g: g.insert(after="batch", mine=fl.Map(by_value)),
             r"ppo\.mine: TracerBoolConversionError.*\(test_xla\.py:\d+\); .*choose by jnp\.where",
         ),
-        (lambda g: g.set("report.every_seconds", 1.0), r"ppo\.report: looks at the clock, which a program can't; count items or steps"),
+        (
+            lambda g: g.set("report.every_seconds", 1.0),
+            r"ppo\.report: looks at the clock, which a program can't; count items or steps",
+        ),
     ],
     ids=["gymnasium", "numpy", "a value", "the clock"],
 )
@@ -357,13 +438,36 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
     from flowrl.cli.main import main
 
     assert main(["plan", "impala", "--env", ENV, "--runtime", "xla"]) == 0
-    assert "xla: one program of all 6 operators; it spells out 2 rounds, 10 times over, after 20 that come before" in capsys.readouterr().out
-    assert main(["plan", "ppo", "--env", ENV, "--runtime", "xla", "--set", "learner.loss.target_kl=0.01"]) == 0
-    assert "many runs at once: learner computes the gradient steps, too, that target_kl would save one alone" in capsys.readouterr().out
+    assert (
+        "xla: one program of all 6 operators; it spells out 2 rounds, 10 times over, after 20 that come before"
+        in capsys.readouterr().out
+    )
+    assert (
+        main(
+            [
+                "plan",
+                "ppo",
+                "--env",
+                ENV,
+                "--runtime",
+                "xla",
+                "--set",
+                "learner.loss.target_kl=0.01",
+            ]
+        )
+        == 0
+    )
+    assert (
+        "many runs at once: learner computes the gradient steps, too, that target_kl would save one alone"
+        in capsys.readouterr().out
+    )
     assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
     assert "  runners  its environment is no part of a program" in capsys.readouterr().out
     assert main(["run", "ppo", "--env", ENV, "--seeds", "2"]) == 2
-    assert "--seeds runs many seeds at once as one program: add --runtime xla" in capsys.readouterr().err
+    assert (
+        "--seeds runs many seeds at once as one program: add --runtime xla"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,7 +475,13 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
     [
         (PPO, Rhythm(0, 1, 1)),
         (PPO.set("report.every", 6), Rhythm(0, 6, 1)),
-        (PPO.set("sync.every", 2).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm").set("report.every", 6), Rhythm(0, 6, 2)),
+        (
+            PPO.set("sync.every", 2)
+            .set("learner.loss", fl.VTraceLoss())
+            .remove("adv", "norm")
+            .set("report.every", 6),
+            Rhythm(0, 6, 2),
+        ),
         (GRAPHS["impala"].set("report.every", 3), Rhythm(6, 6, 2)),
     ],
     ids=["a row", "rows of six", "every other", "queue"],
@@ -382,7 +492,10 @@ def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expect
 
 def test_a_period_that_is_too_long_is_refused():
     graph = PPO.set("sync.every", 101).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm")
-    with pytest.raises(fl.CheckError, match="it repeats itself only after 101 rounds, and a program spells out 64 at most"):
+    with pytest.raises(
+        fl.CheckError,
+        match="it repeats itself only after 101 rounds, and a program spells out 64 at most",
+    ):
         fl.run(graph, runtime="xla")
 
 
