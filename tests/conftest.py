@@ -19,6 +19,8 @@ if "FLOWRL_TESTS" not in os.environ:  # in the first process; those that it star
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
+        # Ray gives its workers a niceness of 15, so beside other busy processes they would get a thirtieth of a core.
+        "RAY_worker_niceness": "0",
     }
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell's script starts by `&`: what tests start would never see it either
     signal.signal(signal.SIGINT, signal.default_int_handler)
