@@ -21,6 +21,8 @@ if (
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
+        # Ray gives its workers a niceness of 15, so beside other busy processes they would get a thirtieth of a core.
+        "RAY_worker_niceness": "0",
     }
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

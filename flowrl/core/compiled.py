@@ -39,7 +39,7 @@ def kept(
     donate: tuple[int, ...],
     static: tuple[tuple[str, Any], ...],
     types: tuple[type, ...],
-) -> Any:  # noqa: ARG001
+) -> Any:
     """Hold what `jitted` returns. The types of the settings distinguish 2 from 2.0, which Python takes for equal."""
     check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)

@@ -363,7 +363,7 @@ def _timeless(row: Row) -> dict[str, float]:
     """A row without what differs from run to run."""
     return {
         name: x for name, x in row.items() if name not in ("seconds", "steps_per_second") and x == x
-    }  # noqa: PLR0124 - NaN
+    }
 
 
 def _quit_by_pdb(error: BaseException | None) -> bool:

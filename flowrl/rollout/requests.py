@@ -33,6 +33,7 @@ class Late(TimeoutError):
     def __init__(self, worker: int, seconds: float) -> None:
         super().__init__(f"worker {worker} gave nothing for {seconds:g} s")
         self.worker = worker
+        self.seconds = seconds
 
 
 class AsyncRequests:
@@ -68,6 +69,9 @@ class AsyncRequests:
         """By worker: the calls that have not come back, the oldest first."""
         self.since = [0.0] * count
         """By worker: when it could begin with its oldest call, by `time.monotonic`."""
+        self.patience = [1] * count
+        """By worker: what a time-out is multiplied with. It doubles with each restart, for a new worker must start first, which takes longer on a
+        busy machine, and is 1 again after a result."""
         self.incarnations = [0] * count
         self.last = [0] * count
         """By worker: the number of its last call."""
@@ -104,7 +108,7 @@ class AsyncRequests:
         """Wait for the next result. Of several that are there, that of the worker whose call is the oldest comes first.
 
         Args:
-            timeout: seconds that a worker may take for a call; None for any.
+            timeout: seconds that a worker may take for a call, twice as many after each restart in a row; None for any.
 
         Raises:
             Late: one took longer, and no other has a result.
@@ -115,20 +119,25 @@ class AsyncRequests:
         oldest = sorted(
             (going[0] for going in self.going if going), key=lambda request: request.number
         )
-        slowest = min(oldest, key=lambda request: self.since[request.worker]).worker
-        left = (
-            None if timeout is None else max(0.0, self.since[slowest] + timeout - time.monotonic())
-        )
+        ends = {
+            request.worker: self.since[request.worker]
+            + (timeout or 0.0) * self.patience[request.worker]
+            for request in oldest
+        }
+        slowest = min(ends, key=ends.__getitem__)
+        left = None if timeout is None else max(0.0, ends[slowest] - time.monotonic())
         with WAITING:
             found = self.wait([request.future for request in oldest], left)
         if found is None:
-            raise Late(slowest, timeout or 0.0)
+            raise Late(slowest, (timeout or 0.0) * self.patience[slowest])
         worker = oldest[found].worker
         self.since[worker] = time.monotonic()
+        self.patience[worker] = 1
         return self.going[worker].popleft()
 
     def replace(self, worker: int) -> list[Request]:
         """A new incarnation of a worker is at work: the calls to the old one will never come back, and are returned."""
         self.incarnations[worker] += 1
+        self.patience[worker] *= 2
         lost, self.going[worker] = list(self.going[worker]), deque()
         return lost

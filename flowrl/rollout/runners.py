@@ -219,7 +219,7 @@ class GymRunners(RunnersHandle):
                 request = self.requests.next(self.spec.timeout)
             except Late as late:
                 error = RuntimeFailed(
-                    f"{self.site.name}, runner {late.worker} gave nothing for {self.spec.timeout:g} s"
+                    f"{self.site.name}, runner {late.worker} gave nothing for {late.seconds:g} s"
                 )
                 self._restart(late.worker, 0, error, self.requests.going[late.worker][0].future)
                 continue
@@ -340,7 +340,8 @@ class Runners(Resource):
         fragment: steps per environment and call.
         wrappers: put around each environment, the first one innermost.
         env_settings: keyword arguments for making an environment.
-        timeout: seconds that a fragment may take on Ray; a runner that takes longer is killed and started anew. None for any.
+        timeout: seconds that a fragment may take on Ray; a runner that takes longer is killed and restarted. It doubles after each
+            restart in a row, for starting takes part of it. None for any.
         restarts: how often in a row a runner whose process ended or hung is started anew; 0 for never.
         on_error: what happens when an environment raises or breaks its spaces: the run stops, or its runner is started anew.
         explore: how actions are picked from what the policy gives.

@@ -133,3 +133,25 @@ def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch
     now[0] = 7.0
     requests.next(timeout=6.0)
     assert patience == [5.0, 2.0, 4.0]
+
+
+def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_start_first(
+    monkeypatch,
+):
+    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: 0.0))
+    patience, results = [], iter([None, None, 0, 0])
+
+    def wait(futures, timeout):
+        patience.append(timeout)
+        return next(results)
+
+    requests = fl.AsyncRequests(Calls().submit, wait, count=1)
+    for seconds in (6, 12):
+        requests.fill()
+        with pytest.raises(fl.Late, match=f"worker 0 gave nothing for {seconds} s"):
+            requests.next(timeout=6.0)
+        requests.replace(0)
+    for _ in range(2):
+        requests.fill()
+        requests.next(timeout=6.0)
+    assert patience == [6.0, 12.0, 24.0, 6.0]
