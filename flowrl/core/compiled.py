@@ -38,7 +38,7 @@ def kept(
     fn: Callable[..., Any],
     donate: tuple[int, ...],
     static: tuple[tuple[str, Any], ...],
-    types: tuple[type, ...],
+    types: tuple[type, ...],  # noqa: ARG001 - it is part of the cache's key
 ) -> Any:
     """Hold what `jitted` returns. The types of the settings distinguish 2 from 2.0, which Python takes for equal."""
     check_pure(fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from bdb import BdbQuit
@@ -361,9 +362,8 @@ class Control:
 
 def _timeless(row: Row) -> dict[str, float]:
     """A row without what differs from run to run."""
-    return {
-        name: x for name, x in row.items() if name not in ("seconds", "steps_per_second") and x == x
-    }
+    timed = ("seconds", "steps_per_second")
+    return {name: x for name, x in row.items() if name not in timed and not math.isnan(x)}
 
 
 def _quit_by_pdb(error: BaseException | None) -> bool:

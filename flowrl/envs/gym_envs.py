@@ -216,8 +216,8 @@ def _similar(env: str) -> list[str]:
 def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
     """Environments that are stepped one after another, each watched."""
     return SyncVectorEnv(
-        [lambda e=e, i=i: Guard(e, i, env_name(env)) for i, e in enumerate(made)], copy=False
-    )  # type: ignore[misc]
+        [partial(Guard, one, index, env_name(env)) for index, one in enumerate(made)], copy=False
+    )
 
 
 def make_vector(

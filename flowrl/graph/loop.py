@@ -62,9 +62,8 @@ class NodeContext:
 def unchangeable(state: Any) -> bool:
     """Return whether no step could change a state, or anything in it, in place."""
     if is_dataclass(state):
-        return bool(state.__dataclass_params__.frozen) and all(
-            map(unchangeable, vars(state).values())
-        )  # type: ignore[union-attr]
+        frozen = bool(state.__dataclass_params__.frozen)  # type: ignore[union-attr]
+        return frozen and all(map(unchangeable, vars(state).values()))
     if isinstance(state, tuple):
         return all(map(unchangeable, state))
     return state is None or isinstance(

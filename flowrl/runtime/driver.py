@@ -153,9 +153,9 @@ class Imported:
                 importlib.import_module(self.name)
                 return
             loader = _Text(self)
-            made = importlib.util.module_from_spec(
-                importlib.util.spec_from_loader(self.name, loader)
-            )  # type: ignore[arg-type]  # it is none for no loader
+            spec = importlib.util.spec_from_loader(self.name, loader)
+            assert spec is not None  # noqa: S101 - it is None only where no loader is given
+            made = importlib.util.module_from_spec(spec)
             sys.modules[self.name] = made
             loader.exec_module(made)
 
