@@ -33,8 +33,8 @@ def flowrl_seconds(seed: int) -> list[float]:
     """The seconds of each update of the same algorithm in flowrl's local runtime."""
     h = handwritten
     settings = fl.PPOSettings(
-        envs=h.ENVS, fragment=h.STEPS, batch=STEPS, epochs=h.EPOCHS, minibatch=h.MINIBATCH, lr=h.LR, gamma=h.GAMMA,
-        lam=h.LAM, clip=h.CLIP, value_clip=h.VALUE_CLIP, entropy=h.ENTROPY,
+        envs_per_runner=h.ENVS, rollout_length=h.STEPS, batch_size=STEPS, epochs=h.EPOCHS, minibatch_size=h.MINIBATCH, lr=h.LR, gamma=h.GAMMA,
+        gae_lambda=h.LAM, clip_ratio=h.CLIP, value_clip=h.VALUE_CLIP, ent_coef=h.ENTROPY,
     )  # fmt: skip
     seconds = []
     with fl.run(fl.ppo("CartPole-v1", settings), seed=seed) as run:

@@ -21,7 +21,9 @@ PAIRS, RUNNERS, WARM_UP, SECONDS = 5, 2, 4.0, 5.0
 
 def flowrl_speed(seed: int, envs: int) -> float:
     """Steps per second that are trained on, once warm. A Ray of its own, as `fl.run` starts it."""
-    settings = fl.IMPALASettings(runners=RUNNERS, envs=envs, fragment=hand.STEPS, batch=hand.BATCH)
+    settings = fl.IMPALASettings(
+        num_runners=RUNNERS, envs_per_runner=envs, rollout_length=hand.STEPS, batch_size=hand.BATCH
+    )
     began, first = None, None
     with fl.run(fl.impala("CartPole-v1", settings), runtime="ray", seed=seed) as run:
         for row in run:

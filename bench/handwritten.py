@@ -101,7 +101,7 @@ def loss_of(params: Params, b: dict[str, Any]) -> Any:
     return policy + VALUE * critic - ENTROPY * entropy
 
 
-def epochs(params: Params, opt: Any, rows: dict[str, Any], keys: Any, minibatch: int) -> Any:
+def epochs(params: Params, opt: Any, rows: dict[str, Any], keys: Any, minibatch_size: int) -> Any:
     """An epoch of minibatches for each key."""
     n = rows["reward"].shape[0]
 

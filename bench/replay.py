@@ -82,8 +82,8 @@ def dqn_graph(env: str, hidden: int) -> fl.Graph:
     """DQN by the rounds of the loop by hand."""
     n = h.ENVS * h.STEPS
     settings = fl.DQNSettings(
-        envs=h.ENVS, fragment=h.STEPS, capacity=h.CAPACITY, batch=h.UPDATES * h.BATCH, minibatch=h.BATCH, start=h.START, updates_per_step=1 / n,
-        target_every=1, lr=h.LR, double=False, epsilon=h.EPSILON, epsilon_steps=1, policy=fl.Policy(fl.QNetwork, hidden=(hidden, hidden)),
+        envs_per_runner=h.ENVS, rollout_length=h.STEPS, buffer_size=h.CAPACITY, batch_size=h.UPDATES * h.BATCH, minibatch_size=h.BATCH, learning_starts=h.START, updates_per_step=1 / n,
+        target_update_every=1, lr=h.LR, double=False, epsilon=h.EPSILON, epsilon_steps=1, policy=fl.Policy(fl.QNetwork, hidden=(hidden, hidden)),
         report_every=1,
     )  # fmt: skip
     return fl.dqn(env, settings)
@@ -154,7 +154,7 @@ def program(hidden: int, rounds: int = 100) -> tuple[list[float], list[float]]:
 def sac_speed(hidden: int, envs: int, rounds: int = 60, skip: int = 20) -> float:
     """Steps a second of SAC with an update a step, `envs` of both at a time."""
     settings = fl.SACSettings(
-        envs=envs, fragment=8 // envs, batch=256 * 8, minibatch=256, updates_per_step=1 / 8, lr=1e-3, report_every=4,
+        envs_per_runner=envs, rollout_length=8 // envs, batch_size=256 * 8, minibatch_size=256, updates_per_step=1 / 8, lr=1e-3, report_every=4,
         policy=fl.Policy(fl.SACNetwork, hidden=(hidden, hidden)),
     )  # fmt: skip
     with fl.run(fl.sac("Pendulum-v1", settings)) as run:

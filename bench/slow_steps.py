@@ -62,10 +62,10 @@ def limits() -> tuple[float, float]:
 def graphs() -> dict[str, fl.Graph]:
     policy = fl.Policy(fl.MLP, hidden=(64, 64))
     settings = fl.IMPALASettings(
-        runners=RUNNERS,
-        envs=1,
-        fragment=FRAGMENT,
-        batch=RUNNERS * FRAGMENT // 4,
+        num_runners=RUNNERS,
+        envs_per_runner=1,
+        rollout_length=FRAGMENT,
+        batch_size=RUNNERS * FRAGMENT // 4,
         report_every=1,
         policy=policy,
     )

@@ -37,8 +37,8 @@ def graph(envs: int) -> fl.Graph:
     """The same algorithm in flowrl."""
     n = envs * scan.STEPS
     settings = fl.PPOSettings(
-        envs=envs, fragment=scan.STEPS, batch=n, epochs=scan.EPOCHS, minibatch=n // scan.MINIBATCHES, lr=h.LR, gamma=h.GAMMA,
-        lam=h.LAM, clip=h.CLIP, value_clip=h.VALUE_CLIP, entropy=h.ENTROPY,
+        envs_per_runner=envs, rollout_length=scan.STEPS, batch_size=n, epochs=scan.EPOCHS, minibatch_size=n // scan.MINIBATCHES, lr=h.LR, gamma=h.GAMMA,
+        gae_lambda=h.LAM, clip_ratio=h.CLIP, value_clip=h.VALUE_CLIP, ent_coef=h.ENTROPY,
     )  # fmt: skip
     return fl.ppo("gymnax:CartPole-v1", settings)
 

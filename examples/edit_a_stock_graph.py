@@ -11,7 +11,7 @@ edited = (
     ppo.rename("ppo_edited")
     .set("train.epochs", 4)  # one setting of an operator
     .set("learner.loss.kl_penalty_target", 0.01)  # one setting deep inside a resource
-    .replace(batch=fl.Concat(min_steps=2048))  # another operator in the place of one
+    .replace(batch=fl.Concat(batch_size=2048))  # another operator in the place of one
     .insert(after="sync", play=fl.Evaluate(every=5, episodes=5))  # one more
     .remove("norm")  # one less: its predecessor is joined to its successor
 )

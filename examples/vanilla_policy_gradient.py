@@ -18,11 +18,11 @@ def main(steps: int = 200_000) -> fl.Run:
     policy = fl.Policy(fl.MLP, hidden=(64, 64))
     graph = fl.Graph(
         "vpg",
-        runners=fl.Runners("CartPole-v1", policy, envs=8, fragment=128),
+        runners=fl.Runners("CartPole-v1", policy, envs_per_runner=8, rollout_length=128),
         learner=fl.Learner(policy, loss, fl.Adam(1e-2)),
     ).then(
         sample=fl.ParallelSample(),
-        adv=fl.Advantages(gamma=0.99, lam=1.0),
+        adv=fl.Advantages(gamma=0.99, gae_lambda=1.0),
         norm=fl.Standardize(),
         train=fl.TrainOneStep(),
         sync=fl.SyncWeights(),

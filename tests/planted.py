@@ -117,7 +117,7 @@ def ppo(seconds, **settings):
         "envs": 2,
         "fragment": 10,
         "batch": 40,
-        "minibatch": 20,
+        "minibatch_size": 20,
         "epochs": 2,
         "policy": POLICY,
         **settings,

@@ -11,17 +11,21 @@ from environments import Corridor
 from flowrl.runtime.ray import start
 
 SETTINGS = fl.PPOSettings(
-    envs=8,
-    fragment=8,
-    batch=64,
+    envs_per_runner=8,
+    rollout_length=8,
+    batch_size=64,
     epochs=2,
-    minibatch=32,
+    minibatch_size=32,
     policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True),
 )
 GYM = fl.ppo("CartPole-v1", SETTINGS).set("train.shuffle", False)
 JAX = fl.ppo(Corridor, SETTINGS).set("train.shuffle", False)
 QUICK = fl.IMPALASettings(
-    envs=4, fragment=4, batch=32, report_every=2, policy=fl.Policy(fl.MLP, hidden=(4,))
+    envs_per_runner=4,
+    rollout_length=4,
+    batch_size=32,
+    report_every=2,
+    policy=fl.Policy(fl.MLP, hidden=(4,)),
 )
 ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went in, left to itself."""

@@ -36,7 +36,7 @@ DISCRETE, BOX = Spaces(OBS, gym.spaces.Discrete(3)), Spaces(OBS, gym.spaces.Box(
 MLP = fl.Policy(fl.MLP, hidden=(32, 32), normalize=True)
 RNN = fl.Policy(fl.RNN, hidden=(16,), size=16)
 Q, SAC = fl.Policy(fl.QNetwork, hidden=(32, 32)), fl.Policy(fl.SACNetwork, hidden=(32, 32))
-ADAM, STILL = fl.Adam(1e-3, clip=0.5), fl.SGD(0.0)
+ADAM, STILL = fl.Adam(1e-3, max_grad_norm=0.5), fl.SGD(0.0)
 T, B, DRAWN = 32, 16, 512
 CASES = {
     "ppo": (MLP, DISCRETE, fl.PPOLoss(target_kl=0.5), 256, (2, 4)),
@@ -95,7 +95,7 @@ def updated(name, shards, shuffle=False, optimizer=ADAM, **more):
     net = core.network
     carry = net.begin(state["weights"], net.memory(state["weights"], B)) if net.recurrent else {}
     data, columns = example(core, {k: np.asarray(x) for k, x in carry.items()})
-    how = {"epochs": 2, "minibatch": minibatch, "shuffle": shuffle, "shards": shards, **more}
+    how = {"epochs": 2, "minibatch_size": minibatch, "shuffle": shuffle, "shards": shards, **more}
     compiled = (
         jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
     )

@@ -27,7 +27,7 @@ SMALL = [
     "--set",
     "batch=64",
     "--set",
-    "minibatch=32",
+    "minibatch_size=32",
     "--set",
     "epochs=1",
     "--untuned",
@@ -70,7 +70,14 @@ def test_check_plan_and_draw(flowrl, tmp_path):
     assert (
         "320 gradient steps"
         in flowrl(
-            "plan", "ppo", "--env", "CartPole-v1", "--set", "batch=4096", "--set", "minibatch=128"
+            "plan",
+            "ppo",
+            "--env",
+            "CartPole-v1",
+            "--set",
+            "batch=4096",
+            "--set",
+            "minibatch_size=128",
         )[1]
     )
     assert "● " in flowrl("draw", "a2c")[1]
@@ -115,7 +122,10 @@ def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path)
 
 def test_a_run_by_the_module_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["/any/flowrl/__main__.py", "run", "ppo"])
-    with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch=64, fragment=16)), out=tmp_path / "run"):
+    with fl.run(
+        fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=64, rollout_length=16)),
+        out=tmp_path / "run",
+    ):
         assert (tmp_path / "run/command.txt").read_text().startswith("python -m flowrl run ppo\n")
 
 
@@ -158,15 +168,15 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
             def fixed():
                 return fl.ppo("CartPole-v1", fl.PPOSettings(batch=1024))
 
-            def keywords(env, lr=1e-3, minibatch=None):
-                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch=minibatch)).rename("kw")
+            def keywords(env, lr=1e-3, minibatch_size=None):
+                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch)).rename("kw")
 
             @dataclass(frozen=True)
             class Mine:
                 size: int = 256
 
             def withdata(env: str = "Pendulum-v1", settings: Mine = Mine()):
-                return fl.ppo(env, fl.PPOSettings(batch=settings.size, minibatch=None))
+                return fl.ppo(env, fl.PPOSettings(batch=settings.size, minibatch_size=None))
 
             def bad():
                 return 3
@@ -216,7 +226,7 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
                     return x[:, :-1], x[:, -1]
 
             def g():
-                return fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=fl.Policy(Net)))
+                return fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch_size=None, policy=fl.Policy(Net)))
 
             fl.run(g()) if __name__ == "__main__" else None
             """
@@ -432,8 +442,8 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),
         (["plan", "ppo", "--env", "Cartpol-v1"], "did you mean 'CartPole-v1'?"),
         (
-            ["plan", "ppo", "--set", "minibatch=100", "--untuned"],
-            "ppo.train: minibatch=100 does not divide the batch of 1,024 steps; take 64 or 128",
+            ["plan", "ppo", "--set", "minibatch_size=100", "--untuned"],
+            "ppo.train: minibatch_size=100 does not divide the batch of 1,024 steps; take 64 or 128",
         ),
         (
             ["run", "ppo", "--until", "return_mean"],

@@ -20,13 +20,13 @@ DRAWN = {"envs": 2, "fragment": 4, "start": 16, "batch": 4, "report_every": 1}
 def stock(name, env="CartPole-v1"):
     """A stock graph, as small as it may be."""
     settings = {
-        "ppo": lambda: fl.PPOSettings(**SMALL, batch=8, epochs=2, minibatch=4),
-        "a2c": lambda: fl.A2CSettings(**SMALL, batch=8, report_every=1),
-        "pg": lambda: fl.PGSettings(**SMALL, batch=8),
-        "impala": lambda: fl.IMPALASettings(**WIDE, batch=16, report_every=1),
-        "appo": lambda: fl.APPOSettings(**WIDE, batch=16, report_every=1),
+        "ppo": lambda: fl.PPOSettings(**SMALL, batch_size=8, epochs=2, minibatch_size=4),
+        "a2c": lambda: fl.A2CSettings(**SMALL, batch_size=8, report_every=1),
+        "pg": lambda: fl.PGSettings(**SMALL, batch_size=8),
+        "impala": lambda: fl.IMPALASettings(**WIDE, batch_size=16, report_every=1),
+        "appo": lambda: fl.APPOSettings(**WIDE, batch_size=16, report_every=1),
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
-        "apex": lambda: fl.ApexSettings(**DRAWN, runners=2),
+        "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
     }
     return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())

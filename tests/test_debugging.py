@@ -18,13 +18,21 @@ from environments import Clockwork, Faulty
 from flowrl.debugging.prompt import COMMANDS, Prompt
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
-SETTINGS = fl.PPOSettings(envs=4, fragment=16, batch=64, epochs=1, minibatch=32, policy=POLICY)
+SETTINGS = fl.PPOSettings(
+    envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32, policy=POLICY
+)
 PPO = fl.ppo("CartPole-v1", SETTINGS)
 PLAN = PPO.compile()
 IMPALA = fl.impala(
     "CartPole-v1",
     fl.IMPALASettings(
-        runners=2, envs=4, fragment=8, batch=64, report_every=2, queue=2, policy=POLICY
+        num_runners=2,
+        envs_per_runner=4,
+        rollout_length=8,
+        batch_size=64,
+        report_every=2,
+        queue_capacity=2,
+        policy=POLICY,
     ),
 ).compile()
 
@@ -177,7 +185,7 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ),
         ("set train.epoch 4", "ppo.train: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("set train.epochs many", "ppo.train.epochs: takes int, got 'many'"),
-        ("set train.minibatch 100", "minibatch=100 does not divide the batch of 64 steps"),
+        ("set train.minibatch 100", "minibatch_size=100 does not divide the batch of 64 steps"),
         (
             "set runners.envs 8",
             "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs=8",

@@ -59,7 +59,12 @@ class Largest(fl.Operator):
 @pytest.mark.parametrize("runtime", ["local", "ray", "xla"], indirect=True)
 def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime):
     settings = fl.PPOSettings(
-        envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,))
+        envs_per_runner=2,
+        rollout_length=4,
+        batch_size=8,
+        epochs=1,
+        minibatch_size=None,
+        policy=fl.Policy(fl.MLP, hidden=(4,)),
     )
     env = "gymnax:CartPole-v1" if isinstance(runtime, fl.XlaRuntime) else "CartPole-v1"
     graph = fl.ppo(env, settings).insert(after="sample", clip=clip, largest=Largest())

@@ -37,13 +37,15 @@ def by_hand(weights):
 def test_one_update_from_one_batch_gives_the_same_parameters(hand):
     policy = fl.Policy(fl.MLP, hidden=(64, 64))
     loss = fl.PPOLoss(
-        clip=hand.CLIP, value=hand.VALUE, value_clip=hand.VALUE_CLIP, entropy=hand.ENTROPY
+        clip_ratio=hand.CLIP, vf_coef=hand.VALUE, value_clip=hand.VALUE_CLIP, ent_coef=hand.ENTROPY
     )
     place = Place(
         "same",
         {
-            "runners": fl.Runners("CartPole-v1", policy, envs=hand.ENVS, fragment=hand.STEPS),
-            "learner": fl.Learner(policy, loss, fl.Adam(hand.LR, clip=0.5)),
+            "runners": fl.Runners(
+                "CartPole-v1", policy, envs_per_runner=hand.ENVS, rollout_length=hand.STEPS
+            ),
+            "learner": fl.Learner(policy, loss, fl.Adam(hand.LR, max_grad_norm=0.5)),
         },
         3,
         HereSite,
@@ -88,7 +90,7 @@ def test_one_update_from_one_batch_gives_the_same_parameters(hand):
     trained = learner.update(
         batch.with_(advantage=standardized(adv, d["valid"]), target=target),
         epochs=hand.EPOCHS,
-        minibatch=hand.MINIBATCH,
+        minibatch_size=hand.MINIBATCH,
     )
     got = by_hand(learner.weights()[0].params)
     place.close()
@@ -114,10 +116,10 @@ def by_hand_start(hand, learner):
 def test_five_asynchronous_updates_give_the_same_parameters(hand):
     pipeline = importlib.import_module("handwritten_impala")
     settings = fl.IMPALASettings(
-        runners=1,
-        envs=16,
-        fragment=pipeline.STEPS,
-        batch=pipeline.BATCH,
+        num_runners=1,
+        envs_per_runner=16,
+        rollout_length=pipeline.STEPS,
+        batch_size=pipeline.BATCH,
         policy=fl.Policy(fl.MLP, hidden=(64, 64)),
     )
     place = Place("same", fl.impala("CartPole-v1", settings).resources, 3, HereSite)
@@ -148,8 +150,12 @@ def test_128_updates_of_dqn_from_one_draw_give_the_same_parameters(monkeypatch):
     dqn = importlib.import_module("handwritten_dqn")
     policy = fl.Policy(fl.QNetwork, hidden=(64, 64))
     resources = {
-        "runners": fl.Runners("CartPole-v1", policy, envs=dqn.ENVS, fragment=dqn.STEPS),
-        "learner": fl.Learner(policy, fl.DQNLoss(double=False), fl.Adam(dqn.LR, clip=10.0)),
+        "runners": fl.Runners(
+            "CartPole-v1", policy, envs_per_runner=dqn.ENVS, rollout_length=dqn.STEPS
+        ),
+        "learner": fl.Learner(
+            policy, fl.DQNLoss(double=False), fl.Adam(dqn.LR, max_grad_norm=10.0)
+        ),
     }
     place = Place("same", resources, 3, HereSite)
     learner = place.open()["learner"]
@@ -174,7 +180,7 @@ def test_128_updates_of_dqn_from_one_draw_give_the_same_parameters(monkeypatch):
     drawn = {k: x[None] for k, x in rows.items() if k != "terminated"}
     drawn["discount"] = np.where(rows["terminated"], 0, dqn.GAMMA).astype(np.float32)[None]
     batch = fl.Batch(drawn, {"version": np.zeros(n, np.int32)})
-    trained = learner.update(batch, minibatch=dqn.BATCH, shuffle=False)
+    trained = learner.update(batch, minibatch_size=dqn.BATCH, shuffle=False)
     got = params_of(learner.weights()[0])
     place.close()
     assert (

@@ -25,11 +25,13 @@ from flowrl.rollout.sample import seed_of
 
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
 TINY = {"runners": 2, "envs": 2, "fragment": 8}
-PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**TINY, batch=32, epochs=2, minibatch=16, policy=POLICY))
-IMPALA = fl.impala(
-    "CartPole-v1", fl.IMPALASettings(**TINY, batch=32, report_every=2, policy=POLICY)
+PPO = fl.ppo(
+    "CartPole-v1", fl.PPOSettings(**TINY, batch_size=32, epochs=2, minibatch_size=16, policy=POLICY)
 )
-SMALL = fl.PPOSettings(**TINY, batch=32, epochs=1, minibatch=None, policy=POLICY)
+IMPALA = fl.impala(
+    "CartPole-v1", fl.IMPALASettings(**TINY, batch_size=32, report_every=2, policy=POLICY)
+)
+SMALL = fl.PPOSettings(**TINY, batch_size=32, epochs=1, minibatch_size=None, policy=POLICY)
 ENV = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parent}"}
 
 
@@ -73,12 +75,12 @@ def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
         graph = fl.impala(
             "CartPole-v1",
             fl.IMPALASettings(
-                **TINY, batch=32, policy=fl.Policy(fl.RNN, hidden=(4,), size=4, cell="lstm")
+                **TINY, batch_size=32, policy=fl.Policy(fl.RNN, hidden=(4,), size=4, cell="lstm")
             ),
         )
     else:
         settings = fl.ApexSettings(
-            **TINY, batch=16, start=32, report_every=2, policy=fl.Policy(fl.QNetwork)
+            **TINY, batch_size=16, learning_starts=32, report_every=2, policy=fl.Policy(fl.QNetwork)
         )
         graph = fl.apex("CartPole-v1", settings).set("replay.shards", 1)
     recorded(graph, tmp_path / "run", rows=1)
@@ -138,7 +140,7 @@ def test_what_can_not_be_set_is_told(three):
         ): r"unknown setting 'learner.loss.clipp'; did you mean 'learner.loss.clip'\?",
         ("adv.gamma", 0.9): "A replay begins with the batch, so only what trains on it can be set",
         ("train.epochs", 1.5): "train.epochs: takes int, got 1.5",
-        ("train.minibatch", 7): "minibatch=7 does not divide the batch of 32 steps",
+        ("train.minibatch", 7): "minibatch_size=7 does not divide the batch of 32 steps",
         (
             "learner.policy.hidden",
             (8,),
@@ -210,7 +212,15 @@ AT = 20
 def planted(**more):
     env = {"at": AT, "seed": seed_of(0, "runners", 1) + 1}
     return fl.ppo("CartPole-v1", SMALL).replace(
-        runners=fl.Runners(Planted, POLICY, count=2, envs=2, fragment=8, env_settings=env, **more)
+        runners=fl.Runners(
+            Planted,
+            POLICY,
+            num_runners=2,
+            envs_per_runner=2,
+            rollout_length=8,
+            env_settings=env,
+            **more,
+        )
     )
 
 
@@ -397,7 +407,7 @@ def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_
 def test_a_killed_run_leaves_whole_records(tmp_path):
     code = """
         import sys, flowrl as fl
-        s = fl.PPOSettings(runners=2, envs=2, fragment=8, batch=32, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+        s = fl.PPOSettings(runners=2, envs=2, fragment=8, batch=32, epochs=1, minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
         with fl.run(fl.ppo("CartPole-v1", s), out=sys.argv[1], record=fl.Record(every=1)) as run:
             for row in run:
                 print(row["row"], flush=True)

@@ -15,7 +15,9 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Warned
 
-SETTINGS = fl.PPOSettings(envs=4, fragment=16, batch=64, epochs=1, minibatch=32)
+SETTINGS = fl.PPOSettings(
+    envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32
+)
 PPO = fl.ppo("CartPole-v1", SETTINGS)
 
 
@@ -85,7 +87,9 @@ def test_a_runs_directory_holds_what_it_should(saved):
 
 def test_nan_is_null_in_the_rows_file(tmp_path):
     graph = PPO.replace(
-        runners=fl.Runners(_long, PPO.resources["runners"].policy, envs=4, fragment=16)
+        runners=fl.Runners(
+            _long, PPO.resources["runners"].policy, envs_per_runner=4, rollout_length=16
+        )
     )
     with fl.run(graph, steps=60, out=tmp_path / "r") as run:
         list(run)
@@ -177,7 +181,10 @@ def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
 
     policy = fl.Policy(own_policy.Tiny, width=4)
     graph = fl.ppo(
-        "CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=None, policy=policy)
+        "CartPole-v1",
+        fl.PPOSettings(
+            envs_per_runner=2, rollout_length=8, batch_size=16, minibatch_size=None, policy=policy
+        ),
     )
     with fl.run(graph, steps=10, out=tmp_path / "r") as run:
         list(run)
@@ -342,7 +349,9 @@ def test_an_error_in_until_or_in_closing_an_environment_still_shuts_down_and_sav
         list(fl.run(PPO, until=lambda row: row["retrun_mean"] > 3, out=tmp_path / "a"))
     fl.load(tmp_path / "a")
     graph = PPO.replace(
-        runners=fl.Runners(BadEnd, PPO.resources["runners"].policy, envs=4, fragment=16)
+        runners=fl.Runners(
+            BadEnd, PPO.resources["runners"].policy, envs_per_runner=4, rollout_length=16
+        )
     )
     with (
         pytest.raises(RuntimeError, match="can't close"),
@@ -385,7 +394,9 @@ def test_seeds_and_steps_are_checked():
 
 def test_the_first_error_is_the_one_to_see(tmp_path):
     graph = PPO.replace(
-        runners=fl.Runners(TwiceBad, PPO.resources["runners"].policy, envs=1, fragment=16)
+        runners=fl.Runners(
+            TwiceBad, PPO.resources["runners"].policy, envs_per_runner=1, rollout_length=16
+        )
     )
     with (
         pytest.raises(fl.EnvironmentFailed, match="ValueError: first") as caught,

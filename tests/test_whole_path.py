@@ -68,7 +68,7 @@ def test_the_importance_exponent_rises_with_the_steps_that_came(env):
 
 
 def test_the_target_network_moves_by_the_share_tau_towards_the_newest_parameters():
-    graph = fl.dqn("CartPole-v1", fl.DQNSettings(**DQN, target_every=1, tau=0.25))
+    graph = fl.dqn("CartPole-v1", fl.DQNSettings(**DQN, target_update_every=1, tau=0.25))
     before, moved = {}, []
 
     def see(run, event):
@@ -108,7 +108,15 @@ def test_steps_per_second_are_the_steps_of_a_row_over_its_seconds():
 def test_a_rows_speed_is_that_of_its_own_steps_and_seconds(runtime):
     env = "gymnax:CartPole-v1" if isinstance(runtime, fl.XlaRuntime) else "CartPole-v1"
     graph = fl.ppo(
-        env, fl.PPOSettings(envs=2, fragment=8, batch=16, epochs=1, minibatch=None, policy=MLP)
+        env,
+        fl.PPOSettings(
+            envs_per_runner=2,
+            rollout_length=8,
+            batch_size=16,
+            epochs=1,
+            minibatch_size=None,
+            policy=MLP,
+        ),
     )
     with fl.run(graph, runtime=runtime) as run:
         rows: list[Row] = [next(run) for _ in range(4)]
@@ -142,7 +150,12 @@ def test_requests_in_flight_to_a_runner_that_is_restarted_are_lost_and_counted(
 ):
     monkeypatch.setattr(FailsOnce, "failed", False)
     spec = fl.Runners(
-        FailsOnce, MLP, envs=1, fragment=5, env_settings={"at": 18}, on_error="restart"
+        FailsOnce,
+        MLP,
+        envs_per_runner=1,
+        rollout_length=5,
+        env_settings={"at": 18},
+        on_error="restart",
     )
     graph = fl.Graph("g", runners=spec).then(
         sample=fl.ParallelSample(mode="async", in_flight=in_flight), report=fl.Report()
@@ -160,7 +173,7 @@ def test_requests_in_flight_to_a_runner_that_is_restarted_are_lost_and_counted(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stage_stops_where_its_queue_is_full(seed):
-    runners = fl.Runners("CartPole-v1", MLP, count=2, envs=1, fragment=4)
+    runners = fl.Runners("CartPole-v1", MLP, num_runners=2, envs_per_runner=1, rollout_length=4)
     learner = fl.Learner(MLP, fl.VTraceLoss(), fl.SGD())
     graph = fl.Graph("g", runners=runners, learner=learner).then(
         sample=fl.ParallelSample(mode="async"),

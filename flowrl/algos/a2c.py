@@ -24,15 +24,15 @@ from flowrl.rollout.runners import Runners
 class A2CSettings:
     """The settings of `a2c`. `envs` and `fragment` are per runner, `batch` in steps."""
 
-    runners: int = 1
-    envs: int = 8
-    fragment: int = 5
-    batch: int = 40
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 5
+    batch_size: int = 40
     lr: Rate = 7e-4
     gamma: float = 0.99
-    lam: float = 1.0
-    entropy: float = 0.0
-    grad_clip: float = 0.5
+    gae_lambda: float = 1.0
+    ent_coef: float = 0.0
+    max_grad_norm: float = 0.5
     normalize: bool = False
     report_every: int = 50
     clip_rewards: float | None = None
@@ -48,16 +48,18 @@ def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph
         runners=Runners(
             env,
             policy,
-            count=s.runners,
-            envs=s.envs,
-            fragment=s.fragment,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
             clip_rewards=s.clip_rewards,
         ),
-        learner=Learner(policy, PGLoss(entropy=s.entropy), RMSProp(s.lr, clip=s.grad_clip)),
+        learner=Learner(
+            policy, PGLoss(ent_coef=s.ent_coef), RMSProp(s.lr, max_grad_norm=s.max_grad_norm)
+        ),
     ).then(
         sample=ParallelSample(),
-        batch=Concat(s.batch),
-        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        batch=Concat(s.batch_size),
+        adv=Advantages(gamma=s.gamma, gae_lambda=s.gae_lambda),
         train=TrainOneStep(),
         sync=SyncWeights(),
         report=Report(every=s.report_every),

@@ -21,8 +21,8 @@ class ApexSettings(DQNSettings):
     does in the paper, unless `beta_steps` says otherwise.
     """
 
-    runners: int = 2
-    fragment: int = 16
+    num_runners: int = 2
+    rollout_length: int = 16
     n_step: int = 3
     dueling: bool = True
     prioritized: bool = True
@@ -31,7 +31,7 @@ class ApexSettings(DQNSettings):
     spread: float = 7.0
     shards: int = 2
     in_flight: int = 2
-    queue: int = 4
+    queue_capacity: int = 4
     sync_every: int = 10
 
 
@@ -48,7 +48,7 @@ def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Gra
         .set("runners.explore.spread", s.spread)
         .set("replay.shards", s.shards)
         .move("draw", after=())
-        .insert(after="draw", queue=Queue(s.queue))
+        .insert(after="draw", queue=Queue(s.queue_capacity))
         .set("sync.every", s.sync_every)
         .set("sync.wait", False)
     )

@@ -32,15 +32,15 @@ class DQNSettings:
     from 0.4 to 1 over `beta_steps` steps of all environments together (0: never).
     """
 
-    runners: int = 1
-    envs: int = 8
-    fragment: int = 4
-    capacity: int = 50_000
-    batch: int = 64
-    minibatch: int | None = None
-    start: int = 1_000
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 4
+    buffer_size: int = 50_000
+    batch_size: int = 64
+    minibatch_size: int | None = None
+    learning_starts: int = 1_000
     updates_per_step: float | None = 0.125
-    target_every: int = 100
+    target_update_every: int = 100
     tau: float = 1.0
     lr: Rate = 1e-3
     gamma: float = 0.99
@@ -52,7 +52,7 @@ class DQNSettings:
     beta_steps: int = 100_000
     epsilon: float = 0.05
     epsilon_steps: int = 10_000
-    grad_clip: float | None = 10.0
+    max_grad_norm: float | None = 10.0
     report_every: int = 100
     policy: Policy | None = None
 
@@ -66,23 +66,32 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph
     return Graph(
         "dqn",
         runners=Runners(
-            env, policy, count=s.runners, envs=s.envs, fragment=s.fragment, explore=explore
+            env,
+            policy,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
+            explore=explore,
         ),
         replay=Replay(
-            s.capacity,
+            s.buffer_size,
             prioritized=s.prioritized,
             beta_steps=s.beta_steps,
             n_step=s.n_step,
             gamma=s.gamma,
         ),
-        learner=Learner(policy, DQNLoss(double=s.double), Adam(s.lr, clip=s.grad_clip)),
+        learner=Learner(
+            policy, DQNLoss(double=s.double), Adam(s.lr, max_grad_norm=s.max_grad_norm)
+        ),
     ).then(
         sample=ParallelSample(),
         add=ReplayAdd(),
-        draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
-        train=TrainOneStep(minibatch=s.minibatch, shuffle=False),
+        draw=ReplaySample(
+            s.batch_size, learning_starts=s.learning_starts, updates_per_step=s.updates_per_step
+        ),
+        train=TrainOneStep(minibatch_size=s.minibatch_size, shuffle=False),
         **feedback,
-        target=UpdateTarget(every=s.target_every, tau=s.tau),
+        target=UpdateTarget(every=s.target_update_every, tau=s.tau),
         sync=SyncWeights(),
         report=Report(every=s.report_every),
     )

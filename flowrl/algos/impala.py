@@ -25,21 +25,21 @@ from flowrl.rollout.runners import Runners
 class IMPALASettings:
     """The settings of `impala`. `envs` and `fragment` are per runner, `batch` in steps, `queue` in batches."""
 
-    runners: int = 2
-    envs: int = 8
-    fragment: int = 50
-    batch: int = 500
+    num_runners: int = 2
+    envs_per_runner: int = 8
+    rollout_length: int = 50
+    batch_size: int = 500
     in_flight: int = 2
-    queue: int = 16
+    queue_capacity: int = 16
     max_lag: int | None = None
     epochs: int = 1
-    minibatch: int | None = None
+    minibatch_size: int | None = None
     lr: Rate = 5e-4
     gamma: float = 0.99
-    lam: float = 1.0
-    value: float = 0.5
-    entropy: float = 0.01
-    grad_clip: float = 40.0
+    vtrace_lambda: float = 1.0
+    vf_coef: float = 0.5
+    ent_coef: float = 0.01
+    max_grad_norm: float = 40.0
     report_every: int = 10
     clip_rewards: float | None = None
     policy: Policy | None = None
@@ -49,23 +49,25 @@ def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) ->
     """Two stages: sampling, and behind a queue learning. Weights go back with every update."""
     s = given(settings, IMPALASettings)
     policy = s.policy or default_policy(env)
-    loss = VTraceLoss(gamma=s.gamma, lam=s.lam, value=s.value, entropy=s.entropy)
+    loss = VTraceLoss(
+        gamma=s.gamma, vtrace_lambda=s.vtrace_lambda, vf_coef=s.vf_coef, ent_coef=s.ent_coef
+    )
     return Graph(
         "impala",
         runners=Runners(
             env,
             policy,
-            count=s.runners,
-            envs=s.envs,
-            fragment=s.fragment,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
             clip_rewards=s.clip_rewards,
         ),
-        learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
+        learner=Learner(policy, loss, Adam(s.lr, max_grad_norm=s.max_grad_norm)),
     ).then(
         sample=ParallelSample(mode="async", in_flight=s.in_flight),
-        batch=Concat(s.batch),
-        queue=Queue(s.queue, max_lag=s.max_lag),
-        train=TrainOneStep(epochs=s.epochs, minibatch=s.minibatch),
+        batch=Concat(s.batch_size),
+        queue=Queue(s.queue_capacity, max_lag=s.max_lag),
+        train=TrainOneStep(epochs=s.epochs, minibatch_size=s.minibatch_size),
         sync=SyncWeights(),
         report=Report(every=s.report_every),
     )

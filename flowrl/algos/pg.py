@@ -24,14 +24,14 @@ from flowrl.rollout.runners import Runners
 class PGSettings:
     """The settings of `pg`. `envs` and `fragment` are per runner, `batch` in steps."""
 
-    runners: int = 1
-    envs: int = 8
-    fragment: int = 128
-    batch: int = 1024
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 128
+    batch_size: int = 1024
     lr: Rate = 3e-3
     gamma: float = 0.99
-    lam: float = 0.97
-    entropy: float = 0.0
+    gae_lambda: float = 0.97
+    ent_coef: float = 0.0
     normalize: bool = False
     clip_rewards: float | None = None
     policy: Policy | None = None
@@ -46,16 +46,16 @@ def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
         runners=Runners(
             env,
             policy,
-            count=s.runners,
-            envs=s.envs,
-            fragment=s.fragment,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
             clip_rewards=s.clip_rewards,
         ),
-        learner=Learner(policy, PGLoss(entropy=s.entropy), Adam(s.lr)),
+        learner=Learner(policy, PGLoss(ent_coef=s.ent_coef), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),
-        batch=Concat(s.batch),
-        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        batch=Concat(s.batch_size),
+        adv=Advantages(gamma=s.gamma, gae_lambda=s.gae_lambda),
         norm=Standardize(),
         train=TrainOneStep(),
         sync=SyncWeights(),

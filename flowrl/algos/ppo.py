@@ -24,20 +24,20 @@ from flowrl.rollout.runners import Runners
 class PPOSettings:
     """The settings of `ppo`. `envs` and `fragment` are per runner, `batch` and `minibatch` in steps."""
 
-    runners: int = 1
-    envs: int = 8
-    fragment: int = 128
-    batch: int = 1024
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 128
+    batch_size: int = 1024
     epochs: int = 10
-    minibatch: int | None = 128
+    minibatch_size: int | None = 128
     lr: Rate = 3e-4
     gamma: float = 0.99
-    lam: float = 0.95
-    clip: float = 0.2
+    gae_lambda: float = 0.95
+    clip_ratio: float = 0.2
     value_clip: float | None = None
-    entropy: float = 0.0
+    ent_coef: float = 0.0
     target_kl: float | None = None
-    grad_clip: float = 0.5
+    max_grad_norm: float = 0.5
     normalize: bool = False
     normalize_rewards: bool = False
     clip_rewards: float | None = None
@@ -48,26 +48,28 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph
     """Clipped surrogate objective, several epochs of minibatches per batch, synchronous sampling: lag 0."""
     s = given(settings, PPOSettings)
     policy = s.policy or default_policy(env, normalize=s.normalize)
-    loss = PPOLoss(clip=s.clip, value_clip=s.value_clip, entropy=s.entropy, target_kl=s.target_kl)
+    loss = PPOLoss(
+        clip_ratio=s.clip_ratio, value_clip=s.value_clip, ent_coef=s.ent_coef, target_kl=s.target_kl
+    )
     scale = s.gamma if s.normalize_rewards else None
     return Graph(
         "ppo",
         runners=Runners(
             env,
             policy,
-            count=s.runners,
-            envs=s.envs,
-            fragment=s.fragment,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
             normalize_rewards=scale,
             clip_rewards=s.clip_rewards,
         ),
-        learner=Learner(policy, loss, Adam(s.lr, clip=s.grad_clip)),
+        learner=Learner(policy, loss, Adam(s.lr, max_grad_norm=s.max_grad_norm)),
     ).then(
         sample=ParallelSample(),
-        batch=Concat(s.batch),
-        adv=Advantages(gamma=s.gamma, lam=s.lam),
+        batch=Concat(s.batch_size),
+        adv=Advantages(gamma=s.gamma, gae_lambda=s.gae_lambda),
         norm=Standardize(),
-        train=TrainOneStep(epochs=s.epochs, minibatch=s.minibatch),
+        train=TrainOneStep(epochs=s.epochs, minibatch_size=s.minibatch_size),
         sync=SyncWeights(),
         report=Report(),
     )

@@ -25,13 +25,13 @@ from flowrl.rollout.runners import Runners
 class SACSettings:
     """The settings of `sac`. `envs` and `fragment` are per runner; `start` in steps of all environments together."""
 
-    runners: int = 1
-    envs: int = 1
-    fragment: int = 1
-    capacity: int = 1_000_000
-    batch: int = 256
-    minibatch: int | None = None
-    start: int = 100
+    num_runners: int = 1
+    envs_per_runner: int = 1
+    rollout_length: int = 1
+    buffer_size: int = 1_000_000
+    batch_size: int = 256
+    minibatch_size: int | None = None
+    learning_starts: int = 100
     updates_per_step: float = 1.0
     tau: float = 0.005
     lr: Rate = 3e-4
@@ -49,14 +49,22 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None) -> Graph
     policy = s.policy or Policy(SACNetwork, alpha=s.alpha)
     return Graph(
         "sac",
-        runners=Runners(env, policy, count=s.runners, envs=s.envs, fragment=s.fragment),
-        replay=Replay(s.capacity, n_step=s.n_step, gamma=s.gamma),
+        runners=Runners(
+            env,
+            policy,
+            num_runners=s.num_runners,
+            envs_per_runner=s.envs_per_runner,
+            rollout_length=s.rollout_length,
+        ),
+        replay=Replay(s.buffer_size, n_step=s.n_step, gamma=s.gamma),
         learner=Learner(policy, SACLoss(s.target_entropy), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),
         add=ReplayAdd(),
-        draw=ReplaySample(s.batch, start=s.start, updates_per_step=s.updates_per_step),
-        train=TrainOneStep(minibatch=s.minibatch, shuffle=False),
+        draw=ReplaySample(
+            s.batch_size, learning_starts=s.learning_starts, updates_per_step=s.updates_per_step
+        ),
+        train=TrainOneStep(minibatch_size=s.minibatch_size, shuffle=False),
         target=UpdateTarget(tau=s.tau),
         sync=SyncWeights(),
         report=Report(every=s.report_every),

@@ -240,7 +240,7 @@ def make_vector(
             vector = guarded(env, made)
         if vector.num_envs != count:
             raise SettingError(
-                f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs={count}; make them equal"
+                f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs_per_runner={count}; make them equal"
             )
         autoreset_mode(vector, env)
         on_error.pop_all()

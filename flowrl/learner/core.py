@@ -104,7 +104,7 @@ class Core:
         columns: dict[str, Array],
         *,
         epochs: int,
-        minibatch: int,
+        minibatch_size: int,
         shuffle: bool = True,
         traced: bool = False,
         shards: int = 1,
@@ -116,7 +116,7 @@ class Core:
             data: fields ``[T, B, ...]``.
             columns: of a loss that takes whole columns ``[B, ...]``.
             epochs: how often each step is used.
-            minibatch: steps per gradient step, on all devices together.
+            minibatch_size: steps per gradient step, on all devices together.
             shuffle: whether minibatches are drawn again in each epoch, or taken in order.
             traced: whether every epoch of several reports when it ended.
             shards: devices that share each minibatch; they average gradients by their numbers of valid rows.
@@ -125,7 +125,7 @@ class Core:
             The new state, metrics, and if the loss reports it the priority of each row ``[N]`` as it was found last.
         """
         steps, width = data["valid"].shape
-        cut = Minibatches(steps, width, minibatch, self.sequences, shuffle, shards)
+        cut = Minibatches(steps, width, minibatch_size, self.sequences, shuffle, shards)
         key, mine = jax.random.split(state["key"])
         fields = without_masked_nans(data)
         if self.loss.random:

@@ -54,23 +54,28 @@ class LearnerHandle(Handle):
         """Nothing to let go of."""
 
     def update(
-        self, batch: Batch, *, epochs: int = 1, minibatch: int | None = None, shuffle: bool = True
+        self,
+        batch: Batch,
+        *,
+        epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle: bool = True,
     ) -> Trained:
         """Train on a batch: one compiled call, whatever its epochs and minibatches.
 
         Args:
             batch: ``[T, B]`` with the fields that the loss needs.
             epochs: how often each step is used.
-            minibatch: steps per gradient step; None for all at once.
+            minibatch_size: steps per gradient step; None for all at once.
             shuffle: whether minibatches are drawn anew each epoch, or taken in order.
 
         Raises:
-            ContractError: a field is missing, or `minibatch` does not divide the batch.
+            ContractError: a field is missing, or `minibatch_size` does not divide the batch.
         """
         if lacking := self.lacking(batch):
             raise ContractError(lacking)
         steps = batch.steps
-        size = steps if minibatch is None else minibatch
+        size = steps if minibatch_size is None else minibatch_size
         whole = batch.shape[0] if self.core.sequences else 1
         if steps % size or size % whole:
             near = sorted(
@@ -83,7 +88,7 @@ class LearnerHandle(Handle):
                 else ""
             )
             raise ContractError(
-                f"minibatch={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}"
+                f"minibatch_size={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}"
             )
         version = self.state["version"]
         if "version" not in batch.columns:
@@ -97,7 +102,10 @@ class LearnerHandle(Handle):
             else batch.with_(valid=np.ones(batch.shape, bool)).data
         )
         columns = sequence_columns(batch) if self.core.sequences else {}
-        how, stream = {"epochs": epochs, "minibatch": size, "shuffle": shuffle}, self.site.stream
+        how, stream = (
+            {"epochs": epochs, "minibatch_size": size, "shuffle": shuffle},
+            self.site.stream,
+        )
         if stream.wants(Updating):
             stream.emit(
                 Updating(

@@ -409,12 +409,12 @@ def _why(kinds: Mapping[str, float]) -> str:
 
 def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> str:
     many = (
-        f"--set {sampler}.count={p.facts[sampler]['count'] + 1}"
+        f"--set {sampler}.num_runners={p.facts[sampler]['count'] + 1}"
         if sampler and "count" in p.facts.get(sampler, {})
         else "more runners"
     )
     envs = (
-        f"--set {sampler}.envs={2 * p.facts[sampler]['envs']}"
+        f"--set {sampler}.envs_per_runner={2 * p.facts[sampler]['envs']}"
         if sampler and "envs" in p.facts.get(sampler, {})
         else "more environments"
     )

@@ -183,7 +183,7 @@ class Recorder:
             about["text"] = values.to_text(spec, defaults=True, strict=True)
         except SaveError as error:
             about["because"] = str(error)
-        trains = {"learner", "epochs", "minibatch", "shuffle"}
+        trains = {"learner", "epochs", "minibatch_size", "shuffle"}
         about["trainers"] = [
             n.name
             for n in self.graph.nodes
@@ -194,8 +194,8 @@ class Recorder:
             about["runners"] = {
                 "name": str(spec.runners),
                 "env": env_name(runners.env),
-                "count": runners.count,
-                "envs": runners.envs,
+                "count": runners.num_runners,
+                "envs": runners.envs_per_runner,
                 "jax": runners.jax_env is not None,
                 "restarts": {
                     worker: times

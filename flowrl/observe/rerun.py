@@ -20,7 +20,7 @@ from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.record import Recorded, find, named
 from flowrl.rl.spaces import Spaces
 
-TRAINING = {"epochs": int, "minibatch": int | None, "shuffle": bool}
+TRAINING = {"epochs": int, "minibatch_size": int | None, "shuffle": bool}
 """The settings of a node that trains."""
 
 

@@ -52,7 +52,7 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
 
     count = facts["count"]
     used = p.busy / max(p.seconds * p.cores, 1e-9)
-    more = f"one more runner ({name}.count={count + 1})"
+    more = f"one more runner ({name}.num_runners={count + 1})"
     if not facts["elsewhere"]:
         yield WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
     else:
@@ -72,7 +72,7 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
                 else cost.limit(runners=(count + 1) / count),
             )
     yield WhatIf(
-        f"twice the environments ({name}.envs={2 * facts['envs']})",
+        f"twice the environments ({name}.envs_per_runner={2 * facts['envs']})",
         speed(envs=2.0),
         cost.limit(envs=2.0),
     )

@@ -154,7 +154,7 @@ def made_of(record: Recorded) -> str:
     rows, width = next(iter(data.values())).shape[:2]
     settings = record.header["settings"]
     head = f"update {record.number} of {record.learner}, recorded because: {', '.join(record.header['why'])}"
-    how = f"trained at version {record.number - 1:,}, {settings['epochs']} x minibatches of {settings['minibatch']:,}"
+    how = f"trained at version {record.number - 1:,}, {settings['epochs']} x minibatches of {settings['minibatch_size']:,}"
     lines = [
         head,
         f"loss {record.metrics['loss']:.6g}; batch [{rows}, {width}] of version{_span(columns['version'])}, {how}",

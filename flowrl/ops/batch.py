@@ -39,20 +39,20 @@ def need(item: Any, *fields: str) -> Batch:
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """Join batches side by side until there are at least `min_steps` steps. Never splits a fragment.
+    """Join batches side by side until there are at least `batch_size` steps. Never splits a fragment.
 
     Args:
-        min_steps: T x B of what is yielded, at least.
+        batch_size: T x B of what is yielded, at least.
 
     Raises:
         ContractError: batches of different lengths in time meet.
     """
 
-    min_steps: int
+    batch_size: int
 
     def __post_init__(self) -> None:
-        if self.min_steps < 1:
-            raise SettingError(f"min_steps must be at least 1, got {self.min_steps}")
+        if self.batch_size < 1:
+            raise SettingError(f"min_steps must be at least 1, got {self.batch_size}")
 
     def init(self) -> list[Batch]:
         """The batches held."""
@@ -65,7 +65,7 @@ class Concat(Operator):
                 f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; give all runners the same fragment"
             )
         held.append(need(batch))
-        if sum(b.steps for b in held) >= self.min_steps:
+        if sum(b.steps for b in held) >= self.batch_size:
             done = list(held)
             held.clear()
             yield Batch.join(done)
@@ -80,7 +80,7 @@ class Advantages(Stateless):
 
     Args:
         gamma: discount.
-        lam: weight of longer estimates: 1 for discounted returns, 0 for one-step differences.
+        gae_lambda: weight of longer estimates: 1 for discounted returns, 0 for one-step differences.
         learner: gives the value of the observation behind each column.
 
     Raises:
@@ -88,13 +88,13 @@ class Advantages(Stateless):
     """
 
     gamma: float = 0.99
-    lam: float = 0.95
+    gae_lambda: float = 0.95
     learner: Ref[LearnerHandle] = "learner"
 
     adds: ClassVar[tuple[str, ...]] = ("advantage", "target")
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
@@ -111,7 +111,7 @@ class Advantages(Stateless):
             d["truncated"],
             d["valid"],
             gamma=self.gamma,
-            lam=self.lam,
+            gae_lambda=self.gae_lambda,
         )
         yield batch.with_(advantage=advantage, target=target)
 
@@ -125,11 +125,13 @@ def advantages(
     valid: Array,
     *,
     gamma: float,
-    lam: float,
+    gae_lambda: float,
 ) -> tuple[Array, Array]:
     """`gae` of every column ``[T, B]``, with 0 at invalid rows; and advantage + value."""
     one = jax.vmap(gae, in_axes=(1, 1, 0, 1, 1, None, None), out_axes=1)
-    advantage = jnp.where(valid, one(reward, value, end, terminated, truncated, gamma, lam), 0.0)
+    advantage = jnp.where(
+        valid, one(reward, value, end, terminated, truncated, gamma, gae_lambda), 0.0
+    )
     return advantage, advantage + value
 
 

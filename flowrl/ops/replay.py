@@ -61,14 +61,14 @@ class ReplaySample(Stateless):
     environment, is ``batch x updates_per_step``.
 
     Args:
-        batch: transitions.
-        start: steps that must have come before the first draw.
+        batch_size: transitions.
+        learning_starts: steps that must have come before the first draw.
         updates_per_step: draws for each step (a fraction); None for one with each item, or at a start for as many as what follows can take.
         replay: what is drawn from.
     """
 
-    batch: int
-    start: int = 1
+    batch_size: int
+    learning_starts: int = 1
     updates_per_step: float | None = None
     replay: Ref[ReplayHandle] = "replay"
 
@@ -76,9 +76,10 @@ class ReplaySample(Stateless):
     adds: ClassVar[tuple[str, ...]] = ("next_obs", "discount")
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.start < 1:
+        if self.batch_size < 1 or self.learning_starts < 1:
             raise SettingError(
-                f"batch and start must be at least 1, got batch={self.batch}, start={self.start}"
+                f"batch_size and learning_starts must be at least 1, got batch_size={self.batch_size}, "
+                f"learning_starts={self.learning_starts}"
             )
         if self.updates_per_step is not None and not 0 < self.updates_per_step < math.inf:
             raise SettingError(
@@ -102,14 +103,14 @@ class ReplaySample(Stateless):
         ratio = (
             counts["drawn_steps"] / max(plan.total("added_steps"), 1)
             if self.ratio is None
-            else float(self.batch * self.ratio)
+            else float(self.batch_size * self.ratio)
         )
         free = (
             self.updates_per_step is None
             and not next(n for n in plan.graph.nodes if n.name == node).after
         )
         return (
-            f"{amount(Fraction(self.batch), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
+            f"{amount(Fraction(self.batch_size), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
             f"replay ratio free, in lock-step {ratio:g}"
             if free
             else f"replay ratio {ratio:g}: steps drawn for each that is added",
@@ -117,7 +118,7 @@ class ReplaySample(Stateless):
 
     def prepare(self, ctx: Context) -> None:
         """Say what is waited for."""
-        ctx[self.replay].expect(ctx.name, self.start, self.ratio, ctx.root)
+        ctx[self.replay].expect(ctx.name, self.learning_starts, self.ratio, ctx.root)
 
     def ready(self, state: None, ctx: Context) -> bool:
         """Whether a draw is due."""
@@ -128,7 +129,9 @@ class ReplaySample(Stateless):
         replay = ctx[self.replay]
         while replay.due(ctx.name):
             if (
-                batch := replay.sample(self.batch, ctx.name, ahead=AHEAD if item is None else 0)
+                batch := replay.sample(
+                    self.batch_size, ctx.name, ahead=AHEAD if item is None else 0
+                )
             ) is None:
                 return
             yield batch

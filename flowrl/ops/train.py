@@ -28,16 +28,16 @@ class TrainOneStep(Stateless):
 
     Args:
         epochs: how often each step of the batch is used.
-        minibatch: steps per gradient step; None for the whole batch.
+        minibatch_size: steps per gradient step; None for the whole batch.
         shuffle: whether minibatches are drawn anew each epoch, or taken in order: enough for what comes in random order, as from a replay.
         learner: what is trained.
 
     Raises:
-        ContractError: the batch lacks a field that the loss needs, or `minibatch` does not divide it.
+        ContractError: the batch lacks a field that the loss needs, or `minibatch_size` does not divide it.
     """
 
     epochs: int = 1
-    minibatch: int | None = None
+    minibatch_size: int | None = None
     shuffle: bool = True
     learner: Ref[LearnerHandle] = "learner"
 
@@ -46,8 +46,10 @@ class TrainOneStep(Stateless):
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise SettingError(f"epochs must be at least 1, got {self.epochs}")
-        if self.minibatch is not None and self.minibatch < 1:
-            raise SettingError(f"minibatch must be at least 1 or None, got {self.minibatch}")
+        if self.minibatch_size is not None and self.minibatch_size < 1:
+            raise SettingError(
+                f"minibatch_size must be at least 1 or None, got {self.minibatch_size}"
+            )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Epochs and minibatches of an update; gradient steps, and how often a sample is used."""
@@ -70,7 +72,7 @@ class TrainOneStep(Stateless):
         if lacking := learner.lacking(need(batch), ADDED):
             raise ContractError(lacking)
         yield learner.update(
-            batch, epochs=self.epochs, minibatch=self.minibatch, shuffle=self.shuffle
+            batch, epochs=self.epochs, minibatch_size=self.minibatch_size, shuffle=self.shuffle
         )
 
 

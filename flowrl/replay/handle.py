@@ -69,9 +69,9 @@ class ReplayHandle(Handle):
         Raises:
             GraphError: it waits for more than can be held.
         """
-        if start > self.spec.capacity:
+        if start > self.spec.buffer_size:
             raise GraphError(
-                f"waits for {start:,} steps, but {self.site.name} holds {self.spec.capacity:,}; lower start or raise capacity"
+                f"waits for {start:,} steps, but {self.site.name} holds {self.spec.buffer_size:,}; lower start or raise capacity"
             )
         self.most = max(self.most, start)
         self.readers[reader] = start, ratio

@@ -273,12 +273,12 @@ class JaxReplay(ReplayHandle):
     def _made(self, batch: Batch) -> Core:
         """The functions for batches of this form; the arrays when the first comes."""
         steps, total = batch.shape[0], self.runners.environments
-        rows = math.ceil((self.spec.capacity / total + 1) / steps) * steps
+        rows = math.ceil((self.spec.buffer_size / total + 1) / steps) * steps
         if self.core is None:
-            too_small(self.spec, self.site.name, -(-self.spec.capacity // total), steps, total)
+            too_small(self.spec, self.site.name, -(-self.spec.buffer_size // total), steps, total)
             if rows * total > MOST:
                 raise SettingError(
-                    f"capacity={self.spec.capacity:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.capacity"
+                    f"buffer_size={self.spec.buffer_size:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.buffer_size"
                 )
             self.core = core_of(self.spec, rows, total)
         if self.core.rows % steps:

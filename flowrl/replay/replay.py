@@ -50,7 +50,7 @@ class HostReplay(ReplayHandle):
                 f"{shards} shards have {total} environments between them; take as many at most"
             )
         self.bounds = tuple(i * total // shards for i in range(shards + 1))
-        self.rows = -(-spec.capacity // total) + 1
+        self.rows = -(-spec.buffer_size // total) + 1
         make = partial(ring, spec, self.rows, self.bounds, site.name, site.seed)
         self.nbytes = 0
         try:
@@ -291,7 +291,7 @@ class Replay(Resource):
     itself. One that was cut short goes on from its last observation.
 
     Args:
-        capacity: steps, those between two episodes included.
+        buffer_size: steps, those between two episodes included.
         prioritized: drawn by priority (Schaul et al. 2016), with importance weights as the field ``weight``; else each as likely as any other.
         n_step: steps of a return.
         gamma: discount.
@@ -307,7 +307,7 @@ class Replay(Resource):
         runners: whose experience it is.
     """
 
-    capacity: int
+    buffer_size: int
     prioritized: bool = False
     n_step: int = 1
     gamma: float = 0.99
@@ -323,7 +323,7 @@ class Replay(Resource):
     handle: ClassVar[type[Handle]] = ReplayHandle  # type: ignore[type-abstract]
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "n_step", "shards"):
+        for name in ("buffer_size", "n_step", "shards"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("gamma", "alpha", "beta"):
@@ -366,7 +366,7 @@ class Replay(Resource):
     def describe(self) -> str:
         """``50,000 steps, prioritized, 3-step returns``."""
         parts = [
-            f"{self.capacity:,} steps",
+            f"{self.buffer_size:,} steps",
             *["prioritized"] * self.prioritized,
             *[f"{self.n_step}-step returns"] * (self.n_step > 1),
         ]

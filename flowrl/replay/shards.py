@@ -52,14 +52,14 @@ def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None
     if steps + spec.n_step > rows:
         raise GraphError(
             f"{name} holds {rows:,} steps of each environment, too few for fragments of {steps}"
-            f"{f' and n_step={spec.n_step}' * (spec.n_step > 1)}; raise capacity to {(steps + spec.n_step) * envs:,} or more"
+            f"{f' and n_step={spec.n_step}' * (spec.n_step > 1)}; raise buffer_size to {(steps + spec.n_step) * envs:,} or more"
         )
 
 
 def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingError:
     """The error of a replay that memory can't hold, which takes so much."""
     return SettingError(
-        f"capacity={spec.capacity:,} takes {takes}, more than there is memory{where}; lower {name}.capacity"
+        f"buffer_size={spec.buffer_size:,} takes {takes}, more than there is memory{where}; lower {name}.buffer_size"
     )
 
 

@@ -117,18 +117,18 @@ class PPOLoss(Loss):
     """Proximal policy optimisation (Schulman et al. 2017, equation 9; with equation 8 where `kl_penalty_target` is set).
 
     Args:
-        clip: how far the probability ratio may move from 1.
-        value: weight of the value loss.
+        clip_ratio: how far the probability ratio may move from 1.
+        vf_coef: weight of the value loss.
         value_clip: how far a value may move from the old one; None for any (Engstrom et al. 2020 found no need of it).
-        entropy: weight of the entropy bonus.
+        ent_coef: weight of the entropy bonus.
         kl_penalty_target: the KL divergence that an adaptive penalty steers to; None for no penalty.
         target_kl: ends an update as soon as a minibatch's KL divergence exceeds 1.5 times this; None for never.
     """
 
-    clip: float = 0.2
-    value: float = 0.5
+    clip_ratio: float = 0.2
+    vf_coef: float = 0.5
     value_clip: float | None = None
-    entropy: float = 0.0
+    ent_coef: float = 0.0
     kl_penalty_target: float | None = None
     target_kl: float | None = None
 
@@ -137,8 +137,8 @@ class PPOLoss(Loss):
     sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.clip <= 0:
-            raise SettingError(f"clip must be above 0, got {self.clip}")
+        if self.clip_ratio <= 0:
+            raise SettingError(f"clip must be above 0, got {self.clip_ratio}")
 
     @property
     def stops_early(self) -> bool:
@@ -174,7 +174,7 @@ class PPOLoss(Loss):
         log_ratio = dist.log_prob(batch["action"]) - batch["logp"]
         ratio = jnp.exp(jnp.where(valid, log_ratio, 0.0))
         surrogate = jnp.minimum(
-            ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage
+            ratio * advantage, jnp.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage
         )
         policy_loss = -mean(surrogate, valid)
         error = (value - batch["target"]) ** 2
@@ -186,13 +186,15 @@ class PPOLoss(Loss):
         value_loss = 0.5 * mean(error, valid)
         entropy = mean(dist.entropy(), valid)
         kl = mean(ratio - 1 - log_ratio, valid)
-        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "entropy": entropy,
             "kl": kl,
-            "clip_fraction": mean((jnp.abs(ratio - 1) > self.clip).astype(jnp.float32), valid),
+            "clip_fraction": mean(
+                (jnp.abs(ratio - 1) > self.clip_ratio).astype(jnp.float32), valid
+            ),
         }
         if self.kl_penalty_target is not None:
             loss = loss + batch["kl_weight"] * kl
@@ -205,12 +207,12 @@ class PGLoss(Loss):
     """The policy gradient with a learned baseline (Sutton et al. 2000; as in A2C, Mnih et al. 2016).
 
     Args:
-        value: weight of the value loss.
-        entropy: weight of the entropy bonus.
+        vf_coef: weight of the value loss.
+        ent_coef: weight of the entropy bonus.
     """
 
-    value: float = 0.5
-    entropy: float = 0.0
+    vf_coef: float = 0.5
+    ent_coef: float = 0.0
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "advantage", "target")
     on_policy: ClassVar[bool] = True
@@ -225,7 +227,7 @@ class PGLoss(Loss):
         policy_loss = -mean(dist.log_prob(batch["action"]) * batch["advantage"], valid)
         value_loss = 0.5 * mean((value - batch["target"]) ** 2, valid)
         entropy = mean(dist.entropy(), valid)
-        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
         return loss, {"loss/policy": policy_loss, "loss/value": value_loss, "entropy": entropy}
 
 
@@ -235,19 +237,19 @@ class VTraceLoss(Loss):
 
     Args:
         gamma: discount.
-        lam: the weight of longer traces.
+        vtrace_lambda: the weight of longer traces.
         rho_clip: the largest weight of a step's own error.
         c_clip: the largest weight of what comes behind a step.
-        value: weight of the value loss.
-        entropy: weight of the entropy bonus.
+        vf_coef: weight of the value loss.
+        ent_coef: weight of the entropy bonus.
     """
 
     gamma: float = 0.99
-    lam: float = 1.0
+    vtrace_lambda: float = 1.0
     rho_clip: float = 1.0
     c_clip: float = 1.0
-    value: float = 0.5
-    entropy: float = 0.0
+    vf_coef: float = 0.5
+    ent_coef: float = 0.0
 
     needs: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -272,7 +274,7 @@ class VTraceLoss(Loss):
         policy_loss = -mean(dist.log_prob(batch["action"]) * advantage, valid)
         value_loss = 0.5 * mean((value - target) ** 2, valid)
         entropy = mean(dist.entropy(), valid)
-        loss = policy_loss + self.value * value_loss - self.entropy * entropy
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
         return loss, {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
@@ -289,27 +291,27 @@ class APPOLoss(Loss):
     two `UpdateTarget`s, so many updates on data of any age stay near one policy.
 
     Args:
-        clip: how far the probability ratio may move from 1.
+        clip_ratio: how far the probability ratio may move from 1.
         standardize: shift and scale the advantages of a minibatch to mean 0 and variance 1. Near the optimum, where all advantages are small,
             this scales noise up to the size that the signal had before.
         target_values: take the values in V-trace from the target network, as IMPACT does, and not from the newest parameters, as RLlib does.
         gamma: discount.
-        lam: the weight of longer traces.
+        vtrace_lambda: the weight of longer traces.
         rho_clip: the largest weight of a step's own error.
         c_clip: the largest weight of what comes behind a step.
-        value: weight of the value loss.
-        entropy: weight of the entropy bonus.
-        kl: weight of the KL divergence from the target network.
+        vf_coef: weight of the value loss.
+        ent_coef: weight of the entropy bonus.
+        kl_coef: weight of the KL divergence from the target network.
     """
 
-    clip: float = 0.2
+    clip_ratio: float = 0.2
     gamma: float = 0.99
-    lam: float = 1.0
+    vtrace_lambda: float = 1.0
     rho_clip: float = 1.0
     c_clip: float = 1.0
-    value: float = 0.5
-    entropy: float = 0.0
-    kl: float = 0.0
+    vf_coef: float = 0.5
+    ent_coef: float = 0.0
+    kl_coef: float = 0.0
     standardize: bool = False
     target_values: bool = False
 
@@ -327,8 +329,8 @@ class APPOLoss(Loss):
     target_network: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.clip <= 0:
-            raise SettingError(f"clip must be above 0, got {self.clip}")
+        if self.clip_ratio <= 0:
+            raise SettingError(f"clip must be above 0, got {self.clip_ratio}")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
@@ -349,18 +351,20 @@ class APPOLoss(Loss):
         log_ratio = jnp.where(valid, dist.log_prob(action) - old_logp, 0.0)
         ratio = jnp.exp(log_ratio)
         surrogate = jnp.minimum(
-            ratio * advantage, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage
+            ratio * advantage, jnp.clip(ratio, 1 - self.clip_ratio, 1 + self.clip_ratio) * advantage
         )
         policy_loss = -mean(surrogate, valid)
         value_loss = 0.5 * mean((value - target) ** 2, valid)
         entropy, kl = mean(dist.entropy(), valid), mean(anchor.kl(dist), valid)
-        loss = policy_loss + self.value * value_loss - self.entropy * entropy + self.kl * kl
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy + self.kl_coef * kl
         return loss, {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "entropy": entropy,
             "kl": kl,
-            "clip_fraction": mean((jnp.abs(ratio - 1) > self.clip).astype(jnp.float32), valid),
+            "clip_fraction": mean(
+                (jnp.abs(ratio - 1) > self.clip_ratio).astype(jnp.float32), valid
+            ),
         }
 
 
@@ -381,7 +385,13 @@ def _vtrace(
 ) -> tuple[Array, Array]:
     """`vtrace` of every column ``[T, B]``; no gradient flows through it."""
     one = jax.vmap(
-        partial(vtrace, gamma=loss.gamma, lam=loss.lam, rho_clip=loss.rho_clip, c_clip=loss.c_clip),
+        partial(
+            vtrace,
+            gamma=loss.gamma,
+            vtrace_lambda=loss.vtrace_lambda,
+            rho_clip=loss.rho_clip,
+            c_clip=loss.c_clip,
+        ),
         in_axes=(1, 1, 1, 0, 1, 1, 1),
         out_axes=1,
     )

@@ -118,29 +118,29 @@ class Adam(Optimizer):
     Args:
         lr: the learning rate, a number or a schedule.
         eps: added to the root of the second moment; the field uses 1e-5 for on-policy methods.
-        clip: the largest global norm of the gradients; None for any.
+        max_grad_norm: the largest global norm of the gradients; None for any.
     """
 
     lr: Rate = 3e-4
     eps: float = 1e-5
-    clip: float | None = None
+    max_grad_norm: float | None = None
     b1: float = 0.9
     b2: float = 0.999
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.clip)
+        _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
         """`optax.adam` or `optax.adamw`, behind the clipping of the norm."""
         if self.weight_decay:
             return _clipped(
-                self.clip,
+                self.max_grad_norm,
                 optax.adamw(
                     _rate(self.lr), self.b1, self.b2, self.eps, weight_decay=self.weight_decay
                 ),
             )
-        return _clipped(self.clip, optax.adam(_rate(self.lr), self.b1, self.b2, self.eps))
+        return _clipped(self.max_grad_norm, optax.adam(_rate(self.lr), self.b1, self.b2, self.eps))
 
 
 @dataclass(frozen=True)
@@ -151,21 +151,22 @@ class RMSProp(Optimizer):
         lr: the learning rate, a number or a schedule.
         decay: of the moving average of squared gradients.
         eps: added under the root.
-        clip: the largest global norm of the gradients; None for any.
+        max_grad_norm: the largest global norm of the gradients; None for any.
     """
 
     lr: Rate = 7e-4
     decay: float = 0.99
     eps: float = 1e-5
-    clip: float | None = None
+    max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.clip)
+        _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
         """`optax.rmsprop`, behind the clipping of the norm."""
         return _clipped(
-            self.clip, optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0)
+            self.max_grad_norm,
+            optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0),
         )
 
 
@@ -175,19 +176,19 @@ class SGD(Optimizer):
 
     Args:
         lr: the learning rate, a number or a schedule.
-        clip: the largest global norm of the gradients; None for any.
+        max_grad_norm: the largest global norm of the gradients; None for any.
     """
 
     lr: Rate = 1e-2
     momentum: float = 0.0
-    clip: float | None = None
+    max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.lr, self.clip)
+        _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
         """`optax.sgd`, behind the clipping of the norm."""
-        return _clipped(self.clip, optax.sgd(_rate(self.lr), self.momentum or None))
+        return _clipped(self.max_grad_norm, optax.sgd(_rate(self.lr), self.momentum or None))
 
 
 class Optax(Spec):

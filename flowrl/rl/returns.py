@@ -17,7 +17,7 @@ def gae(
     terminated_t: Array,
     truncated_t: Array,
     gamma: float,
-    lam: float,
+    gae_lambda: float,
 ) -> Array:
     """Generalised advantage estimates (Schulman et al. 2016, equation 16) of a stream in NEXT_STEP form.
 
@@ -31,14 +31,14 @@ def gae(
         terminated_t: ``[T]`` bool, the step ended its episode.
         truncated_t: ``[T]`` bool, the step cut its episode short.
         gamma: discount.
-        lam: the weight of longer estimates; 1 gives discounted returns minus values, 0 one-step differences.
+        gae_lambda: the weight of longer estimates; 1 gives discounted returns minus values, 0 one-step differences.
 
     Returns:
         ``[T]`` advantages.
     """
     value_tp1 = jnp.append(value_t[1:], value_end)
     delta_t = reward_t + gamma * value_tp1 * (1.0 - terminated_t) - value_t
-    keep_t = gamma * lam * (1.0 - (terminated_t | truncated_t))
+    keep_t = gamma * gae_lambda * (1.0 - (terminated_t | truncated_t))
 
     def back(advantage: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, keep = row
@@ -58,7 +58,7 @@ def vtrace(
     truncated_t: Array,
     valid_t: Array,
     gamma: float,
-    lam: float = 1.0,
+    vtrace_lambda: float = 1.0,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> tuple[Array, Array]:
@@ -73,7 +73,7 @@ def vtrace(
         truncated_t: ``[T]`` bool, the step cut its episode short.
         valid_t: ``[T]`` bool; a row behind an episode's end is none, and its target is its value.
         gamma: discount.
-        lam: the weight of longer traces.
+        vtrace_lambda: the weight of longer traces.
         rho_clip: the largest weight of a step's own error: towards which policy's values the targets lean.
         c_clip: the largest weight of what comes behind a step: how fast they lean.
 
@@ -85,7 +85,9 @@ def vtrace(
     value_tp1 = jnp.append(value_t[1:], value_end)
     on_t = gamma * (1.0 - terminated_t)
     delta_t = rho_t * (reward_t + on_t * value_tp1 - value_t)
-    keep_t = gamma * lam * jnp.minimum(ratio_t, c_clip) * (1.0 - (terminated_t | truncated_t))
+    keep_t = (
+        gamma * vtrace_lambda * jnp.minimum(ratio_t, c_clip) * (1.0 - (terminated_t | truncated_t))
+    )
 
     def back(error: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, keep = row

@@ -79,12 +79,12 @@ class Core:
     @property
     def carry(self) -> Any:
         """The form of the policy's carry for all environments."""
-        net, n = self.network, self.spec.count * self.spec.envs
+        net, n = self.network, self.spec.num_runners * self.spec.envs_per_runner
         return jax.eval_shape(lambda: net.memory(net.init(jax.random.key(0)), n).carry)
 
     def start(self, key: Array) -> State:
         """All environments at their beginning. Every runner has a random key of its own and counts its fragments."""
-        runners, envs = self.spec.count, self.spec.envs
+        runners, envs = self.spec.num_runners, self.spec.envs_per_runner
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(runners))
         bits = jax.vmap(lambda k: jax.random.bits(k, (envs, 2)))(keys).reshape(-1, 2)
         states, obs = begin(self.env, bits)
@@ -116,8 +116,8 @@ class Core:
             What they go on from, the data ``[T, B]`` and columns ``[B]`` of a batch, and what ended: flags, returns and lengths
             ``[T, B]``; and of an environment that gave NaN or infinity the number, the runner's, and the rows gone then, below 0 if none did.
         """
-        spec, envs = self.spec, self.spec.envs
-        all_of_them = count == spec.count
+        spec, envs = self.spec, self.spec.envs_per_runner
+        all_of_them = count == spec.num_runners
         runners = (
             work["runners"]
             if all_of_them
@@ -131,8 +131,10 @@ class Core:
         step, turn = self._step(weights), runners["turn"]
         after, rows = jax.lax.scan(step, columns, self._random(runners, first))
         ended = {k: rows.pop(k) for k in ("over", "return", "length")}
-        broken, at = _broken({1: rows["reward"], 0: rows["obs"], spec.fragment: after["obs"][None]})
-        gone = jnp.repeat((turn * spec.fragment).astype(jnp.int32), envs)
+        broken, at = _broken(
+            {1: rows["reward"], 0: rows["obs"], spec.rollout_length: after["obs"][None]}
+        )
+        gone = jnp.repeat((turn * spec.rollout_length).astype(jnp.int32), envs)
         ended["broken"] = jnp.stack(
             [first * envs + broken, first + broken // envs, gone[broken] + at]
         )
@@ -158,17 +160,17 @@ class Core:
 
     def _random(self, runners: State, first: int) -> tuple[Array, Array]:
         """All that a fragment draws: noise for actions ``[T, B, ...]`` and bits for environments ``[T, B, 2, 2]``."""
-        steps, envs = self.spec.fragment, self.spec.envs
+        steps, envs = self.spec.rollout_length, self.spec.envs_per_runner
 
         def one(data: Array, turn: Array, first: Array) -> tuple[Array, Array]:
             key = jax.random.fold_in(jax.random.wrap_key_data(data), turn)
             act, world = jax.random.split(key)
             step = (
                 turn * steps + jnp.repeat(jnp.arange(steps, dtype=jnp.uint32), envs)
-            ) * jnp.float32(envs * self.spec.count)
+            ) * jnp.float32(envs * self.spec.num_runners)
             env = jnp.tile(first + jnp.arange(envs), steps)
             noise = self.spec.explore.noise(
-                self.network.head, act, steps * envs, step, env, envs * self.spec.count
+                self.network.head, act, steps * envs, step, env, envs * self.spec.num_runners
             )
             return noise.reshape(steps, envs, *noise.shape[1:]), jax.random.bits(
                 world, (steps, envs, 2, 2)
@@ -234,7 +236,7 @@ class Core:
         """Rewards by the running deviation of each runner's discounted returns, as `RewardScale` does it."""
         if self.spec.normalize_rewards is None:
             return runners, rows
-        envs = self.spec.envs
+        envs = self.spec.envs_per_runner
         seen, valid = (
             jnp.moveaxis(x.reshape(x.shape[0], -1, envs), 1, 0).reshape(-1, x.shape[0] * envs)
             for x in (rows.pop("discounted"), rows["valid"])
@@ -342,7 +344,7 @@ class JaxRunners(RunnersHandle):
         self.site = site
         self.core = core_of(spec)
         self.spaces = spec.spaces()
-        self.environments = spec.count * spec.envs
+        self.environments = spec.num_runners * spec.envs_per_runner
         self.local: Local | None = None
         self.chain: Chain | None = None
         self.paced: tuple[int, Fraction] | None = None
@@ -351,9 +353,9 @@ class JaxRunners(RunnersHandle):
             "told": site.run(self.core.nothing),
             "evaluated": {},
             "published": [],
-            "uses": [0] * spec.count,
+            "uses": [0] * spec.num_runners,
             "going": [],
-            "order": list(range(spec.count)),
+            "order": list(range(spec.num_runners)),
             "paced": {},
         }
 
@@ -362,7 +364,7 @@ class JaxRunners(RunnersHandle):
 
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Use them from now on. What is sampled with them waits for them by itself."""
-        told = range(self.spec.count) if to is None else np.unique(to).tolist()
+        told = range(self.spec.num_runners) if to is None else np.unique(to).tolist()
         published = [*self.state["published"], {"weights": weights, "version": version}]
         uses = [
             len(published) - 1 if i in told else use for i, use in enumerate(self.state["uses"])
@@ -385,7 +387,9 @@ class JaxRunners(RunnersHandle):
 
     def may(self, min_fraction: float = 0.0) -> bool:
         """Whether enough may be asked, or were already."""
-        return len(self.state["going"]) + self._allowed() >= part_of(self.spec.count, min_fraction)
+        return len(self.state["going"]) + self._allowed() >= part_of(
+            self.spec.num_runners, min_fraction
+        )
 
     def pace(self, max_lag: int, updates: Fraction) -> None:
         """Heed it from the next request on."""
@@ -412,11 +416,11 @@ class JaxRunners(RunnersHandle):
             and self._allowed() == math.inf
             and len(set(self.state["uses"])) == 1
         )
-        if whole and part_of(self.spec.count, min_fraction) == self.spec.count:
-            self._ask(0, self.spec.count)
-            return self._taken(1, self.spec.count)
+        if whole and part_of(self.spec.num_runners, min_fraction) == self.spec.num_runners:
+            self._ask(0, self.spec.num_runners)
+            return self._taken(1, self.spec.num_runners)
         self._fill(1)
-        return self._taken(part_of(self.spec.count, min_fraction))
+        return self._taken(part_of(self.spec.num_runners, min_fraction))
 
     def next(self, in_flight: int = 2) -> Batch:
         """Ask again whoever has less than so many requests, and take the oldest."""
@@ -441,7 +445,7 @@ class JaxRunners(RunnersHandle):
         work, data, columns, ended = self.site.run(
             self.core.roll, self.state["work"], used["weights"], first=first, count=count
         )
-        envs = self.spec.envs
+        envs = self.spec.envs_per_runner
         columns = {
             **columns,
             "version": np.full(count * envs, used["version"], np.int32),

@@ -61,8 +61,10 @@ class Runner:
         self.label = f"{name}, runner {index}"
         self.network: Network = network(spec.policy, spec.spaces())
         self.act: Act = jitted_act(self.network, spec.explore)
-        self.draw = jitted_noise(self.network, spec.fragment, spec.count * spec.envs, spec.explore)
-        self.env = numbers(index, spec.envs)
+        self.draw = jitted_noise(
+            self.network, spec.rollout_length, spec.num_runners * spec.envs_per_runner, spec.explore
+        )
+        self.env = numbers(index, spec.envs_per_runner)
         self.noise: Array = np.empty(0)
         self.begin = jitted(self.network.begin, ())
         self.spaces = spec.spaces()
@@ -73,13 +75,15 @@ class Runner:
         )
         self.key = jax.random.fold_in(self.key, incarnation) if incarnation else self.key
         self.key = jax.random.key_data(self.key)  # typed keys cost a call of `act` a third more
-        self.shape = (spec.envs, *(self.spaces.obs.shape or ()))
+        self.shape = (spec.envs_per_runner, *(self.spaces.obs.shape or ()))
         self.obs_dtype = self.spaces.obs_dtype
         self.turn = 0
         self.weights: Weights | None = None
         self.version = 0
         self.scale = (
-            RewardScale(spec.envs, spec.normalize_rewards) if spec.normalize_rewards else None
+            RewardScale(spec.envs_per_runner, spec.normalize_rewards)
+            if spec.normalize_rewards
+            else None
         )
         self._started = False
         self.local: Local | None = None
@@ -96,7 +100,7 @@ class Runner:
     def vector(self) -> Any:
         """The environments, made at first use."""
         return make_vector(
-            self.spec.env, self.spec.envs, self.spec.wrappers, self.spec.env_settings
+            self.spec.env, self.spec.envs_per_runner, self.spec.wrappers, self.spec.env_settings
         )
 
     def _start(self) -> None:
@@ -105,19 +109,19 @@ class Runner:
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
         if self.spec.metrics:
             self.infos = Infos(
-                self.spec.metrics, self.spec.envs, env_name(self.spec.env), self.mode
+                self.spec.metrics, self.spec.envs_per_runner, env_name(self.spec.env), self.mode
             )
         self.obs = self._reset(seed=self.seed)
-        self.done = np.zeros(self.spec.envs, bool)
+        self.done = np.zeros(self.spec.envs_per_runner, bool)
         self.memory = (
-            self.network.memory(self.weights, self.spec.envs)
+            self.network.memory(self.weights, self.spec.envs_per_runner)
             if self.weights is not None
             else Memory()
         )
-        self.sums = np.zeros((2, self.spec.envs))
-        self.gone = np.zeros(self.spec.envs, np.int32)
+        self.sums = np.zeros((2, self.spec.envs_per_runner))
+        self.gone = np.zeros(self.spec.envs_per_runner, np.int32)
         self.taken = np.zeros(
-            self.spec.envs, np.int64
+            self.spec.envs_per_runner, np.int64
         )  # of `gone` those that were steps, not resets or final observations
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
@@ -212,7 +216,7 @@ class Runner:
     # -- filling a fragment
 
     def _fill_next_step(self) -> Sample:
-        steps = self.spec.fragment
+        steps = self.spec.rollout_length
         data, carry = self._empty(steps), self._carry()
         obs, acts, reward, terminated, truncated, valid = (
             data[k] for k in ("obs", "packed", "reward", "terminated", "truncated", "valid")
@@ -234,7 +238,7 @@ class Runner:
 
         A column in which more episodes end is full sooner; the steps that it then takes while others fill up are skipped.
         """
-        steps, envs = self.spec.fragment, self.spec.envs
+        steps, envs = self.spec.rollout_length, self.spec.envs_per_runner
         data, carry = self._empty(steps), self._carry()
         data["valid"][:] = False
         row, last = np.zeros(envs, int), np.empty_like(self.obs)
@@ -279,7 +283,7 @@ class Runner:
         return sample
 
     def _empty(self, steps: int) -> dict[str, Array]:
-        envs, spaces = self.spec.envs, self.spaces
+        envs, spaces = self.spec.envs_per_runner, self.spaces
         return {
             "obs": np.empty((steps, envs, *(spaces.obs.shape or ())), spaces.obs_dtype),
             "packed": np.empty((steps, envs, max(1, spaces.head.width) + 2), np.float32),
@@ -297,13 +301,13 @@ class Runner:
 
     def _decide(self) -> Array:
         """Act on the newest observations. Where the next ones begin an episode is the caller's to note in `memory`."""
-        at = self.turn % self.spec.fragment
+        at = self.turn % self.spec.rollout_length
         if at == 0:
             self.noise = self._noise()
         self.turn += 1
         packed, carry = self._decide_on(self.obs, self.noise[at])
         if self.network.recurrent:
-            self.memory = Memory(carry, np.zeros(self.spec.envs, bool))
+            self.memory = Memory(carry, np.zeros(self.spec.envs_per_runner, bool))
         return packed
 
     def _noise(self) -> Array:
@@ -379,13 +383,13 @@ class Runner:
             )
         columns = {
             "bootstrap_obs": last,
-            "version": np.full(self.spec.envs, self.version, np.int32),
-            "producer": np.full(self.spec.envs, self.index, np.int32),
+            "version": np.full(self.spec.envs_per_runner, self.version, np.int32),
+            "producer": np.full(self.spec.envs_per_runner, self.index, np.int32),
             "env": self.env,
             "first": self.gone.copy(),
             **carry,
         }
-        self.gone += self.spec.fragment
+        self.gone += self.spec.rollout_length
         self.taken += data["valid"].sum(axis=0)
         for count in (self.gone, self.taken):
             np.add.at(count, [b for b, _, _ in skipped], 1)
@@ -404,7 +408,7 @@ class Runner:
     ) -> EnvironmentFailed:
         """The error for the first number that is not finite: by the rows that were gone then, that of its step among them."""
         steps, valid, over = (
-            self.spec.fragment,
+            self.spec.rollout_length,
             data["valid"],
             data["terminated"] | data["truncated"],
         )

@@ -59,7 +59,7 @@ class RunnerTwin:
         """A fragment of shapes; its version and producer are known even here."""
         self._take(published)
         spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
-        rows, obs = (self.spec.fragment, self.spec.envs), spaces.obs.shape or ()
+        rows, obs = (self.spec.rollout_length, self.spec.envs_per_runner), spaces.obs.shape or ()
         width = (net.head.width,) if net.head.width else ()
 
         def of(dtype: Any, *shape: int) -> Any:
@@ -76,11 +76,11 @@ class RunnerTwin:
             "value": of(np.float32, *rows),
         }
         columns = {
-            "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs, *obs),
-            "version": np.full(self.spec.envs, self.version, np.int32),
-            "producer": np.full(self.spec.envs, self.index, np.int32),
-            "env": numbers(self.index, self.spec.envs),
-            "first": of(np.int32, self.spec.envs),
+            "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs_per_runner, *obs),
+            "version": np.full(self.spec.envs_per_runner, self.version, np.int32),
+            "producer": np.full(self.spec.envs_per_runner, self.index, np.int32),
+            "env": numbers(self.index, self.spec.envs_per_runner),
+            "first": of(np.int32, self.spec.envs_per_runner),
             **self._carry,
         }
         metrics = {column(key): Summed() for key in self.spec.metrics}
@@ -99,7 +99,7 @@ class RunnerTwin:
 
         def begin() -> dict[str, Array]:
             weights = net.init(jax.random.key(0))
-            return net.begin(weights, net.memory(weights, self.spec.envs))
+            return net.begin(weights, net.memory(weights, self.spec.envs_per_runner))
 
         found: dict[str, Array] = jax.eval_shape(begin)
         return found

@@ -51,20 +51,20 @@ class GymRunners(RunnersHandle):
         self.spec = spec
         self.site = site
         self.spaces = spec.spaces()
-        self.environments = spec.count * spec.envs
+        self.environments = spec.num_runners * spec.envs_per_runner
         self.pool = site.workers(
-            spec.count,
+            spec.num_runners,
             partial(Runner, spec, site.name, site.seed),
             partial(RunnerTwin, spec, site),
         )
-        self.requests = AsyncRequests(self._ask, self.pool.wait, spec.count)
+        self.requests = AsyncRequests(self._ask, self.pool.wait, spec.num_runners)
         self._latest: Published | None = None
         """The newest weights of all."""
-        self._due: list[Published | None] = [None] * spec.count
+        self._due: list[Published | None] = [None] * spec.num_runners
         """By runner: the weights that its next request is to use."""
-        self._coming: list[deque[Published]] = [deque() for _ in range(spec.count)]
+        self._coming: list[deque[Published]] = [deque() for _ in range(spec.num_runners)]
         """By runner: newer ones that may still be being computed."""
-        self._lent: list[Published | None] = [None] * spec.count
+        self._lent: list[Published | None] = [None] * spec.num_runners
         """By runner: those that it was sent."""
         self._paced: tuple[int, Fraction] | None = None
         """The largest lag, and the updates to a fragment, if requests are paced."""
@@ -72,13 +72,13 @@ class GymRunners(RunnersHandle):
         """Fragments so far."""
         self._chain: Chain | None = None
         """What is done at the sampler."""
-        self._asked: list[deque[Any]] = [deque() for _ in range(spec.count)]
+        self._asked: list[deque[Any]] = [deque() for _ in range(spec.num_runners)]
         """By runner: the versions with which the requests were made that have not come back."""
         self._asking = Lock()  # for calls to go out in the order of the weights they carry
         self._told = Told(site, spec.metrics)
-        self._failures = [0] * spec.count
+        self._failures = [0] * spec.num_runners
         """By runner: restarts in a row."""
-        self._gone = [0] * spec.count
+        self._gone = [0] * spec.num_runners
         """By runner: fragments that came of it."""
         self._because = ""
         """Why the last one was started anew."""
@@ -105,8 +105,8 @@ class GymRunners(RunnersHandle):
             "elsewhere": self.site.elsewhere,
         }
         return {
-            "count": self.spec.count,
-            "envs": self.spec.envs,
+            "count": self.spec.num_runners,
+            "envs": self.spec.envs_per_runner,
             "singly": steps_singly(self.spec.env, self.spec.wrappers),
             **so_far,
         }
@@ -129,7 +129,7 @@ class GymRunners(RunnersHandle):
             new.sent(self.pool)
         with self._asking:
             self._latest = new
-            for index in range(self.spec.count) if to is None else np.unique(to):
+            for index in range(self.spec.num_runners) if to is None else np.unique(to):
                 self._coming[index].append(new)
                 self._next(index)
         self._published(weights, version, wait)
@@ -141,7 +141,7 @@ class GymRunners(RunnersHandle):
                 "other operators of this graph sample from the same runners with another local=...; give each runners of its own"
             )
         self._chain = chain
-        for call in [self.pool.submit(i, "localize", chain) for i in range(self.spec.count)]:
+        for call in [self.pool.submit(i, "localize", chain) for i in range(self.spec.num_runners)]:
             call.result()
 
     def pace(self, max_lag: int, updates: Fraction) -> None:
@@ -150,7 +150,7 @@ class GymRunners(RunnersHandle):
 
     def may(self, min_fraction: float = 0.0) -> bool:
         """Whether enough may be asked, or were already."""
-        return len(self.requests) + self._allowed() >= part_of(self.spec.count, min_fraction)
+        return len(self.requests) + self._allowed() >= part_of(self.spec.num_runners, min_fraction)
 
     def _allowed(self) -> float:
         """How many samples more may be asked for."""
@@ -159,7 +159,7 @@ class GymRunners(RunnersHandle):
         with self._asking:
             oldest = min(
                 [v for asked in self._asked for v in asked]
-                + [due.version for due in map(self._next, range(self.spec.count)) if due]
+                + [due.version for due in map(self._next, range(self.spec.num_runners)) if due]
             )
         return room(*self._paced, int(oldest), self._came + len(self.requests))
 
@@ -170,7 +170,7 @@ class GymRunners(RunnersHandle):
         with self._asking:
             due = [
                 {"version": p.version if p else np.int32(0)}
-                for p in (self._latest, *map(self._next, range(self.spec.count)))
+                for p in (self._latest, *map(self._next, range(self.spec.num_runners)))
             ]
         return {
             "due": due,
@@ -184,11 +184,11 @@ class GymRunners(RunnersHandle):
         self.requests.in_flight = 1
         self.requests.fill(self._allowed())
         began, arrived, came, first = time.perf_counter(), [], [], self._came == 0
-        for _ in range(part_of(self.spec.count, min_fraction)):
+        for _ in range(part_of(self.spec.num_runners, min_fraction)):
             came.append(self._take())
             arrived.append(time.perf_counter())
         if not first:  # that one holds the runners' start
-            self._rounds += self.spec.count * (arrived[-1] - began)
+            self._rounds += self.spec.num_runners * (arrived[-1] - began)
             self._idle += sum(arrived[-1] - at for at in arrived)
         return self._joined([sample for _, sample in sorted(came, key=lambda x: x[0])])
 
@@ -263,11 +263,11 @@ class GymRunners(RunnersHandle):
         self.pool.restart(worker, self.requests.incarnations[worker], because)
         self._asked[worker].clear()
         self._lent[worker] = None
-        self.pool.submit(worker, "go_on", self._gone[worker] * self.spec.fragment)
+        self.pool.submit(worker, "go_on", self._gone[worker] * self.spec.rollout_length)
         if self._chain is not None:
             self.pool.submit(worker, "localize", self._chain)
         self._because = str(error)
-        steps = lost * self.spec.fragment * self.spec.envs
+        steps = lost * self.spec.rollout_length * self.spec.envs_per_runner
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         self.site.stream.emit(Restarted(self.site.name, worker, str(error), steps))
         self._told.restart(steps)
@@ -335,9 +335,9 @@ class Runners(Resource):
     Args:
         env: a Gymnasium id, or a function that makes an environment (or a vector of exactly `envs`).
         policy: what acts.
-        count: runners: one after another in this process; on Ray each a thread, in processes that they share.
-        envs: environments per runner.
-        fragment: steps per environment and call.
+        num_runners: runners: one after another in this process; on Ray each a thread, in processes that they share.
+        envs_per_runner: environments per runner.
+        rollout_length: steps per environment and call.
         wrappers: put around each environment, the first one innermost.
         env_settings: keyword arguments for making an environment.
         timeout: seconds that a fragment may take on Ray; a runner that takes longer is killed and restarted. It doubles after each
@@ -354,9 +354,9 @@ class Runners(Resource):
 
     env: Make
     policy: Policy
-    count: int = 1
-    envs: int = 8
-    fragment: int = 128
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 128
     wrappers: tuple[Callable[[Any], Any], ...] = ()
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None
@@ -370,7 +370,7 @@ class Runners(Resource):
     handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]  # GymRunners or JaxRunners
 
     def __post_init__(self) -> None:
-        for name in ("count", "envs", "fragment"):
+        for name in ("num_runners", "envs_per_runner", "rollout_length"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.restarts < 0 or (self.timeout is not None and self.timeout <= 0):
@@ -399,7 +399,16 @@ class Runners(Resource):
             )
 
     def __hash__(self) -> int:
-        return hash((self.env, self.policy, self.count, self.envs, self.fragment, self.explore))
+        return hash(
+            (
+                self.env,
+                self.policy,
+                self.num_runners,
+                self.envs_per_runner,
+                self.rollout_length,
+                self.explore,
+            )
+        )
 
     def spaces(self) -> Spaces:
         """The spaces of the environment, found by making one."""
@@ -455,7 +464,11 @@ class Runners(Resource):
         """``2 runners x 8 envs x 128 steps of CartPole-v1``, and how they explore if not by the policy's own chance."""
         parts = [
             f"{n} {word}{'s' * (n != 1)}"
-            for n, word in ((self.count, "runner"), (self.envs, "env"), (self.fragment, "step"))
+            for n, word in (
+                (self.num_runners, "runner"),
+                (self.envs_per_runner, "env"),
+                (self.rollout_length, "step"),
+            )
         ]
         explore = "" if isinstance(self.explore, Sampled) else f", {type(self.explore).__name__}"
         return f"{' x '.join(parts)} of {env_name(self.env)}{explore}"

@@ -40,17 +40,19 @@ GRAPHS = {
     "every setting": fl.dqn(
         "CartPole-v1",
         fl.DQNSettings(
-            **DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, capacity=128
+            **DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, buffer_size=128
         ),
     ),
     "minibatches": fl.dqn(
-        "CartPole-v1", fl.DQNSettings(**DQN, minibatch=4, prioritized=True, double=False)
+        "CartPole-v1", fl.DQNSettings(**DQN, minibatch_size=4, prioritized=True, double=False)
     ),
     "jax": fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True)),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
-    "sac, n-step": fl.sac("Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs=2, fragment=2)),
+    "sac, n-step": fl.sac(
+        "Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs_per_runner=2, rollout_length=2)
+    ),
 }
 
 
@@ -156,7 +158,9 @@ def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkey
 
 def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
     monkeypatch.setattr(trace, "PATIENCE", 0.0)
-    plan = fl.sac("Pendulum-v1", fl.SACSettings(start=20_000, policy=SAC["policy"])).compile()
+    plan = fl.sac(
+        "Pendulum-v1", fl.SACSettings(learning_starts=20_000, policy=SAC["policy"])
+    ).compile()
     assert "after 20,199 steps of warm-up, 20,000 of them before the first update" in str(plan)
 
 
@@ -224,7 +228,7 @@ class Wide(Corridor):
 
 
 def test_nor_one_that_the_device_can_not_hold():
-    graph = fl.dqn(Wide, fl.DQNSettings(capacity=2 * 10**9, policy=SMALL))
+    graph = fl.dqn(Wide, fl.DQNSettings(buffer_size=2 * 10**9, policy=SMALL))
     with pytest.raises(
         fl.SettingError,
         match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap",
@@ -481,8 +485,8 @@ def test_each_of_two_replays_is_told_the_priorities_of_its_own_rows(monkeypatch)
         | {"replay": fl.Replay(400, True), "long": fl.Replay(4_000, True, shards=2)},
     )
     graph = graph.then(sample=nodes["sample"], add=nodes["add"], keep=fl.ReplayAdd(replay="long"))
-    graph = graph.then(after="keep", draw=fl.ReplaySample(8, start=64)).then(
-        after="keep", recall=fl.ReplaySample(8, start=64, replay="long")
+    graph = graph.then(after="keep", draw=fl.ReplaySample(8, learning_starts=64)).then(
+        after="keep", recall=fl.ReplaySample(8, learning_starts=64, replay="long")
     )
     back = {"prio": fl.UpdatePriorities(), "prio_long": fl.UpdatePriorities(replay="long")}
     graph = graph.then(
@@ -517,7 +521,7 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
     "graph",
     [
         FUSED,
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, runners=2, n_step=3)).set(
+        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, num_runners=2, n_step=3)).set(
             "sample.mode", "async"
         ),
         fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(
@@ -590,7 +594,7 @@ def test_on_ray_the_same_rows_come(ray_up):
 
 
 APEX = fl.apex(
-    "CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, runners=2)
+    "CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, num_runners=2)
 )
 
 

@@ -71,7 +71,7 @@ def bounded(env):
 
 
 def test_sac_refuses_actions_without_bounds_and_its_way_out_works():
-    graph = fl.sac(Pushed, fl.SACSettings(start=4, batch=4, report_every=4))
+    graph = fl.sac(Pushed, fl.SACSettings(learning_starts=4, batch_size=4, report_every=4))
     with pytest.raises(
         fl.CheckError, match=r"sac\.learner: SACNetwork has actions in \[-1, 1\].*TransformAction"
     ):

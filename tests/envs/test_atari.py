@@ -65,7 +65,7 @@ def test_frames_are_those_of_the_single_game_pooled_grey_small_and_stacked():
 
 
 def test_spaces_are_those_of_what_runs():
-    runners = fl.Runners("ALE/Pong-v5", SMALL, envs=2, fragment=2)
+    runners = fl.Runners("ALE/Pong-v5", SMALL, envs_per_runner=2, rollout_length=2)
     assert runners.spaces().obs == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     handle = runners.open()
     assert (handle.collect()["obs"].shape, handle.collect()["obs"].dtype) == (
@@ -86,7 +86,12 @@ def sampled(clip):
     """220 steps of 2 games, cut every 100."""
     cut = {"max_num_frames_per_episode": 400}
     handle = fl.Runners(
-        "ALE/SpaceInvaders-v5", SMALL, envs=2, fragment=220, env_settings=cut, clip_rewards=clip
+        "ALE/SpaceInvaders-v5",
+        SMALL,
+        envs_per_runner=2,
+        rollout_length=220,
+        env_settings=cut,
+        clip_rewards=clip,
     ).open()
     batch, told = handle.collect(), handle.episodes()
     handle.close()
@@ -127,7 +132,8 @@ def test_an_episode_that_is_cut_keeps_its_last_frames_in_a_row_of_their_own():
 @pytest.mark.ray
 def test_on_ray_the_same_rows_come(ray_up):
     graph = fl.pg(
-        "ALE/SpaceInvaders-v5", fl.PGSettings(policy=SMALL, envs=2, fragment=10, batch=20)
+        "ALE/SpaceInvaders-v5",
+        fl.PGSettings(policy=SMALL, envs_per_runner=2, rollout_length=10, batch_size=20),
     )
     rows, weights = rows_and_weights(graph, 1)
     far, same_weights = rows_and_weights(graph, 1, "ray")
@@ -155,7 +161,7 @@ def test_a_saved_policy_is_evaluated_in_what_it_was_trained_in(tmp_path):
 
 
 def test_a_closed_runner_lets_go_of_the_threads_of_its_games():
-    runner = Runner(fl.Runners("ALE/Pong-v5", SMALL, envs=2), "runners", 0, 0)
+    runner = Runner(fl.Runners("ALE/Pong-v5", SMALL, envs_per_runner=2), "runners", 0, 0)
     vector = weakref.ref(runner.vector)
     runner.close()
     assert vector() is None

@@ -28,7 +28,7 @@ def recipe(**resources):
         batch=fl.Concat(128),
         adv=fl.Advantages(),
         norm=fl.Standardize(),
-        train=fl.TrainOneStep(epochs=2, minibatch=64),
+        train=fl.TrainOneStep(epochs=2, minibatch_size=64),
         sync=fl.SyncWeights(),
         report=fl.Report(),
     )

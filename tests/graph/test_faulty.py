@@ -234,13 +234,13 @@ FAULTY = [
         "a minibatch that does not divide",
         lambda: recipe().set("train.minibatch", 100),
         "train",
-        "minibatch=100 does not divide .* 128 steps; take 64 or 128",
+        "minibatch_size=100 does not divide .* 128 steps; take 64 or 128",
     ),
     (
         "a minibatch that is too large",
         lambda: recipe().set("train.minibatch", 256),
         "train",
-        "minibatch=256 does not divide the batch of 128 steps; take",
+        "minibatch_size=256 does not divide the batch of 128 steps; take",
     ),
     (
         "nothing where a batch must be",

@@ -471,7 +471,7 @@ TEXTS = {
         "g", learner=learner(optimizer=fl.Optax(named("optax:adamw"), learning_rate=1e-3))
     ),
     "a schedule": fl.Graph(
-        "g", learner=learner(optimizer=fl.Adam(fl.Cosine(1e-22, 1e300, 7), clip=0.1 + 0.2))
+        "g", learner=learner(optimizer=fl.Adam(fl.Cosine(1e-22, 1e300, 7), max_grad_norm=0.1 + 0.2))
     ),
     "a long line": fl.Graph(
         "g", runners=runners(env_settings={f"setting_{i}": "x" * 40 for i in range(6)})
@@ -519,9 +519,9 @@ def test_nan_survives_the_text():
 
 
 def test_printing_leaves_defaults_out_and_the_text_has_them():
-    assert "train=TrainOneStep(epochs=2, minibatch=64),\n" in repr(recipe())
+    assert "train=TrainOneStep(epochs=2, minibatch_size=64),\n" in repr(recipe())
     assert (
-        'train=TrainOneStep(epochs=2, minibatch=64, shuffle=True, learner="learner"),\n'
+        'train=TrainOneStep(epochs=2, minibatch_size=64, shuffle=True, learner="learner"),\n'
         in recipe().text()
     )
 
@@ -723,7 +723,7 @@ def test_any_sequence_of_verbs_keeps_a_graph_acyclic_and_readable(edits):
 
 def test_numbers_of_numpy_are_written_as_plain_ones():
     graph = fl.ppo("CartPole-v1").set(
-        "learner.optimizer", fl.Adam(lr=np.float64(1e-3), clip=np.float32(0.5))
+        "learner.optimizer", fl.Adam(lr=np.float64(1e-3), max_grad_norm=np.float32(0.5))
     )
     policy = fl.Policy(fl.MLP, log_std=np.float64(-0.5))
     for made in (graph, graph.set("learner.policy", policy).set("runners.policy", policy)):

@@ -46,7 +46,14 @@ def test_a_golden_graph_is_the_stock_graph(name):
 
 def test_a_plan_of_two_runners_and_two_rounds_a_batch():
     plan = fl.ppo(
-        "CartPole-v1", fl.PPOSettings(runners=2, envs=8, fragment=128, batch=4096, minibatch=128)
+        "CartPole-v1",
+        fl.PPOSettings(
+            num_runners=2,
+            envs_per_runner=8,
+            rollout_length=128,
+            batch_size=4096,
+            minibatch_size=128,
+        ),
     ).compile()
     numbers = {
         "requests": 4,

@@ -384,7 +384,13 @@ def test_the_trace_computes_nothing_large():
     policy = fl.Policy(fl.MLP, hidden=(8192, 8192))
     graph = fl.ppo(
         "CartPole-v1",
-        fl.PPOSettings(envs=1000, fragment=2000, batch=2_000_000, minibatch=None, policy=policy),
+        fl.PPOSettings(
+            envs_per_runner=1000,
+            rollout_length=2000,
+            batch_size=2_000_000,
+            minibatch_size=None,
+            policy=policy,
+        ),
     )
     compiled = []
 

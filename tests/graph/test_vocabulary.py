@@ -14,7 +14,7 @@ POLICY = fl.Policy(fl.MLP)
 
 
 def graph(name, loss=None, **resources):
-    runners = fl.Runners("CartPole-v1", POLICY, count=2)
+    runners = fl.Runners("CartPole-v1", POLICY, num_runners=2)
     return fl.Graph(
         name,
         **{
@@ -30,7 +30,7 @@ def ppo():
         sample=fl.ParallelSample(),
         batch=fl.Concat(4000),
         adv=fl.Advantages(),
-        train=fl.TrainOneStep(epochs=10, minibatch=100),
+        train=fl.TrainOneStep(epochs=10, minibatch_size=100),
         sync=fl.SyncWeights(),
         report=fl.Report(),
     )
@@ -60,7 +60,7 @@ def a3c():
 
 
 def impala():
-    return graph("impala", fl.VTraceLoss(entropy=0.01)).then(
+    return graph("impala", fl.VTraceLoss(ent_coef=0.01)).then(
         sample=fl.ParallelSample(mode="async", in_flight=2),
         batch=fl.Concat(500),
         queue=fl.Queue(16),
@@ -77,14 +77,14 @@ def appo():
         .insert(after="queue", mix=fl.MixIn(batches=4, uses=2))
         .insert(after="train", target=fl.UpdateTarget(every=2))
     )
-    return edited.set("learner.loss", fl.APPOLoss(clip=0.4))
+    return edited.set("learner.loss", fl.APPOLoss(clip_ratio=0.4))
 
 
 def dqn():
     return graph("dqn", fl.DQNLoss(), replay=fl.Replay(50_000, prioritized=True)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
-        draw=fl.ReplaySample(batch=32, start=1000, updates_per_step=0.25),
+        draw=fl.ReplaySample(batch_size=32, learning_starts=1000, updates_per_step=0.25),
         train=fl.TrainOneStep(),
         prio=fl.UpdatePriorities(),
         target=fl.UpdateTarget(every=500),
@@ -103,7 +103,7 @@ def apex():
     )
     return start.then(
         after=(),
-        draw=fl.ReplaySample(batch=512, start=50_000),
+        draw=fl.ReplaySample(batch_size=512, learning_starts=50_000),
         queue=fl.Queue(16),
         train=fl.TrainOneStep(),
         prio=fl.UpdatePriorities(),
@@ -125,7 +125,7 @@ def cloning():
 
 def online_with_demonstrations():
     start = graph("demos", fl.DQNLoss(), replay=fl.Replay(50_000)).then(
-        sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch=32)
+        sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch_size=32)
     )
     return start.then(after=(), demo=v.ReadDataset("expert.zarr")).then(
         after=("draw", "demo"),
@@ -157,7 +157,7 @@ def two_algorithms():
             after="sample",
             b=v.Select("b"),
             add_b=fl.ReplayAdd(),
-            draw_b=fl.ReplaySample(batch=32),
+            draw_b=fl.ReplaySample(batch_size=32),
             train_b=fl.TrainOneStep(learner="learner_b"),
             sync_b=fl.SyncWeights(learner="learner_b"),
         )
@@ -192,7 +192,7 @@ def phases():
     return graph("phases", fl.DQNLoss(), replay=fl.Replay(10_000)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
-        draw=fl.ReplaySample(batch=16),
+        draw=fl.ReplaySample(batch_size=16),
         fill=fl.Gate(start=5_000),
         phase=phase,
         train=fl.TrainOneStep(),
@@ -349,7 +349,7 @@ def test_appo_is_impala_edited():
     before, after = impala(), appo()
     assert (
         after.remove("mix", "target")
-        .set("learner.loss", fl.VTraceLoss(entropy=0.01))
+        .set("learner.loss", fl.VTraceLoss(ent_coef=0.01))
         .rename("impala")
         == before
     )

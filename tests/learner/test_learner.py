@@ -45,7 +45,7 @@ POLICY, NORMALIZED = fl.Policy(Small), fl.Policy(Small, normalize=True)
 
 @cache
 def opened(loss, optimizer, policy, seed):
-    runners = fl.Runners("CartPole-v1", policy, envs=2, fragment=3)
+    runners = fl.Runners("CartPole-v1", policy, envs_per_runner=2, rollout_length=3)
     handles = Place(
         "test", {"runners": runners, "learner": fl.Learner(policy, loss, optimizer)}, seed, HereSite
     ).open()
@@ -149,7 +149,7 @@ def slow_update(learner, tx, loss, data, steps):
     return weights.params, opt, np.mean(losses)
 
 
-LOSS, ADAM = fl.PPOLoss(entropy=0.01), fl.Adam(1e-2, clip=0.5)
+LOSS, ADAM = fl.PPOLoss(ent_coef=0.01), fl.Adam(1e-2, max_grad_norm=0.5)
 BY_HAND = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5))
 SGD, PG, BY_HAND_SGD = fl.SGD(0.1), fl.PGLoss(), optax.sgd(0.1)
 
@@ -164,18 +164,18 @@ def test_an_update_equals_loops_over_epochs_and_minibatches(shuffle):
     )
     assert len(steps) == 9
     params, opt, loss = slow_update(learner, BY_HAND, ppo, batch().data, steps)
-    found = metrics_of(learner.update(batch(), epochs=3, minibatch=4, shuffle=shuffle))
+    found = metrics_of(learner.update(batch(), epochs=3, minibatch_size=4, shuffle=shuffle))
     assert_close(now(learner)["weights"].params, params)
     assert_close(jax.tree.leaves(now(learner)["opt"]), jax.tree.leaves(opt))
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-4)
     assert (found["gradient_steps"], found["bad"]) == (9, 0)
 
 
-@pytest.mark.parametrize("minibatch", [None, STEPS])
+@pytest.mark.parametrize("minibatch_size", [None, STEPS])
 def test_without_a_minibatch_each_epoch_is_one_step_on_the_whole_batch(minibatch):
     learner = fresh(PG, SGD)
     params, _, loss = slow_update(learner, BY_HAND_SGD, pg, batch().data, [np.arange(STEPS)] * 2)
-    found = metrics_of(learner.update(batch(), epochs=2, minibatch=minibatch))
+    found = metrics_of(learner.update(batch(), epochs=2, minibatch_size=minibatch))
     assert_close(now(learner)["weights"].params, params)
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-4)
     assert found["gradient_steps"] == 2
@@ -186,7 +186,7 @@ def test_each_update_draws_new_minibatches():
     for _ in range(2):
         seen.append(list(orders(learner.state["core"]["key"], 1, 4)))
         params, *_ = slow_update(learner, BY_HAND_SGD, pg, batch().data, seen[-1])
-        learner.update(batch(), minibatch=4)
+        learner.update(batch(), minibatch_size=4)
         assert_close(now(learner)["weights"].params, params)
     assert (np.stack(seen[0]) != np.stack(seen[1])).any()
 
@@ -315,11 +315,11 @@ def log_prob(learner, rows):
 
 
 def test_target_kl_ends_the_update_before_the_step_that_goes_too_far():
-    learner = fresh(fl.PPOLoss(entropy=0.01, target_kl=0.01), ADAM)
+    learner = fresh(fl.PPOLoss(ent_coef=0.01, target_kl=0.01), ADAM)
     rows = batch(invalid=False)
     rows = rows.with_(logp=log_prob(learner, rows))
     steps = list(orders(learner.state["core"]["key"], 20, 4))
-    found = metrics_of(learner.update(rows, epochs=20, minibatch=4))
+    found = metrics_of(learner.update(rows, epochs=20, minibatch_size=4))
     applied, ended = int(found["gradient_steps"]), now(learner)
     assert 1 < applied < len(steps) and found["bad"] == 0 and found["kl"] <= 0.015
     params, opt, loss = slow_update(fresh(LOSS, ADAM), BY_HAND, ppo, rows.data, steps[:applied])
@@ -377,13 +377,15 @@ def test_an_optimiser_state_that_overflows_is_bad_too():
     assert_equal(now(learner), before)
 
 
-@pytest.mark.parametrize(("minibatch", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")])
+@pytest.mark.parametrize(
+    ("minibatch_size", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")]
+)
 def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(minibatch, near):
     with pytest.raises(
         fl.ContractError,
-        match=rf"^minibatch={minibatch} does not divide the batch of 12 steps; take {near}$",
+        match=rf"^minibatch_size={minibatch} does not divide the batch of 12 steps; take {near}$",
     ):
-        fresh(PG, SGD).update(batch(), minibatch=minibatch)
+        fresh(PG, SGD).update(batch(), minibatch_size=minibatch)
 
 
 @pytest.mark.parametrize(
@@ -561,9 +563,9 @@ def priority_of(learner, **how):
     return np.asarray(learner.update(batch(invalid=False), **how).feedback["priority"])
 
 
-@pytest.mark.parametrize("minibatch", [None, 4])
+@pytest.mark.parametrize("minibatch_size", [None, 4])
 def test_a_priority_is_what_the_last_epoch_found(minibatch):
-    how = {"minibatch": minibatch, "shuffle": False}
+    how = {"minibatch_size": minibatch, "shuffle": False}
     last = priority_of(fresh(Errors(), fl.SGD(lr=0.1)), epochs=2, **how)
     learner = fresh(Errors(), fl.SGD(lr=0.1))
     first, second = (priority_of(learner, **how) for _ in range(2))
@@ -573,7 +575,7 @@ def test_a_priority_is_what_the_last_epoch_found(minibatch):
 
 def test_priorities_stand_in_the_order_of_the_rows_however_these_are_shuffled():
     in_order, shuffled = (
-        priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch=4, shuffle=shuffle)
+        priority_of(fresh(Errors(), fl.SGD(lr=0.0)), epochs=2, minibatch_size=4, shuffle=shuffle)
         for shuffle in (False, True)
     )
     np.testing.assert_allclose(shuffled, in_order, rtol=1e-5, atol=1e-6)
@@ -590,9 +592,9 @@ class Hasty(fl.PGLoss):
 
 
 def test_a_loss_that_stops_early_says_when():
-    graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=4, batch=8)).set(
-        "learner.loss", Hasty()
-    )
+    graph = fl.pg(
+        "CartPole-v1", fl.PGSettings(envs_per_runner=2, rollout_length=4, batch_size=8)
+    ).set("learner.loss", Hasty())
     with pytest.raises(
         fl.CheckError,
         match=r"Hasty stops early, but does not say when: give it a method stop\(metrics\)",

@@ -249,11 +249,11 @@ def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
-            batch=64,
-            fragment=32,
-            minibatch=32,
+            batch_size=64,
+            rollout_length=32,
+            minibatch_size=32,
             epochs=3,
-            envs=2,
+            envs_per_runner=2,
             policy=fl.Policy(fl.MLP, hidden=(24, 24)),
         ),
     )
@@ -328,7 +328,8 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
     p = profile()
     assert from_text(to_text(p, p)) == (p, p)
     graph = fl.ppo(
-        "CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY)
+        "CartPole-v1",
+        fl.PPOSettings(batch_size=128, rollout_length=32, minibatch_size=64, policy=planted.POLICY),
     )
     with fl.run(graph, steps=1_000, out=tmp_path / "run") as run:
         list(run)
@@ -349,7 +350,8 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
 def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "PROFILE_SECONDS", 0.01)
     graph = fl.ppo(
-        "CartPole-v1", fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY)
+        "CartPole-v1",
+        fl.PPOSettings(batch_size=128, rollout_length=32, minibatch_size=64, policy=planted.POLICY),
     )
     with fl.run(graph, out=tmp_path / "run") as run:
         for _ in range(3):
@@ -361,7 +363,7 @@ def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch)
 def test_a_program_is_explained_as_far_as_it_has_parts():
     graph = fl.ppo(
         "gymnax:CartPole-v1",
-        fl.PPOSettings(batch=128, fragment=32, minibatch=64, policy=planted.POLICY),
+        fl.PPOSettings(batch_size=128, rollout_length=32, minibatch_size=64, policy=planted.POLICY),
     )
     with fl.run(graph, runtime="xla", steps=2_000) as run:
         list(run)

@@ -20,11 +20,18 @@ from flowrl.rollout.runner import Runner
 TINY = fl.Policy(fl.MLP, hidden=(4,))
 PPO = fl.ppo(
     "CartPole-v1",
-    fl.PPOSettings(envs=2, fragment=16, batch=64, epochs=1, minibatch=None, policy=TINY),
+    fl.PPOSettings(
+        envs_per_runner=2,
+        rollout_length=16,
+        batch_size=64,
+        epochs=1,
+        minibatch_size=None,
+        policy=TINY,
+    ),
 )
-LOOK = fl.Graph("look", runners=fl.Runners(Clockwork, TINY, envs=1, fragment=4)).then(
-    sample=fl.ParallelSample(), report=fl.Report()
-)
+LOOK = fl.Graph(
+    "look", runners=fl.Runners(Clockwork, TINY, envs_per_runner=1, rollout_length=4)
+).then(sample=fl.ParallelSample(), report=fl.Report())
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,12 @@ def test_at_the_sampler_it_is_told_as_behind_it(runtime):
 @pytest.mark.usefixtures("ray_up")
 def test_on_ray_every_stage_and_every_environment_tells():
     settings = fl.IMPALASettings(
-        runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=TINY
+        num_runners=2,
+        envs_per_runner=2,
+        rollout_length=8,
+        batch_size=32,
+        report_every=2,
+        policy=TINY,
     )
     graph = (
         fl.impala(Telling, settings)
@@ -245,7 +257,10 @@ def disabled():
 )
 def test_every_step_is_counted_once_and_no_reset(env):
     runner = Runner(
-        fl.Runners(env, TINY, envs=2, fragment=10, metrics=("x", "length")), "runners", 0, 0
+        fl.Runners(env, TINY, envs_per_runner=2, rollout_length=10, metrics=("x", "length")),
+        "runners",
+        0,
+        0,
     )
     runner.weights = runner.network.init(jax.random.key(0))
     steps, told = 0, []
@@ -277,7 +292,7 @@ def test_rows_have_columns_of_them_and_a_run_can_stop_at_one(tmp_path, monkeypat
     assert said(rows, "env/length")[:2] == [(3, 3, 3), (2, 2, 2)]
     (tmp_path / "telling.py").write_text(
         "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n    settings = fl.PPOSettings(envs=1, fragment=16, batch=16, "
-        'minibatch=None)\n    return fl.ppo(Telling, settings).set("runners.metrics", ("x",))\n'
+        'minibatch_size=None)\n    return fl.ppo(Telling, settings).set("runners.metrics", ("x",))\n'
     )
     monkeypatch.chdir(tmp_path)
     assert main(["run", "telling.py:mine", "--until", "env/x/max>=20"]) == 0

@@ -22,7 +22,14 @@ from flowrl.observe.sinks import EventLog, columns, sink
 TINY = fl.Policy(fl.MLP, hidden=(4,))
 PPO = fl.ppo(
     "CartPole-v1",
-    fl.PPOSettings(envs=2, fragment=16, batch=32, epochs=1, minibatch=None, policy=TINY),
+    fl.PPOSettings(
+        envs_per_runner=2,
+        rollout_length=16,
+        batch_size=32,
+        epochs=1,
+        minibatch_size=None,
+        policy=TINY,
+    ),
 )
 SMALL = [
     "--set",
@@ -32,7 +39,7 @@ SMALL = [
     "--set",
     "batch=32",
     "--set",
-    "minibatch=None",
+    "minibatch_size=None",
     "--untuned",
     "--steps",
     "100",

@@ -24,10 +24,10 @@ from flowrl.observe.trace import Trace
 SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs": 4, "fragment": 16}
 GRAPHS = {
     "ppo": lambda: fl.ppo(
-        "CartPole-v1", fl.PPOSettings(**SMALL, batch=128, minibatch=64, epochs=3)
+        "CartPole-v1", fl.PPOSettings(**SMALL, batch_size=128, minibatch_size=64, epochs=3)
     ),
     "impala": lambda: fl.impala(
-        "CartPole-v1", fl.IMPALASettings(**SMALL, runners=2, batch=128, report_every=2)
+        "CartPole-v1", fl.IMPALASettings(**SMALL, num_runners=2, batch_size=128, report_every=2)
     ),
 }
 CASES = [

@@ -71,7 +71,7 @@ def test_advantages_are_those_of_every_column_alone():
     }
     b, end = batch(4, 3, **fields), np.array([1.0, -2.0, 3.0], np.float32)
     learner = Calls(values=end)
-    ((got,),) = drive(fl.Advantages(gamma=0.9, lam=0.8), b, learner=learner)
+    ((got,),) = drive(fl.Advantages(gamma=0.9, gae_lambda=0.8), b, learner=learner)
     for i in range(3):
         wanted = slow_gae(
             *(b[k][:, i] for k in ("reward", "value")),
@@ -92,7 +92,9 @@ def test_advantages_of_rows_that_are_not_valid_are_0():
         3, 1, 1.0, valid=np.array([[1], [0], [1]], bool), terminated=np.array([[1], [0], [0]], bool)
     )
     ((got,),) = drive(
-        fl.Advantages(gamma=1.0, lam=1.0), b, learner=Calls(values=np.array([5.0], np.float32))
+        fl.Advantages(gamma=1.0, gae_lambda=1.0),
+        b,
+        learner=Calls(values=np.array([5.0], np.float32)),
     )
     assert got["advantage"].ravel().tolist() == [0.0, 0.0, 5.0]
 
@@ -130,7 +132,7 @@ def test_standardize_takes_any_field_and_leaves_equal_numbers_finite():
 SETTINGS = [
     (lambda: fl.Concat(0), "min_steps must be at least 1, got 0"),
     (lambda: fl.Advantages(gamma=1.01), "gamma must be from 0 to 1, got 1.01"),
-    (lambda: fl.Advantages(lam=-0.1), "lam must be from 0 to 1, got -0.1"),
+    (lambda: fl.Advantages(gae_lambda=-0.1), "lam must be from 0 to 1, got -0.1"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_replay_add_passes_on_what_it_adds():
 
 @pytest.mark.parametrize("ratio", [0.25, 1 / 3, 0.7, 2.0, 1.5])
 def test_the_ratio_is_kept_exactly_from_the_first_steps_on(ratio):
-    draws, _ = run(fl.ReplaySample(8, start=100, updates_per_step=ratio), *[7] * 100)
+    draws, _ = run(fl.ReplaySample(8, learning_starts=100, updates_per_step=ratio), *[7] * 100)
     assert not any(draws[:14]) and sum(draws) == int(
         Fraction(ratio).limit_denominator(1000) * 7 * 86
     )
@@ -66,7 +66,7 @@ def test_the_ratio_is_kept_exactly_from_the_first_steps_on(ratio):
 
 def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due():
     draws, rooms = run(
-        fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True
+        fl.ReplaySample(8, learning_starts=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True
     )
     assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [
         True,
@@ -80,13 +80,18 @@ def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due(
 
 
 def test_adding_does_not_wait_for_a_reader_that_is_given_items():
-    draws, rooms = run(fl.ReplaySample(8, start=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2)
+    draws, rooms = run(
+        fl.ReplaySample(8, learning_starts=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2
+    )
     assert sum(draws) == 4 and all(rooms)
 
 
 @pytest.mark.parametrize("root", [True, False])
 def test_without_a_ratio_there_is_one_draw_with_each_item_and_adding_never_waits(root):
-    assert run(fl.ReplaySample(8, start=10), 4, 4, 4, 4, root=root) == ([0, 0, 1, 1], [True] * 4)
+    assert run(fl.ReplaySample(8, learning_starts=10), 4, 4, 4, 4, root=root) == (
+        [0, 0, 1, 1],
+        [True] * 4,
+    )
 
 
 def test_a_priority_is_never_0():

@@ -92,7 +92,9 @@ def test_evaluate_plays_before_it_passes_its_item_on():
 
 
 def test_what_was_evaluated_comes_with_the_next_row():
-    runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), envs=2, fragment=2).open()
+    runners = fl.Runners(
+        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), envs_per_runner=2, rollout_length=2
+    ).open()
     try:
         drive(fl.Evaluate(every=1, episodes=3), "item", runners=runners)
         ((tally,), (next_,)) = drive(fl.Report(), "item", "item", runners=runners)

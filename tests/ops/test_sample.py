@@ -31,7 +31,11 @@ def test_parallel_sample_is_a_source_and_writes_nothing():
 
 def test_runners_of_two_give_one_batch_side_by_side():
     runners = fl.Runners(
-        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=3, fragment=5
+        "CartPole-v1",
+        fl.Policy(fl.MLP, hidden=(4,)),
+        num_runners=2,
+        envs_per_runner=3,
+        rollout_length=5,
     ).open()
     try:
         ((got,), (again,)) = drive(fl.ParallelSample(), None, None, runners=runners)
@@ -45,12 +49,12 @@ def test_runners_of_two_give_one_batch_side_by_side():
 
 
 SMALL = fl.PPOSettings(
-    runners=2,
-    envs=2,
-    fragment=8,
-    batch=32,
+    num_runners=2,
+    envs_per_runner=2,
+    rollout_length=8,
+    batch_size=32,
     epochs=1,
-    minibatch=None,
+    minibatch_size=None,
     policy=fl.Policy(fl.MLP, hidden=(4,)),
 )
 
@@ -60,7 +64,9 @@ SMALL = fl.PPOSettings(
 )
 def test_work_at_the_sampler_gives_what_the_same_work_behind_it_gives(runtime):
     behind = fl.ppo("CartPole-v1", SMALL)
-    at = behind.remove("adv").set("sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, lam=0.95)))
+    at = behind.remove("adv").set(
+        "sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, gae_lambda=0.95))
+    )
     one, _ = rows_and_weights(behind.set("adv.gamma", 0.99).set("adv.lam", 0.95), 2, "local")
     two, _ = rows_and_weights(at, 2, runtime)
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-4)

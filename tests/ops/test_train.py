@@ -13,10 +13,13 @@ def updates(learner):
 def test_train_one_step_is_one_update_a_batch_whatever_its_epochs():
     a, b, done = batch(2, 3), batch(4, 3), trained(6)
     learner = Calls(update=done, lacking="")
-    assert drive(fl.TrainOneStep(epochs=10, minibatch=3), a, b, learner=learner) == [[done], [done]]
+    assert drive(fl.TrainOneStep(epochs=10, minibatch_size=3), a, b, learner=learner) == [
+        [done],
+        [done],
+    ]
     assert updates(learner) == [
-        ("update", a, ("epochs", 10), ("minibatch", 3), ("shuffle", True)),
-        ("update", b, ("epochs", 10), ("minibatch", 3), ("shuffle", True)),
+        ("update", a, ("epochs", 10), ("minibatch_size", 3), ("shuffle", True)),
+        ("update", b, ("epochs", 10), ("minibatch_size", 3), ("shuffle", True)),
     ]
 
 
@@ -25,7 +28,7 @@ def test_train_one_step_trains_the_learner_that_it_names():
     assert drive(
         fl.TrainOneStep(learner="learner_b"), batch(), learner=Calls(), learner_b=other
     ) == [["done"]]
-    assert updates(other)[0][2:] == (("epochs", 1), ("minibatch", None), ("shuffle", True))
+    assert updates(other)[0][2:] == (("epochs", 1), ("minibatch_size", None), ("shuffle", True))
 
 
 def test_train_one_step_is_an_effect_on_its_learner():
@@ -41,8 +44,8 @@ def test_train_one_step_takes_batches_only():
 
 SETTINGS = [
     ({"epochs": 0}, "epochs must be at least 1, got 0"),
-    ({"minibatch": 0}, "minibatch must be at least 1 or None, got 0"),
-    ({"minibatch": -8}, "minibatch must be at least 1 or None, got -8"),
+    ({"minibatch_size": 0}, "minibatch must be at least 1 or None, got 0"),
+    ({"minibatch_size": -8}, "minibatch must be at least 1 or None, got -8"),
 ]
 
 

@@ -71,7 +71,11 @@ def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
 
 def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
     runners = fl.Runners(
-        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=2, envs=1, fragment=2
+        "CartPole-v1",
+        fl.Policy(fl.MLP, hidden=(4,)),
+        num_runners=2,
+        envs_per_runner=1,
+        rollout_length=2,
     ).open()
     weights = runners._start().weights
     runners.publish(weights, np.int32(5), to=np.array([1, 1]))

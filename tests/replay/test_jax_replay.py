@@ -137,7 +137,10 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
         is not core_of(fl.Replay(100), 12, 4)
     )
     with fl.run(
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(start=32, report_every=1, prioritized=True))
+        fl.dqn(
+            "gymnax:CartPole-v1",
+            fl.DQNSettings(learning_starts=32, report_every=1, prioritized=True),
+        )
     ) as run:
         next(run)
         replay = run._session.place.handles["replay"]

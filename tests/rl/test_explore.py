@@ -66,7 +66,12 @@ class Always(nnx.Module):
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_runners_explore_less_as_they_go(env):
     runners = fl.Runners(
-        env, fl.Policy(Always), count=2, envs=8, fragment=50, explore=fl.EpsilonGreedy(steps=1600)
+        env,
+        fl.Policy(Always),
+        num_runners=2,
+        envs_per_runner=8,
+        rollout_length=50,
+        explore=fl.EpsilonGreedy(steps=1600),
     ).open()
     shares = [float(np.mean(np.asarray(runners.collect()["action"]) == 0)) for _ in range(4)]
     runners.close()
@@ -90,8 +95,8 @@ def test_a_runner_that_is_started_anew_explores_as_much_as_the_one_before():
     runners = fl.Runners(
         lambda: FailsOnce(gym.make("CartPole-v1")),
         fl.Policy(Always),
-        envs=1,
-        fragment=50,
+        envs_per_runner=1,
+        rollout_length=50,
         explore=explore,
         on_error="restart",
     ).open()
@@ -183,7 +188,10 @@ def only_values(policy, params, batch):
 )
 def test_what_fits_trains(loss, explore):
     graph = fl.ppo(
-        "CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch=16, epochs=1)
+        "CartPole-v1",
+        fl.PPOSettings(
+            envs_per_runner=2, rollout_length=8, batch_size=16, minibatch_size=16, epochs=1
+        ),
     )
     with fl.run(graph.set("learner.loss", loss).set("runners.explore", explore), steps=16) as run:
         assert next(run)["updates"] == 1
@@ -192,7 +200,7 @@ def test_what_fits_trains(loss, explore):
 def test_the_recorded_logp_is_the_policy_s_own_and_so_not_that_of_epsilon_greedy():
     explore = fl.EpsilonGreedy(start=1.0, end=1.0)
     runners = fl.Runners(
-        "CartPole-v1", fl.Policy(Always), envs=8, fragment=50, explore=explore
+        "CartPole-v1", fl.Policy(Always), envs_per_runner=8, rollout_length=50, explore=explore
     ).open()
     batch = runners.collect()
     runners.close()

@@ -114,7 +114,7 @@ def test_ppo_equals_a_loop_over_valid_rows(settings):
 
 def test_ppo_jitted_equals_plain():
     params, batch = example()
-    loss = fl.PPOLoss(value_clip=0.3, entropy=0.01)
+    loss = fl.PPOLoss(value_clip=0.3, ent_coef=0.01)
     run = lambda params, batch: loss(discrete, params, batch)
     for a, b in zip(
         jax.tree.leaves(run(params, batch)),
@@ -132,7 +132,7 @@ def test_the_policy_part_of_ppo_and_its_gradient_equal_rlax(clip):
     @jax.jit
     @jax.value_and_grad
     def ours(params):
-        return fl.PPOLoss(clip=clip)(discrete, params, batch)[1]["loss/policy"]
+        return fl.PPOLoss(clip_ratio=clip)(discrete, params, batch)[1]["loss/policy"]
 
     @jax.jit
     @jax.value_and_grad
@@ -173,7 +173,7 @@ def test_no_gradient_flows_through_a_ratio_that_already_left_the_clip_range():
             return jnp.zeros(6)
 
     def loss(log_ratio):
-        return fl.PPOLoss(clip=0.2, value=0.0)(
+        return fl.PPOLoss(clip_ratio=0.2, vf_coef=0.0)(
             lambda params, obs: (Fixed(params), rows), log_ratio, {**batch, "logp": rows}
         )[0]
 
@@ -222,8 +222,8 @@ def test_the_pg_gradient_of_the_logits_is_probability_minus_choice_times_advanta
 
 
 LOSSES = {
-    "ppo": fl.PPOLoss(entropy=0.01, value_clip=0.2, kl_penalty_target=0.01, target_kl=0.1),
-    "pg": fl.PGLoss(entropy=0.01),
+    "ppo": fl.PPOLoss(ent_coef=0.01, value_clip=0.2, kl_penalty_target=0.01, target_kl=0.1),
+    "pg": fl.PGLoss(ent_coef=0.01),
 }
 
 
@@ -363,7 +363,7 @@ def test_there_is_no_stop_without_target_kl():
 @pytest.mark.parametrize("clip", [0, -0.1])
 def test_clip_must_be_positive(clip):
     with pytest.raises(fl.SettingError, match=rf"^clip must be above 0, got {clip}$"):
-        fl.PPOLoss(clip=clip)
+        fl.PPOLoss(clip_ratio=clip)
 
 
 @pytest.mark.parametrize("wrong", [fl.PPOLoss, "ppo", 0.2, None], ids=str)
@@ -442,7 +442,7 @@ def columns_alone(loss, params, batch, target, valued=None):
 
 def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
     batch, params = sequence(), np.random.default_rng(1).normal(0, 0.5, (3, 3)).astype(np.float32)
-    loss = fl.VTraceLoss(gamma=0.9, lam=0.8, value=0.3, entropy=0.02)
+    loss = fl.VTraceLoss(gamma=0.9, vtrace_lambda=0.8, vf_coef=0.3, ent_coef=0.02)
     total = 0.0
     rows = columns_alone(loss, params, batch, params)
     for t, b, goal, advantage in rows:
@@ -464,11 +464,11 @@ def test_the_appo_loss_equals_a_loop_over_valid_rows(standardize, target_values)
         *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2)),
     )
     loss = fl.APPOLoss(
-        clip=0.2,
+        clip_ratio=0.2,
         gamma=0.9,
-        value=0.3,
-        entropy=0.02,
-        kl=0.1,
+        vf_coef=0.3,
+        ent_coef=0.02,
+        kl_coef=0.1,
         standardize=standardize,
         target_values=target_values,
     )

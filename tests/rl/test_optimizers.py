@@ -35,11 +35,11 @@ def clipped(norm, tx):
 CASES = {
     "Adam": (fl.Adam(), optax.adam(3e-4, b1=0.9, b2=0.999, eps=1e-5)),
     "Adam, all set": (
-        fl.Adam(1e-2, eps=1e-3, clip=0.5, b1=0.8, b2=0.9),
+        fl.Adam(1e-2, eps=1e-3, max_grad_norm=0.5, b1=0.8, b2=0.9),
         clipped(0.5, optax.adam(1e-2, b1=0.8, b2=0.9, eps=1e-3)),
     ),
     "Adam with weight decay": (
-        fl.Adam(1e-2, clip=1.0, weight_decay=0.1),
+        fl.Adam(1e-2, max_grad_norm=1.0, weight_decay=0.1),
         clipped(1.0, optax.adamw(1e-2, eps=1e-5, weight_decay=0.1)),
     ),
     "Adam along a line": (
@@ -48,12 +48,12 @@ CASES = {
     ),
     "RMSProp": (fl.RMSProp(), optax.rmsprop(7e-4, decay=0.99, eps=1e-5, initial_scale=1.0)),
     "RMSProp, all set": (
-        fl.RMSProp(1e-2, decay=0.9, eps=0.1, clip=0.5),
+        fl.RMSProp(1e-2, decay=0.9, eps=0.1, max_grad_norm=0.5),
         clipped(0.5, optax.rmsprop(1e-2, decay=0.9, eps=0.1, initial_scale=1.0)),
     ),
     "SGD": (fl.SGD(), optax.sgd(1e-2)),
     "SGD, all set": (
-        fl.SGD(0.1, momentum=0.9, clip=2.0),
+        fl.SGD(0.1, momentum=0.9, max_grad_norm=2.0),
         clipped(2.0, optax.sgd(0.1, momentum=0.9)),
     ),
     "SGD along a cosine": (
@@ -73,7 +73,7 @@ def test_trains_as_the_optax_calls_written_by_hand(name):
 
 def test_gradients_beyond_the_clip_are_scaled_to_its_norm_and_others_are_left():
     for scale, wanted in ((10.0, [-0.3, -0.4]), (0.01, [-0.03, -0.04])):
-        tx = fl.SGD(1.0, clip=0.5).build()
+        tx = fl.SGD(1.0, max_grad_norm=0.5).build()
         grads = {"a": jnp.array([3.0 * scale]), "b": jnp.array([4.0 * scale])}
         updates, _ = tx.update(grads, tx.init(grads), grads)
         np.testing.assert_allclose([updates["a"][0], updates["b"][0]], wanted, rtol=1e-5)
@@ -148,7 +148,7 @@ def test_text_brings_it_back(name, defaults):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (fl.Adam(1e-3, clip=0.5), "Adam(lr=0.001, clip=0.5)"),
+        (fl.Adam(1e-3, max_grad_norm=0.5), "Adam(lr=0.001, clip=0.5)"),
         (fl.SGD(fl.Linear(1e-2, 0.0, 10)), "SGD(lr=Linear(start=0.01, end=0.0, steps=10))"),
         (fl.RMSProp(), "RMSProp()"),
         (

@@ -32,7 +32,9 @@ def loud(weights):
 def test_unrolled_from_the_stored_carry_a_fragment_gives_what_its_runner_computed(cell, mode):
     policy, net = CELLS[cell], network(CELLS[cell], SPACES)
     weights = loud(net.init(jax.random.key(0)))
-    runners = fl.Runners(getattr(environments, mode), policy, envs=4, fragment=9).open()
+    runners = fl.Runners(
+        getattr(environments, mode), policy, envs_per_runner=4, rollout_length=9
+    ).open()
     runners.publish(weights, 0)
     unroll = jax.jit(net.unroll)
     for _ in range(4):
@@ -79,7 +81,12 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
-            envs=8, fragment=16, batch=128, epochs=2, minibatch=minibatch, policy=policy
+            envs_per_runner=8,
+            rollout_length=16,
+            batch_size=128,
+            epochs=2,
+            minibatch_size=minibatch,
+            policy=policy,
         ),
     ).set("learner.loss", loss)
     graph = graph.insert(after="train", target=fl.UpdateTarget()) if loss.target_network else graph
@@ -96,7 +103,14 @@ def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
-        fl.PPOSettings(envs=8, fragment=32, batch=256, epochs=1, minibatch=None, policy=policy),
+        fl.PPOSettings(
+            envs_per_runner=8,
+            rollout_length=32,
+            batch_size=256,
+            epochs=1,
+            minibatch_size=None,
+            policy=policy,
+        ),
     )
     with fl.run(graph) as run:
         for row, _ in zip(run, range(4), strict=False):
@@ -107,11 +121,18 @@ def test_minibatches_of_a_recurrent_policy_are_whole_columns():
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
-        fl.PPOSettings(envs=8, fragment=16, batch=128, epochs=1, minibatch=8, policy=policy),
+        fl.PPOSettings(
+            envs_per_runner=8,
+            rollout_length=16,
+            batch_size=128,
+            epochs=1,
+            minibatch_size=8,
+            policy=policy,
+        ),
     )
     with pytest.raises(
         fl.CheckError,
-        match=r"minibatch=8 does not divide the batch of 128 steps of 8 columns with 16 each, which stay whole; take 16 or 32",
+        match=r"minibatch_size=8 does not divide the batch of 128 steps of 8 columns with 16 each, which stay whole; take 16 or 32",
     ):
         graph.check()
 

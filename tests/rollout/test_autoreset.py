@@ -45,7 +45,9 @@ def drawable(ring):
 )
 def test_every_transition_is_one_that_its_environment_made(mode, lengths, rollout, n, rollouts):
     envs = len(lengths)
-    runners = fl.Runners(partial(vector_of, mode, lengths), POLICY, envs=envs, fragment=rollout)
+    runners = fl.Runners(
+        partial(vector_of, mode, lengths), POLICY, envs_per_runner=envs, rollout_length=rollout
+    )
     replay = fl.Replay(10_000, n_step=n, gamma=GAMMA)
     place = Place("g", {"runners": runners, "replay": replay}, 0, HereSite)
     handles = place.open()

@@ -224,11 +224,11 @@ class EndlessInJax(fl.JaxEnv):
 
 def in_a_run(env, **how):
     settings = fl.PPOSettings(
-        runners=2,
-        envs=2,
-        fragment=8,
-        batch=32,
-        minibatch=None,
+        num_runners=2,
+        envs_per_runner=2,
+        rollout_length=8,
+        batch_size=32,
+        minibatch_size=None,
         epochs=1,
         policy=fl.Policy(fl.MLP, hidden=(8,)),
     )
@@ -395,7 +395,12 @@ def test_sampled_actions_are_drawn_from_the_policy_and_again_in_each_step():
 
 def test_actions_are_not_drawn_by_the_size_of_action_values(tmp_path):
     settings = fl.DQNSettings(
-        envs=2, start=8, batch=8, report_every=1, lr=0.0, policy=fl.Policy(Always)
+        envs_per_runner=2,
+        learning_starts=8,
+        batch_size=8,
+        report_every=1,
+        lr=0.0,
+        policy=fl.Policy(Always),
     )
     with fl.run(fl.dqn(Counted, settings), steps=16, out=tmp_path / "run") as run:
         list(run)
@@ -474,7 +479,11 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(
 ):
     monkeypatch.chdir(tmp_path)
     settings = fl.PPOSettings(
-        envs=2, fragment=8, batch=16, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(8,))
+        envs_per_runner=2,
+        rollout_length=8,
+        batch_size=16,
+        minibatch_size=None,
+        policy=fl.Policy(fl.MLP, hidden=(8,)),
     )
     with fl.run(fl.ppo("CartPole-v1", settings), steps=10, out="run") as run:
         next(run)

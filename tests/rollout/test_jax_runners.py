@@ -107,7 +107,9 @@ class Lives(fl.JaxEnv):
 
 
 def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
-    played = fl.Runners(Lives, MLP, envs=2, fragment=4).open().evaluate(200, seed=3)
+    played = (
+        fl.Runners(Lives, MLP, envs_per_runner=2, rollout_length=4).open().evaluate(200, seed=3)
+    )
     assert (float(played["eval/return_min"]), float(played["eval/return_max"])) == (2.0, 7.0)
     assert float(played["eval/return_mean"]) == pytest.approx(4.5, abs=0.4)
 
@@ -115,7 +117,7 @@ def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
 @pytest.mark.parametrize("env", [Corridor, Lives])
 def test_rewards_are_scaled_and_clipped_as_those_of_gymnasium(env):
     plain, scaled = (
-        fl.Runners(env, MLP, count=2, envs=3, fragment=16, **how).open()
+        fl.Runners(env, MLP, num_runners=2, envs_per_runner=3, rollout_length=16, **how).open()
         for how in ({}, {"normalize_rewards": 0.9, "clip_rewards": 2.0})
     )
     slow = [RewardScale(3, 0.9), RewardScale(3, 0.9)]
@@ -158,7 +160,8 @@ class Still(gym.Env):
 )
 def test_they_ask_and_give_in_the_order_of_runners_over_gymnasium(count, calls, data):
     both = [
-        fl.Runners(env, MLP, count=count, envs=1, fragment=2).open() for env in (Corridor, Still)
+        fl.Runners(env, MLP, num_runners=count, envs_per_runner=1, rollout_length=2).open()
+        for env in (Corridor, Still)
     ]
     assert isinstance(both[0], JaxRunners) and not isinstance(both[1], JaxRunners)
     net = network(MLP, both[0].spaces)
@@ -186,7 +189,9 @@ def test_greedy_episodes_are_played_all_at_once_and_told_with_the_next_row():
 
 def test_work_at_the_sampler_is_done_for_each_runner():
     seen = []
-    graph = fl.Graph("own", runners=fl.Runners(Corridor, MLP, count=2, envs=3, fragment=4))
+    graph = fl.Graph(
+        "own", runners=fl.Runners(Corridor, MLP, num_runners=2, envs_per_runner=3, rollout_length=4)
+    )
     chain = fl.chain(note=fl.Map(lambda b: seen.append(b.shape) or b))
     runners = graph.resources["runners"].open(alone("runners", graph.resources["runners"]))
     runners.localize(chain)
@@ -200,5 +205,8 @@ def test_work_at_the_sampler_is_done_for_each_runner():
 
 
 def test_equal_settings_share_what_is_compiled():
-    a, b = (fl.Runners(Corridor, MLP, count=2, envs=3, fragment=4) for _ in range(2))
+    a, b = (
+        fl.Runners(Corridor, MLP, num_runners=2, envs_per_runner=3, rollout_length=4)
+        for _ in range(2)
+    )
     assert core_of(a) is core_of(b)

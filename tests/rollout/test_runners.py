@@ -23,7 +23,9 @@ FRAGMENT = 9
 
 
 def sampled(env, rounds, *, envs=4, **settings):
-    runners = fl.Runners(env, POLICY, envs=envs, fragment=FRAGMENT, **settings).open()
+    runners = fl.Runners(
+        env, POLICY, envs_per_runner=envs, rollout_length=FRAGMENT, **settings
+    ).open()
     try:
         return [runners.collect() for _ in range(rounds)], runners.episodes()
     finally:
@@ -79,7 +81,9 @@ def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_b
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_episode_statistics_count_every_step_also_the_skipped(mode):
     _, told = sampled(getattr(environments, mode), 6)
-    runners = fl.Runners(getattr(environments, mode), POLICY, envs=4, fragment=FRAGMENT).open()
+    runners = fl.Runners(
+        getattr(environments, mode), POLICY, envs_per_runner=4, rollout_length=FRAGMENT
+    ).open()
     samples = [
         runners.pool.submit(
             0, "sample", (runners.site.run(_network(runners).init, jax.random.key(0)), 0)
@@ -123,7 +127,7 @@ def _network(runners):
     ids=["discrete", "continuous", "discrete observations", "user's vector"],
 )
 def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
-    spec = fl.Runners(env, policy, envs=4, fragment=5)
+    spec = fl.Runners(env, policy, envs_per_runner=4, rollout_length=5)
     real, twin = (
         Runner(spec, "runners", 0, 1),
         RunnerTwin(
@@ -155,7 +159,9 @@ def _forms(tree):
 
 
 def test_runners_sample_standalone_and_take_weights():
-    runners = fl.Runners("CartPole-v1", POLICY, count=2, envs=3, fragment=5).open()
+    runners = fl.Runners(
+        "CartPole-v1", POLICY, num_runners=2, envs_per_runner=3, rollout_length=5
+    ).open()
     first = runners.collect()
     assert first.shape == (5, 6)
     np.testing.assert_array_equal(first.columns["producer"], [0, 0, 0, 1, 1, 1])
@@ -171,7 +177,7 @@ def test_runners_sample_standalone_and_take_weights():
 
 @pytest.mark.parametrize("lost", [(1,), (0, 1)])
 def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypatch):
-    runners = fl.Runners("CartPole-v1", POLICY, count=2).open()
+    runners = fl.Runners("CartPole-v1", POLICY, num_runners=2).open()
     submit = runners.pool.submit
     monkeypatch.setattr(
         runners.pool,
@@ -190,7 +196,9 @@ def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypat
 
 def test_runners_draw_different_actions_and_the_same_ones_again():
     def first():
-        runners = fl.Runners("CartPole-v1", POLICY, count=2, envs=4, fragment=32).open()
+        runners = fl.Runners(
+            "CartPole-v1", POLICY, num_runners=2, envs_per_runner=4, rollout_length=32
+        ).open()
         batch = runners.collect()
         runners.close()
         return batch
@@ -277,10 +285,10 @@ def test_wrappers_and_settings_reach_the_environment():
     wrapped = fl.Runners(
         "CartPole-v1",
         POLICY,
-        envs=2,
+        envs_per_runner=2,
         wrappers=(_Halved,),
         env_settings={"max_episode_steps": 3},
-        fragment=8,
+        rollout_length=8,
     )
     assert wrapped.spaces().obs.shape == (2,)
     runners = wrapped.open()
@@ -348,7 +356,7 @@ def test_a_vector_that_fails_to_reset_is_named():
         fl.EnvironmentFailed,
         match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level \(test_runners\.py:\d+\)",
     ):
-        fl.Runners(bad_vector, POLICY, envs=2).open().collect()
+        fl.Runners(bad_vector, POLICY, envs_per_runner=2).open().collect()
 
 
 class Closes(Clockwork):
@@ -368,7 +376,7 @@ def bad_vector():
 
 
 def test_a_closed_worker_pool_closes_its_environments():
-    spec = fl.Runners("Pendulum-v1", POLICY, envs=2, fragment=2)
+    spec = fl.Runners("Pendulum-v1", POLICY, envs_per_runner=2, rollout_length=2)
     runner = Runner(spec, "runners", 0, 0)
     runner.sample((jax.jit(runner.network.init)(jax.random.key(0)), 0))
     vector = runner.vector
@@ -381,8 +389,8 @@ def test_settings_of_an_environment_may_hold_lists():
         "FrozenLake-v1",
         POLICY,
         env_settings={"desc": ["SFFF", "FHFH", "FFFH", "HFFG"]},
-        envs=2,
-        fragment=3,
+        envs_per_runner=2,
+        rollout_length=3,
     )
     runners = spec.open()
     assert runners.collect().shape == (3, 2)
@@ -392,7 +400,11 @@ def test_settings_of_an_environment_may_hold_lists():
 def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
     def told(count):
         runners = fl.Runners(
-            "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), count=count, envs=1, fragment=4
+            "CartPole-v1",
+            fl.Policy(fl.MLP, hidden=(4,)),
+            num_runners=count,
+            envs_per_runner=1,
+            rollout_length=4,
         ).open()
         try:
             return runners.evaluate(5, seed=11)

@@ -20,11 +20,11 @@ RUNTIMES = [
 every_runtime = pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 
 SMALL = {"runners": 2, "envs": 4, "fragment": 16}
-PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=256, epochs=2, minibatch=64))
+PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch_size=256, epochs=2, minibatch_size=64))
 STOCK = {
     "ppo": PPO,
-    "a2c": fl.a2c("CartPole-v1", fl.A2CSettings(**SMALL, batch=128, report_every=3)),
-    "pg": fl.pg("Pendulum-v1", fl.PGSettings(**SMALL, batch=128)),
+    "a2c": fl.a2c("CartPole-v1", fl.A2CSettings(**SMALL, batch_size=128, report_every=3)),
+    "pg": fl.pg("Pendulum-v1", fl.PGSettings(**SMALL, batch_size=128)),
 }
 
 
@@ -163,12 +163,24 @@ def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_r
 ):
     graph = fl.ppo(
         "CartPole-v1",
-        fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None),
+        fl.PPOSettings(
+            num_runners=2,
+            envs_per_runner=1,
+            rollout_length=8,
+            batch_size=16,
+            epochs=1,
+            minibatch_size=None,
+        ),
     )
     policy = graph.resources["runners"].policy
     graph = graph.replace(
         runners=fl.Runners(
-            Faulty, policy, count=2, envs=1, fragment=8, env_settings={"at": 16, "how": how}
+            Faulty,
+            policy,
+            num_runners=2,
+            envs_per_runner=1,
+            rollout_length=8,
+            env_settings={"at": 16, "how": how},
         )
     )
     run = fl.run(graph, runtime=runtime, out=tmp_path / "run")

@@ -27,7 +27,11 @@ from flowrl.runtime.driver import (
 )
 
 SMALL = fl.PGSettings(
-    runners=2, envs=1, fragment=8, batch=16, policy=fl.Policy(fl.MLP, hidden=(4,))
+    num_runners=2,
+    envs_per_runner=1,
+    rollout_length=8,
+    batch_size=16,
+    policy=fl.Policy(fl.MLP, hidden=(4,)),
 )
 
 
@@ -161,7 +165,14 @@ def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
     )
     graph = fl.apex(
         "CartPole-v1",
-        fl.ApexSettings(envs=2, fragment=8, start=64, capacity=400, batch=16, report_every=2),
+        fl.ApexSettings(
+            envs_per_runner=2,
+            rollout_length=8,
+            learning_starts=64,
+            buffer_size=400,
+            batch_size=16,
+            report_every=2,
+        ),
     )
     runtime = fl.RayRuntime(place={"learner": fl.Actor()}, imports=[str(tmp_path / "reaches.py")])
     with fl.run(graph, runtime=runtime) as run:

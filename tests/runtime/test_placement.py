@@ -34,12 +34,12 @@ from flowrl.runtime.placement import (
 )
 
 SMALL = {"runners": 2, "envs": 4, "fragment": 16}
-PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch=256, epochs=2, minibatch=64))
+PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch_size=256, epochs=2, minibatch_size=64))
 IMPALA = fl.impala(
     "CartPole-v1",
     fl.IMPALASettings(
         **SMALL,
-        batch=128,
+        batch_size=128,
         report_every=3,
         policy=fl.Policy(fl.RNN, hidden=(8,), size=8, cell="lstm"),
     ),
@@ -160,9 +160,9 @@ def touches(batch):
 
 
 def test_users_functions_run_where_the_stage_is():
-    graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3)).insert(
-        after="sample", half=fl.Map(halved), some=fl.Filter(rich), touch=fl.Map(touches)
-    )
+    graph = fl.impala(
+        "CartPole-v1", fl.IMPALASettings(**SMALL, batch_size=128, report_every=3)
+    ).insert(after="sample", half=fl.Map(halved), some=fl.Filter(rich), touch=fl.Map(touches))
     rows, weights = rows_of(graph, "local")
     for place in ({"learner": Actor()}, {"learner": Actor(), "sample": Actor()}):
         there, placed = rows_of(graph, CopiedRuntime(**place))
@@ -336,7 +336,7 @@ def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_th
 
     put, original = [], ray.put
     monkeypatch.setattr(ray, "put", lambda value, **k: put.append(value) or original(value, **k))
-    graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch=128, report_every=3))
+    graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch_size=128, report_every=3))
     runtime = fl.RayRuntime(place={"learner": fl.Actor(), "sample": fl.Actor(count=2)})
     with (
         pytest.raises(RuntimeFailed, match=r"learner's process ended"),

@@ -62,7 +62,7 @@ class Slow(Clockwork):
 @pytest.mark.usefixtures("ray_up")
 def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     settings = {
-        "ppo": fl.PPOSettings(epochs=1, minibatch=None),
+        "ppo": fl.PPOSettings(epochs=1, minibatch_size=None),
         "impala": fl.IMPALASettings(report_every=1),
     }[name]
     graph = getattr(fl, name)(Slow, settings)
@@ -108,12 +108,12 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
 @pytest.mark.usefixtures("ray_up")
 def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
     settings = fl.PPOSettings(
-        runners=2,
-        envs=1,
-        fragment=10,
-        batch=20,
+        num_runners=2,
+        envs_per_runner=1,
+        rollout_length=10,
+        batch_size=20,
         epochs=1,
-        minibatch=None,
+        minibatch_size=None,
         policy=fl.Policy(fl.MLP, hidden=(4,)),
     )
     graph = fl.ppo(Lame, settings).set("runners.env_settings", {"mark": str(tmp_path / "mark")})

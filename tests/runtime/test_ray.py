@@ -20,7 +20,9 @@ from environments import Clockwork, Faulty
 
 pytestmark = pytest.mark.ray
 
-SMALL = fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None)
+SMALL = fl.PPOSettings(
+    num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, epochs=1, minibatch_size=None
+)
 
 
 def script(text, *args, **kwargs):
@@ -72,7 +74,7 @@ def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_se
         def seen(env):
             print("made", env)
             return env
-        s = fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch=None)
+        s = fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch_size=None)
         graph = fl.ppo("CartPole-v1", s).set("runners.wrappers", (seen,))
         with fl.run(graph, runtime="ray", out=sys.argv[1]) as run:
             for row in run:
@@ -120,9 +122,9 @@ def test_an_actor_that_dies_is_named():
         runners=fl.Runners(
             Faulty,
             graph.resources["runners"].policy,
-            count=2,
-            envs=1,
-            fragment=8,
+            num_runners=2,
+            envs_per_runner=1,
+            rollout_length=8,
             env_settings={"at": 12, "how": "exit"},
             restarts=0,
         )
@@ -138,10 +140,10 @@ def test_an_actor_that_dies_is_named():
 def impala(env="CartPole-v1", **runners):
     """A small IMPALA with a Row every few updates."""
     settings = fl.IMPALASettings(
-        runners=2,
-        envs=2,
-        fragment=20,
-        batch=80,
+        num_runners=2,
+        envs_per_runner=2,
+        rollout_length=20,
+        batch_size=80,
         report_every=5,
         policy=fl.Policy(fl.MLP, hidden=(8,)),
     )
@@ -316,7 +318,7 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
                 return gym.make("CartPole-v1")
 
             def small(count: int = 2) -> fl.Graph:
-                return fl.ppo("CartPole-v1", fl.PPOSettings(runners=count, envs=1, fragment=8, batch=16, minibatch=None)).set("runners.env", make)
+                return fl.ppo("CartPole-v1", fl.PPOSettings(runners=count, envs=1, fragment=8, batch=16, minibatch_size=None)).set("runners.env", make)
             """
         )
     )
@@ -329,7 +331,13 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
 def test_lambdas_run_and_more_runners_than_cores_do_too():
     policy = fl.Policy(fl.MLP, hidden=(4,))
     settings = fl.PPOSettings(
-        runners=5, envs=1, fragment=4, batch=20, epochs=1, minibatch=None, policy=policy
+        num_runners=5,
+        envs_per_runner=1,
+        rollout_length=4,
+        batch_size=20,
+        epochs=1,
+        minibatch_size=None,
+        policy=policy,
     )
     graph = fl.ppo("CartPole-v1", settings).set("runners.env", lambda: Clockwork((2,)))
     with fl.run(graph, runtime="ray") as run:

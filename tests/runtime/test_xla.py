@@ -29,17 +29,22 @@ LEAST = {
     "report_every": 2,
     "policy": fl.Policy(fl.MLP, hidden=(4,)),
 }
-PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch=64, epochs=1, minibatch=None))
+PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch_size=64, epochs=1, minibatch_size=None))
 GRAPHS = {
     "ppo": PPO,
-    "a2c": fl.a2c(ENV, fl.A2CSettings(**SMALL, batch=64, report_every=3)),
+    "a2c": fl.a2c(ENV, fl.A2CSettings(**SMALL, batch_size=64, report_every=3)),
     "impala": fl.impala(ENV, fl.IMPALASettings(**ASYNC)),
     "appo": fl.appo(ENV, fl.APPOSettings(**ASYNC)),
 }
 TINY = fl.ppo(
     "gymnax:CartPole-v1",
     fl.PPOSettings(
-        envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=fl.Policy(fl.MLP, hidden=(4,))
+        envs_per_runner=2,
+        rollout_length=4,
+        batch_size=8,
+        epochs=1,
+        minibatch_size=None,
+        policy=fl.Policy(fl.MLP, hidden=(4,)),
     ),
 ).set("runners.env", Corridor)
 
@@ -148,7 +153,7 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
         sys.path.insert(0, "tests")
         from environments import Corridor
         policy = fl.Policy(fl.MLP, hidden=(4,))
-        graph = fl.ppo(Corridor, fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch=None, policy=policy))
+        graph = fl.ppo(Corridor, fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch_size=None, policy=policy))
         with fl.run(graph, runtime="xla", out=sys.argv[1]) as run:
             for row in run:
                 if row["row"] == 30:
