@@ -26,37 +26,37 @@ CASES = [
         "impala, steps of 4 ms",
         lambda: planted.impala(0.004),
         "one more runner",
-        lambda g: g.set("runners.count", 3),
+        lambda g: g.set("runners.num_runners", 3),
     ),
     (
         "impala, steps of 4 ms",
         lambda: planted.impala(0.004),
         "twice the environments",
-        lambda g: g.set("runners.envs", 4),
+        lambda g: g.set("runners.envs_per_runner", 4),
     ),
     (
         "ppo, steps of 4 ms",
         lambda: planted.ppo(0.004),
         "one more runner",
-        lambda g: g.set("runners.count", 3).set("batch.min_steps", 60),
+        lambda g: g.set("runners.num_runners", 3).set("batch.batch_size", 60),
     ),
     (
         "ppo, steps of 4 ms",
         lambda: planted.ppo(0.004),
         "twice the environments",
-        lambda g: g.set("runners.envs", 4).set("batch.min_steps", 80),
+        lambda g: g.set("runners.envs_per_runner", 4).set("batch.batch_size", 80),
     ),
     (
         "impala, a sync of 50 ms",
         planted.slow_sync,
         "twice the batch",
-        lambda g: g.set("batch.min_steps", 80),
+        lambda g: g.set("batch.batch_size", 80),
     ),
     (
         "impala, a gradient step of 50 ms",
         planted.slow_loss_in_minibatches,
         "twice the batch",
-        lambda g: g.set("batch.min_steps", 80),
+        lambda g: g.set("batch.batch_size", 80),
     ),
 ]
 """Graph, change, and the graph with it."""

@@ -80,7 +80,7 @@ def run(
         SaveError: `out` exists already.
 
     >>> import flowrl as fl
-    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch=256, fragment=32)), steps=512) as run:
+    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32)), steps=512) as run:
     ...     updates = [row["updates"] for row in run]
     >>> updates
     [1, 2, 3]

@@ -157,5 +157,5 @@ def straggler(folder, scale=1):
 
 
 def slow_loss_in_minibatches():
-    graph = impala(0.0005).set("train.minibatch", 20)
+    graph = impala(0.0005).set("train.minibatch_size", 20)
     return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05))

@@ -34,7 +34,7 @@ RUNS = {
     "xla": (JAX, fl.XlaRuntime(chunk=2)),
     "ray": (GYM, fl.RayRuntime(processes=1)),
     "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()})),
-    "uneven": (GYM.set("train.minibatch", 2), "local"),
+    "uneven": (GYM.set("train.minibatch_size", 2), "local"),
     "seeds": (ASYNC, fl.XlaRuntime(chunk=1, seeds=4)),
 }
 

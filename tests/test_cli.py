@@ -21,11 +21,11 @@ from flowrl.observe.sinks import columns
 
 SMALL = [
     "--set",
-    "envs=4",
+    "envs_per_runner=4",
     "--set",
-    "fragment=16",
+    "rollout_length=16",
     "--set",
-    "batch=64",
+    "batch_size=64",
     "--set",
     "minibatch_size=32",
     "--set",
@@ -75,7 +75,7 @@ def test_check_plan_and_draw(flowrl, tmp_path):
             "--env",
             "CartPole-v1",
             "--set",
-            "batch=4096",
+            "batch_size=4096",
             "--set",
             "minibatch_size=128",
         )[1]
@@ -166,7 +166,7 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
             import flowrl as fl
 
             def fixed():
-                return fl.ppo("CartPole-v1", fl.PPOSettings(batch=1024))
+                return fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=1024))
 
             def keywords(env, lr=1e-3, minibatch_size=None):
                 return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch)).rename("kw")
@@ -176,7 +176,7 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
                 size: int = 256
 
             def withdata(env: str = "Pendulum-v1", settings: Mine = Mine()):
-                return fl.ppo(env, fl.PPOSettings(batch=settings.size, minibatch_size=None))
+                return fl.ppo(env, fl.PPOSettings(batch_size=settings.size, minibatch_size=None))
 
             def bad():
                 return 3
@@ -226,7 +226,7 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
                     return x[:, :-1], x[:, -1]
 
             def g():
-                return fl.ppo("CartPole-v1", fl.PPOSettings(envs=2, fragment=8, batch=16, minibatch_size=None, policy=fl.Policy(Net)))
+                return fl.ppo("CartPole-v1", fl.PPOSettings(envs_per_runner=2, rollout_length=8, batch_size=16, minibatch_size=None, policy=fl.Policy(Net)))
 
             fl.run(g()) if __name__ == "__main__" else None
             """
@@ -258,7 +258,7 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
 
             def g():
                 policy = fl.Policy(fl.MLP, hidden=(4,))
-                graph = fl.pg("CartPole-v1", fl.PGSettings(envs=2, fragment=8, batch=16, policy=policy))
+                graph = fl.pg("CartPole-v1", fl.PGSettings(envs_per_runner=2, rollout_length=8, batch_size=16, policy=policy))
                 return graph.set("runners.env", partial(Short, length=3)).set("runners.wrappers", (lambda env: env,))
 
             def p():
@@ -312,9 +312,9 @@ def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_
         "Own/Clock-v0",
         *words,
         "--set",
-        "batch=64",
+        "batch_size=64",
         "--set",
-        "fragment=8",
+        "rollout_length=8",
         "--steps",
         "20",
         "--out",
@@ -416,7 +416,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "lr=Adam()"],
-            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam(",
+            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam((",
         ),
         (
             ["plan", "ppo", "--set", "lr=fast"],
@@ -424,7 +424,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"],
-            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam(",
+            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam((",
         ),
         (
             ["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"],
@@ -436,7 +436,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (["plan", "ppo", "--set", "epochs"], "--set takes NAME=VALUE, got 'epochs'"),
         (
-            ["plan", "ppo", "--set", "learner.loss.clip=-1"],
+            ["plan", "ppo", "--set", "learner.loss.clip_ratio=-1"],
             "ppo.learner.loss: clip must be above 0, got -1.0",
         ),
         (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),

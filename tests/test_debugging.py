@@ -185,13 +185,13 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ),
         ("set train.epoch 4", "ppo.train: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("set train.epochs many", "ppo.train.epochs: takes int, got 'many'"),
-        ("set train.minibatch 100", "minibatch_size=100 does not divide the batch of 64 steps"),
+        ("set train.minibatch_size 100", "minibatch_size=100 does not divide the batch of 64 steps"),
         (
-            "set runners.envs 8",
-            "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs=8",
+            "set runners.envs_per_runner 8",
+            "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs_per_runner=8",
         ),
         (
-            "set learner.optimizer.clip None",
+            "set learner.optimizer.max_grad_norm None",
             "what the learner holds would have another form, so a change needs a new run",
         ),
         ("back", "this is the beginning"),
@@ -254,10 +254,10 @@ def test_show_where_row_and_help():
 
 def test_settings_are_listed_by_their_addresses():
     text = said(PLAN, "settings train", "settings", "settings norm")
-    assert "  train.epochs     1\n  train.minibatch  32\n" in text
+    assert "  train.epochs     1\n  train.minibatch_size  32\n" in text
     assert (
         "learner.loss                    PPOLoss\n" in text
-        and "learner.loss.clip               0.2\n" in text
+        and "learner.loss.clip_ratio               0.2\n" in text
     )
     assert 'runners.env                     "CartPole-v1"\n' in text
 
@@ -288,7 +288,7 @@ def test_set_changes_what_is_trained_from_there_on():
 
 
 def test_a_change_of_the_loss_or_of_the_optimiser_keeps_the_weights_and_the_moments():
-    commands = ("u row", "set learner.loss.clip 0.05", "set learner.optimizer.lr 0", "u row")
+    commands = ("u row", "set learner.loss.clip_ratio 0.05", "set learner.optimizer.lr 0", "u row")
     first, _ = session(PLAN, commands[0])
     changed, _ = session(PLAN, *commands)
     other, _ = session(PLAN, "u row 2")
@@ -522,7 +522,7 @@ def look(batch):
 
 def small():
     policy = fl.Policy(fl.MLP, hidden=(8,))
-    runners = fl.Runners("CartPole-v1", policy, count=1, envs=2, fragment=4, wrappers=(Watched,))
+    runners = fl.Runners("CartPole-v1", policy, num_runners=1, envs_per_runner=2, rollout_length=4, wrappers=(Watched,))
     return fl.Graph("small", runners=runners).then(sample=fl.ParallelSample(), look=fl.Map(look), report=fl.Report())
 """
 
@@ -539,7 +539,7 @@ def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path)
             "debug",
             "mine.py:small",
             "--set",
-            "runners.envs=3",
+            "runners.envs_per_runner=3",
         ],
         input="c\np 'action', action\nc\np 'seen', batch.steps\nc\n",
         check=False,

@@ -73,7 +73,7 @@ GRAPHS = """
 import flowrl as fl
 
 def small(env="CartPole-v1"):
-    settings = fl.PGSettings(runners=2, envs=4, fragment=25, batch=200, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    settings = fl.PGSettings(num_runners=2, envs_per_runner=4, rollout_length=25, batch_size=200, policy=fl.Policy(fl.MLP, hidden=(4,)))
     return fl.pg(env, settings).insert(after="sync", play=fl.Evaluate(every=5, episodes=2))
 
 def wrapped():
@@ -145,7 +145,7 @@ def everything(cluster):
         for case in CASES:
             in_python(case, runtime)
     placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": fl.Actor(options={{"resources": {{"big": 1}}}})}})
-    settings = fl.IMPALASettings(runners=2, envs=2, fragment=20, batch=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    settings = fl.IMPALASettings(num_runners=2, envs_per_runner=2, rollout_length=20, batch_size=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(4,)))
     with fl.run(fl.impala("Own/PythonWrapped-v0", settings), runtime=placed, steps=800) as run:
         print("placed", list(run)[-1]["env_steps"] >= 800, list(run.policy.evaluate(1)), flush=True)
     for runtime in ("local", "ray"):

@@ -101,18 +101,18 @@ def test_what_is_set_is_shown_beside_both(three, capsys):
                 "--update",
                 "2",
                 "--set",
-                "learner.loss.clip=0.3",
+                "learner.loss.clip_ratio=0.3",
                 "--set",
                 "train.epochs=4",
                 "--set",
-                "train.minibatch=None",
+                "train.minibatch_size=None",
             ]
         )
         == 0
     )
     said = capsys.readouterr().out
     assert said.startswith("update 2 of learner, recorded because: every 1\n")
-    assert "with learner.loss.clip=0.3, train.epochs=4, train.minibatch=None" in said
+    assert "with learner.loss.clip_ratio=0.3, train.epochs=4, train.minibatch_size=None" in said
     loss, steps = (
         next(line for line in said.splitlines() if line.startswith(name)).split()
         for name in ("loss ", "gradient_steps")
@@ -137,10 +137,10 @@ def test_what_can_not_be_set_is_told(three):
         (
             "learner.loss.clipp",
             0.3,
-        ): r"unknown setting 'learner.loss.clipp'; did you mean 'learner.loss.clip'\?",
+        ): r"unknown setting 'learner.loss.clipp'; did you mean 'learner.loss.clip_ratio'\?",
         ("adv.gamma", 0.9): "A replay begins with the batch, so only what trains on it can be set",
         ("train.epochs", 1.5): "train.epochs: takes int, got 1.5",
-        ("train.minibatch", 7): "minibatch_size=7 does not divide the batch of 32 steps",
+        ("train.minibatch_size", 7): "minibatch_size=7 does not divide the batch of 32 steps",
         (
             "learner.policy.hidden",
             (8,),
@@ -175,7 +175,7 @@ def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, c
         "2",
         "3",
     ]
-    assert main(["replay", str(out), "--set", "learner.loss.clip=0.3"]) == 2
+    assert main(["replay", str(out), "--set", "learner.loss.clip_ratio=0.3"]) == 2
     assert (
         "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
     )
@@ -407,7 +407,7 @@ def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_
 def test_a_killed_run_leaves_whole_records(tmp_path):
     code = """
         import sys, flowrl as fl
-        s = fl.PPOSettings(runners=2, envs=2, fragment=8, batch=32, epochs=1, minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+        s = fl.PPOSettings(num_runners=2, envs_per_runner=2, rollout_length=8, batch_size=32, epochs=1, minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
         with fl.run(fl.ppo("CartPole-v1", s), out=sys.argv[1], record=fl.Record(every=1)) as run:
             for row in run:
                 print(row["row"], flush=True)

@@ -400,7 +400,7 @@ def test_the_first_error_is_the_one_to_see(tmp_path):
     )
     with (
         pytest.raises(fl.EnvironmentFailed, match="ValueError: first") as caught,
-        fl.run(graph.set("batch.min_steps", 16).set("train.minibatch", None)) as run,
+        fl.run(graph.set("batch.batch_size", 16).set("train.minibatch_size", None)) as run,
     ):
         list(run)
     assert "and then RuntimeError: second" in caught.value.__notes__

@@ -181,7 +181,7 @@ def _seeing(command: Command) -> None:
         action="append",
         default=[],
         dest="changes",
-        help="and once more so: learner.loss.clip=0.3",
+        help="and once more so: learner.loss.clip_ratio=0.3",
     )
     made.add_argument(
         "--import",

@@ -273,7 +273,7 @@ class Prompt(cmd.Cmd):
     # -- changing
 
     def do_set(self, rest: str) -> None:
-        """`set ADDRESS VALUE`: change a setting from here on: `set train.epochs 4`, `set learner.loss.clip 0.3`."""
+        """`set ADDRESS VALUE`: change a setting from here on: `set train.epochs 4`, `set learner.loss.clip_ratio 0.3`."""
         match = re.fullmatch(r"(\S+?)(?:\s*=\s*|\s+)(.+)", rest)
         if match is None:
             raise SettingError(

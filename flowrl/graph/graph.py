@@ -301,7 +301,7 @@ class Graph:
         return self._with(name=name)
 
     def set(self, address: str, value: Any) -> Graph:
-        """Change one setting: ``graph.set("train.epochs", 4)``, ``graph.set("learner.loss.clip", 0.3)``.
+        """Change one setting: ``graph.set("train.epochs", 4)``, ``graph.set("learner.loss.clip_ratio", 0.3)``.
 
         Raises:
             SettingError: there is no such setting, or it can't take the value.

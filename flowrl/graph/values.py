@@ -107,14 +107,14 @@ def settings(value: Any) -> dict[str, Any]:
 
 
 def addresses(value: Any) -> Iterator[str]:
-    """The paths of all fields of a frozen value and of those inside it: ``loss.clip``."""
+    """The paths of all fields of a frozen value and of those inside it: ``loss.clip_ratio``."""
     for name, inner in settings(value).items():
         yield name
         yield from (f"{name}.{path}" for path in addresses(inner))
 
 
 def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
-    """`value` with the field at `path` (``loss.clip``) changed.
+    """`value` with the field at `path` (``loss.clip_ratio``) changed.
 
     Raises:
         SettingError: there is no such field, or it can't take `new`. `where` is the address of `value`.

@@ -84,8 +84,8 @@ def diff(
         SaveError: a directory holds no rows.
 
     >>> import flowrl as fl
-    >>> print(fl.diff(fl.ppo(), fl.ppo().rename("calm").set("learner.loss.clip", 0.1)).parts[1].lines)
-    (('learner.loss.clip', '0.2', '0.1'),)
+    >>> print(fl.diff(fl.ppo(), fl.ppo().rename("calm").set("learner.loss.clip_ratio", 0.1)).parts[1].lines)
+    (('learner.loss.clip_ratio', '0.2', '0.1'),)
     """
     one, other = (_graph(x) for x in (a, b))
     parts = [

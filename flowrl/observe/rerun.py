@@ -98,7 +98,7 @@ def replay(
     Args:
         root: the run's directory.
         number: the update's: the learner's version before it, and 1.
-        changes: settings of the learner or of a node that trains it: ``[("learner.loss.clip", 0.3), ("train.epochs", 4)]``.
+        changes: settings of the learner or of a node that trains it: ``[("learner.loss.clip_ratio", 0.3), ("train.epochs", 4)]``.
         learner: whose, if the run has several.
         allow: packages beyond flowrl that may be imported for the user's own networks and losses.
 
@@ -108,7 +108,7 @@ def replay(
 
     >>> import flowrl as fl, tempfile
     >>> where = tempfile.mkdtemp()
-    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch=256, fragment=32)), steps=256, out=where, record=True) as run:
+    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32)), steps=256, out=where, record=True) as run:
     ...     rows = list(run)
     >>> replay(where, 1).equal
     True

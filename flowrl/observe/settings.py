@@ -9,7 +9,7 @@ from flowrl.graph.graph import Graph
 
 
 def settings_of(graph: Graph, *, strings: bool = False) -> dict[str, Any]:
-    """By address, such as ``learner.loss.clip``, every setting of a graph; `strings`: as text, and what holds more settings by its name too."""
+    """By address, such as ``learner.loss.clip_ratio``, every setting of a graph; `strings`: as text, and what holds more settings by its name too."""
     found: dict[str, Any] = {}
 
     def walk(address: str, value: Any) -> None:

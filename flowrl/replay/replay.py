@@ -356,7 +356,7 @@ class Replay(Resource):
         if not use.total("added_steps"):
             yield use.name, "nothing is added to it; put add=ReplayAdd() behind a ParallelSample"
         if not use.total("draws"):
-            yield use.name, "nothing is drawn from it; add draw=ReplaySample(batch=...)"
+            yield use.name, "nothing is drawn from it; add draw=ReplaySample(batch_size=...)"
         elif self.prioritized and not use.total("prioritized_steps"):
             yield (
                 use.name,

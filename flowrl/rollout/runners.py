@@ -429,7 +429,7 @@ class Runners(Resource):
         Those over an environment written in JAX are pure functions here, and workers only where these are in other processes.
 
         >>> import flowrl as fl
-        >>> runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP), envs=4, fragment=16).open()
+        >>> runners = fl.Runners("CartPole-v1", fl.Policy(fl.MLP), envs_per_runner=4, rollout_length=16).open()
         >>> runners.collect()["obs"].shape
         (16, 4, 4)
         >>> runners.close()

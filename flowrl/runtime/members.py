@@ -25,7 +25,7 @@ class Sweep:
     Sweep(lr=[0.001, 0.0003], gamma=[0.98, 0.99])
 
     Args:
-        settings: by name, numbers. ``lr`` stands for every setting of the graph called so; ``**{"learner.loss.clip": [0.1, 0.2]}`` for that one.
+        settings: by name, numbers. ``lr`` stands for every setting of the graph called so; ``**{"learner.loss.clip_ratio": [0.1, 0.2]}`` for that one.
 
     Raises:
         SettingError: no numbers are given for a setting.

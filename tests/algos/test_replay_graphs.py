@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     assert one == again != other
 
 
-ONE = {"runners.envs": 1, "runners.fragment": 1, "replay.capacity": 2_000_000}
+ONE = {"runners.envs_per_runner": 1, "runners.rollout_length": 1, "replay.buffer_size": 2_000_000}
 """One environment, a step at a time."""
 
 
@@ -116,13 +116,13 @@ def two_starts():
 
 
 WARMED = {
-    "dqn": changed(GRAPHS["dqn"], {**ONE, "draw.start": 3_001}),
-    "fragments": GRAPHS["dqn"].set("draw.start", 9_000),
-    "sac": GRAPHS["sac"].set("draw.start", 3_001),
-    "apex": changed(GRAPHS["apex"], {**ONE, "draw.start": 3_001}),
-    "long returns": changed(GRAPHS["dqn"], {**ONE, "draw.start": 3_001, "replay.n_step": 300}),
-    "jax": changed(GRAPHS["jax"], {**ONE, "draw.start": 3_001, "replay.n_step": 300}),
-    "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.start": 1_000}).insert(
+    "dqn": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001}),
+    "fragments": GRAPHS["dqn"].set("draw.learning_starts", 9_000),
+    "sac": GRAPHS["sac"].set("draw.learning_starts", 3_001),
+    "apex": changed(GRAPHS["apex"], {**ONE, "draw.learning_starts": 3_001}),
+    "long returns": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}),
+    "jax": changed(GRAPHS["jax"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}),
+    "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 1_000}).insert(
         after="add", gate=fl.Gate(2_500)
     ),
     "two starts": two_starts(),
@@ -150,7 +150,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
 def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkeypatch):
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
-    plan = changed(getattr(fl, name)(), {**ONE, "draw.start": 1_000_000}).compile()
+    plan = changed(getattr(fl, name)(), {**ONE, "draw.learning_starts": 1_000_000}).compile()
     assert (
         plan.found.exact and 1_000_000 <= plan.found.idle_steps < 1_000_008 and len(turns) < 5_000
     )
@@ -172,7 +172,7 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
             ("replay ratio 1600: ", "every 40 items ", 0.4, 40),
         ),
         (
-            {"draw.updates_per_step": 100.0, "draw.batch": 8, "report.every": 40},
+            {"draw.updates_per_step": 100.0, "draw.batch_size": 8, "report.every": 40},
             ("replay ratio 800: ", "every 40 items ", 0.4, 40),
         ),
         (
@@ -215,9 +215,9 @@ def test_exploration_is_told_where_it_is_not_the_policys_own():
 def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
     with pytest.raises(
         fl.SettingError,
-        match=rf"capacity={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.cap",
+        match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.cap",
     ):
-        rows_of(GRAPHS["dqn"].set("replay.capacity", capacity), 1)
+        rows_of(GRAPHS["dqn"].set("replay.buffer_size", capacity), 1)
 
 
 class Wide(Corridor):
@@ -238,7 +238,7 @@ def test_nor_one_that_the_device_can_not_hold():
         fl.CheckError,
         match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.cap",
     ):
-        graph.set("replay.capacity", 3 * 10**9).check()
+        graph.set("replay.buffer_size", 3 * 10**9).check()
 
 
 def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypatch):
@@ -248,7 +248,7 @@ def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypat
     monkeypatch.setattr(Ring, "_allocate", none)
     with pytest.raises(
         fl.SettingError,
-        match=r"capacity=50,000 takes 1\.8 MB, more than there is memory; lower replay\.capacity",
+        match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower replay\.capacity",
     ):
         rows_of(GRAPHS["dqn"], 1)
 
@@ -290,7 +290,7 @@ def no_target(graph):
     [
         (
             "dqn",
-            lambda g: g.set("draw.start", 60_000),
+            lambda g: g.set("draw.learning_starts", 60_000),
             r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower start or raise capacity",
         ),
         (
@@ -310,7 +310,7 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("replay.capacity", 64).set("replay.n_step", 20),
+            lambda g: g.set("replay.buffer_size", 64).set("replay.n_step", 20),
             r"dqn\.add: replay holds 16 steps of each .*raise capacity to 96 or more",
         ),
         (
@@ -389,12 +389,12 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("draw.start", 1).set("replay.n_step", 5),
+            lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
             r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
         ),
         (
             "jax",
-            lambda g: g.set("draw.start", 1).set("replay.n_step", 5),
+            lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
             r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
         ),
         (
@@ -463,7 +463,7 @@ def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_dra
     graph = (
         GRAPHS["every setting"]
         .set("learner.optimizer.lr", 1e30)
-        .set("learner.optimizer.clip", None)
+        .set("learner.optimizer.max_grad_norm", None)
         .set("report.every", 50)
     )
     with pytest.raises(fl.NotFinite, match="update"):
@@ -553,7 +553,7 @@ def test_a_program_does_not_spell_out_what_a_counter_decides():
     assert rhythm(graph.graph, graph.found) == Rhythm(warmup=5, period=2, beat=1)
 
 
-SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.capacity", 2_000)
+SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.buffer_size", 2_000)
 
 
 def test_shards_have_their_own_environments_and_take_turns():

@@ -232,13 +232,13 @@ FAULTY = [
     ),
     (
         "a minibatch that does not divide",
-        lambda: recipe().set("train.minibatch", 100),
+        lambda: recipe().set("train.minibatch_size", 100),
         "train",
         "minibatch_size=100 does not divide .* 128 steps; take 64 or 128",
     ),
     (
         "a minibatch that is too large",
-        lambda: recipe().set("train.minibatch", 256),
+        lambda: recipe().set("train.minibatch_size", 256),
         "train",
         "minibatch_size=256 does not divide the batch of 128 steps; take",
     ),
@@ -336,7 +336,7 @@ FAULTY = [
     ),
     (
         "a concat that never fills",
-        lambda: recipe().set("batch.min_steps", 10**9),
+        lambda: recipe().set("batch.batch_size", 10**9),
         "batch",
         r"took [\d,]+ items and yielded none.*let it fire sooner",
     ),
@@ -472,25 +472,25 @@ FAULTY = [
     ),
     (
         "a negative minibatch",
-        lambda: recipe().set("train.minibatch", -64),
+        lambda: recipe().set("train.minibatch_size", -64),
         "train",
         "minibatch must be at least 1 or None, got -64",
     ),
     (
         "no steps",
-        lambda: recipe().set("batch.min_steps", 0),
+        lambda: recipe().set("batch.batch_size", 0),
         "batch",
         "min_steps must be at least 1, got 0",
     ),
     (
         "no environments",
-        lambda: recipe().set("runners.envs", 0),
+        lambda: recipe().set("runners.envs_per_runner", 0),
         "runners",
         "envs must be at least 1, got 0",
     ),
     (
         "a fragment of nothing",
-        lambda: recipe().set("runners.fragment", -1),
+        lambda: recipe().set("runners.rollout_length", -1),
         "runners",
         "fragment must be at least 1, got -1",
     ),
@@ -508,7 +508,7 @@ FAULTY = [
     ),
     (
         "a clip of nothing",
-        lambda: recipe().set("learner.loss.clip", 0),
+        lambda: recipe().set("learner.loss.clip_ratio", 0),
         "learner.loss",
         "clip must be above 0, got 0.0",
     ),
@@ -626,7 +626,7 @@ def test_several_faults_are_told_at_once(started):
 
 
 def test_faults_of_structure_and_of_what_flows_are_told_together(started):
-    graph = recipe().set("train.minibatch", 100).then(after="batch", look=Pass())
+    graph = recipe().set("train.minibatch_size", 100).then(after="batch", look=Pass())
     with pytest.raises(fl.CheckError, match="g can't run: 2 problems") as caught:
         graph.check()
     assert set(named(caught.value)) == {"train", "look"}
@@ -634,7 +634,7 @@ def test_faults_of_structure_and_of_what_flows_are_told_together(started):
 
 def test_one_fault_is_told_once():
     with pytest.raises(fl.CheckError, match=r"g can't run: 1 problem\n  g\.train: ") as caught:
-        recipe().set("train.minibatch", 100).check()
+        recipe().set("train.minibatch_size", 100).check()
     assert len(caught.value.problems) == 1
 
 

@@ -152,8 +152,8 @@ def test_rename_keeps_everything_else():
     ("address", "value", "got"),
     [
         ("train.epochs", 4, lambda g: g.nodes[4].op.epochs),
-        ("train.minibatch", None, lambda g: g.nodes[4].op.minibatch),
-        ("learner.loss.clip", 0.3, lambda g: g.resources["learner"].loss.clip),
+        ("train.minibatch_size", None, lambda g: g.nodes[4].op.minibatch),
+        ("learner.loss.clip_ratio", 0.3, lambda g: g.resources["learner"].loss.clip),
         ("learner.loss", fl.PGLoss(), lambda g: g.resources["learner"].loss),
         (
             "learner.optimizer.lr",
@@ -211,7 +211,7 @@ VERBS = {
     "remove": lambda g: g.remove("adv", "learner"),
     "replace": lambda g: g.replace(adv=C(1), learner=runners()),
     "rename": lambda g: g.rename("x"),
-    "set": lambda g: g.set("learner.loss.clip", 0.5),
+    "set": lambda g: g.set("learner.loss.clip_ratio", 0.5),
 }
 
 
@@ -353,15 +353,15 @@ BAD_SETTINGS = [
     ("train.epochs", 2.5, "g.train.epochs: takes int, got 2.5"),
     ("train.epochs", True, "g.train.epochs: takes int, got True"),
     ("train.epochs", 0, "g.train: epochs must be at least 1, got 0"),
-    ("train.minibatch", "all", "g.train.minibatch: takes int or NoneType, got 'all'"),
-    ("learner.loss.clip", "wide", "g.learner.loss.clip: takes float, got 'wide'"),
-    ("learner.loss.clip", -1, "g.learner.loss: clip must be above 0, got -1.0"),
+    ("train.minibatch_size", "all", "g.train.minibatch_size: takes int or NoneType, got 'all'"),
+    ("learner.loss.clip_ratio", "wide", "g.learner.loss.clip_ratio: takes float, got 'wide'"),
+    ("learner.loss.clip_ratio", -1, "g.learner.loss: clip must be above 0, got -1.0"),
     ("learner.loss.clop", 1, "g.learner.loss: unknown setting 'clop'; did you mean 'clip'"),
-    ("learner.loss.clip.x", 1, "g.learner.loss.clip: unknown setting 'x'"),
+    ("learner.loss.clip_ratio.x", 1, "g.learner.loss.clip_ratio: unknown setting 'x'"),
     ("learner.loss", 3, "g.learner: loss must be one such as"),
     ("runners.policy", 3, "g.runners.policy: takes Policy, got 3"),
     ("runners.polcy.hidden", 3, "g.runners: unknown setting 'polcy'; did you mean 'policy'"),
-    ("runners.envs", -1, "g.runners: envs must be at least 1, got -1"),
+    ("runners.envs_per_runner", -1, "g.runners: envs must be at least 1, got -1"),
     ("sync.learner", 3, "g.sync.learner: takes str, got 3"),
 ]
 

@@ -104,7 +104,7 @@ LINES = [
     ),
     (
         "one epoch of one minibatch",
-        lambda g: g.set("train.epochs", 1).set("train.minibatch", None),
+        lambda g: g.set("train.epochs", 1).set("train.minibatch_size", None),
         "train",
         "1 epoch x 1 minibatch 1 gradient step a row",
     ),
@@ -152,7 +152,7 @@ LINES = [
     ),
     (
         "a batch of several rounds",
-        lambda g: g.set("batch.min_steps", 300),
+        lambda g: g.set("batch.batch_size", 300),
         "batch",
         "3 -> 1 384 steps, [16, 24, ...]",
     ),
@@ -211,7 +211,7 @@ def test_the_title_says_periods_in_good_english():
 def test_a_plan_keeps_its_graph_and_compares_per_row_with_a_run():
     graph = (
         recipe(learner=learner(AnyAgeLoss()))
-        .set("train.minibatch", None)
+        .set("train.minibatch_size", None)
         .set("train.epochs", 1)
         .set("report.every", 2)
     )

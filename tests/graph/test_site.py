@@ -26,7 +26,7 @@ def test_a_second_run_of_an_equal_graph_compiles_nothing():
     def once():
         graph = (
             recipe(learner=learner(AnyAgeLoss()))
-            .set("train.minibatch", None)
+            .set("train.minibatch_size", None)
             .set("train.epochs", 1)
         )
         with fl.run(graph) as run:

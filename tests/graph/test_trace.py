@@ -36,7 +36,7 @@ from flowrl.graph.trace import Trace, trace
 
 def loose():
     """The recipe with a loss for data of any age, and little to compile."""
-    return recipe(learner=learner(AnyAgeLoss())).set("train.minibatch", None).set("train.epochs", 1)
+    return recipe(learner=learner(AnyAgeLoss())).set("train.minibatch_size", None).set("train.epochs", 1)
 
 
 def traced(graph):
@@ -74,7 +74,7 @@ def test_a_row_a_round_is_a_period_of_one_row():
 
 
 def test_two_rounds_a_batch_and_three_batches_a_row_are_six_rounds_a_row():
-    found = traced(recipe().set("batch.min_steps", 200).set("report.every", 3))
+    found = traced(recipe().set("batch.batch_size", 200).set("report.every", 3))
     assert (found.exact, found.rows, found.warmup_rows) == (True, 1, 0)
     assert {name: (t.taken, t.given) for name, t in found.steady.items()} == {
         "sample": (0, 6),
@@ -150,7 +150,7 @@ def test_patience_is_short():
 
 
 def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
-    graph = loose().set("batch.min_steps", 256)
+    graph = loose().set("batch.batch_size", 256)
     real, forms = {}, traced(graph).forms
     stream = Stream(
         [
@@ -300,7 +300,7 @@ class Twice(fl.Stateless):
 
 LAGS = [
     ("in step", lambda g: g, 0),
-    ("two rounds a batch", lambda g: g.set("batch.min_steps", 256), 0),
+    ("two rounds a batch", lambda g: g.set("batch.batch_size", 256), 0),
     ("a round late", lambda g: g.insert(after="batch", own=Delay(1)), 1),
     ("two rounds late", lambda g: g.insert(after="batch", own=Delay(2)), 2),
     ("three rounds late", lambda g: g.insert(after="sample", own=Delay(3)), 3),

@@ -18,26 +18,26 @@ nodes: 4 differ, 7 nodes alike
   target                          -              UpdateTarget(every=2)
 settings: 23 differ, 36 settings alike
   sample.mode                     "sync"         "async"
-  batch.min_steps                 1024           500
+  batch.batch_size                 1024           500
   train.epochs                    10             1
-  train.minibatch                 128            None
+  train.minibatch_size                 128            None
   report.every                    1              10
   runners.policy.normalize        False          -
-  runners.count                   1              2
-  runners.fragment                128            50
+  runners.num_runners                   1              2
+  runners.rollout_length                128            50
   learner.policy.normalize        False          -
   learner.loss                    PPOLoss        APPOLoss
   learner.loss.value_clip         None           -
-  learner.loss.entropy            0.0            0.01
+  learner.loss.ent_coef            0.0            0.01
   learner.loss.kl_penalty_target  None           -
   learner.loss.target_kl          None           -
   learner.optimizer.lr            0.0003         0.0005
-  learner.optimizer.clip          0.5            40.0
+  learner.optimizer.max_grad_norm          0.5            40.0
   learner.loss.gamma              -              0.99
-  learner.loss.lam                -              1.0
+  learner.loss.vtrace_lambda                -              1.0
   learner.loss.rho_clip           -              1.0
   learner.loss.c_clip             -              1.0
-  learner.loss.kl                 -              0.0
+  learner.loss.kl_coef                 -              0.0
   learner.loss.standardize        -              False
   learner.loss.target_values      -              False
 plan: 8 differ, 1 number alike
@@ -77,16 +77,16 @@ def test_a_setting_is_told_by_its_address_wherever_it_stands():
     policy = fl.Policy(fl.MLP, hidden=(8,))
     found = fl.diff(
         PLAN,
-        PPO.set("learner.loss.clip", 0.1)
+        PPO.set("learner.loss.clip_ratio", 0.1)
         .set("runners.policy", policy)
         .set("learner.policy", policy)
-        .set("train.minibatch", None),
+        .set("train.minibatch_size", None),
     )
     assert part(found, "settings").lines == (
-        ("train.minibatch", "128", "None"),
+        ("train.minibatch_size", "128", "None"),
         ("runners.policy.normalize", "False", "-"),
         ("learner.policy.normalize", "False", "-"),
-        ("learner.loss.clip", "0.2", "0.1"),
+        ("learner.loss.clip_ratio", "0.2", "0.1"),
         ("runners.policy.hidden", "-", "(8,)"),
         ("learner.policy.hidden", "-", "(8,)"),
     )
@@ -133,7 +133,7 @@ def test_what_is_no_graph_is_told():
 def test_settings_by_address_are_numbers_where_they_are():
     found = settings_of(PPO)
     assert (
-        found["learner.loss.clip"] == 0.2
+        found["learner.loss.clip_ratio"] == 0.2
         and found["learner.loss"] == "PPOLoss"
         and found["runners.env"] == "CartPole-v1"
     )

@@ -34,7 +34,7 @@ def explained(graph, runtime="ray", scale=1):
 @pytest.mark.parametrize(
     ("build", "where", "kind", "advice"),
     [
-        (planted.slow_environment, "runners", "step", "--set runners.count=3"),
+        (planted.slow_environment, "runners", "step", "--set runners.num_runners=3"),
         (planted.slow_loss, "train", "update", "Train less on each step"),
         (planted.slow_sync, "sync", "weight sync", "Send weights less often (every=)"),
         (planted.tiny_queue, "queue", "queue", "--set queue.capacity=4"),
@@ -234,13 +234,13 @@ def test_where_the_cores_are_full_nothing_is_promised():
 def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
     assert (
         explain(profile()).bottleneck.advice
-        == "Step more of them side by side: --set runners.count=3."
+        == "Step more of them side by side: --set runners.num_runners=3."
     )
-    full = "Step more of them side by side: --set runners.count=3. Not here, though: the 4 cores of this machine are full (98%)"
+    full = "Step more of them side by side: --set runners.num_runners=3. Not here, though: the 4 cores of this machine are full (98%)"
     assert explain(profile(busy=39.0)).bottleneck.advice == f"{full}."
     assert (
         explain(profile(busy=39.0, singly=False)).bottleneck.advice
-        == f"{full}; twice the environments (runners.envs=4) brings most."
+        == f"{full}; twice the environments (runners.envs_per_runner=4) brings most."
     )
 
 

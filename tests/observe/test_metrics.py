@@ -291,7 +291,7 @@ def test_rows_have_columns_of_them_and_a_run_can_stop_at_one(tmp_path, monkeypat
     )
     assert said(rows, "env/length")[:2] == [(3, 3, 3), (2, 2, 2)]
     (tmp_path / "telling.py").write_text(
-        "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n    settings = fl.PPOSettings(envs=1, fragment=16, batch=16, "
+        "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n    settings = fl.PPOSettings(envs_per_runner=1, rollout_length=16, batch_size=16, "
         'minibatch_size=None)\n    return fl.ppo(Telling, settings).set("runners.metrics", ("x",))\n'
     )
     monkeypatch.chdir(tmp_path)

@@ -33,11 +33,11 @@ PPO = fl.ppo(
 )
 SMALL = [
     "--set",
-    "envs=2",
+    "envs_per_runner=2",
     "--set",
-    "fragment=16",
+    "rollout_length=16",
     "--set",
-    "batch=32",
+    "batch_size=32",
     "--set",
     "minibatch_size=None",
     "--untuned",
@@ -237,7 +237,7 @@ def test_wandb_is_told_settings_rows_and_the_end(monkeypatch):
     assert (init["project"], init["mode"]) == ("walks", "offline")
     assert (
         init["config"]["graph"] == "ppo"
-        and init["config"]["learner.loss.clip"] == 0.2
+        and init["config"]["learner.loss.clip_ratio"] == 0.2
         and init["config"]["note"] == "mine"
     )
     assert [named["step"] for _, named in fake.of("log")] == [row["env_steps"] for row in rows]
@@ -261,7 +261,7 @@ def test_mlflow_is_told_settings_rows_and_the_end(monkeypatch):
     batches = [named for _, named in fake.of("log_batch")]
     params = dict(param for batch in batches for param in batch.get("params", ()))
     assert (
-        params["learner.loss.clip"] == "0.2"
+        params["learner.loss.clip_ratio"] == "0.2"
         and max(len(batch.get("params", ())) for batch in batches) <= 100
     )
     metrics = [batch["metrics"] for batch in batches if "metrics" in batch]

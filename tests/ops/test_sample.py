@@ -67,7 +67,7 @@ def test_work_at_the_sampler_gives_what_the_same_work_behind_it_gives(runtime):
     at = behind.remove("adv").set(
         "sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, gae_lambda=0.95))
     )
-    one, _ = rows_and_weights(behind.set("adv.gamma", 0.99).set("adv.lam", 0.95), 2, "local")
+    one, _ = rows_and_weights(behind.set("adv.gamma", 0.99).set("adv.gae_lambda", 0.95), 2, "local")
     two, _ = rows_and_weights(at, 2, runtime)
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-4)
     assert (

@@ -148,7 +148,7 @@ def test_text_brings_it_back(name, defaults):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (fl.Adam(1e-3, max_grad_norm=0.5), "Adam(lr=0.001, clip=0.5)"),
+        (fl.Adam(1e-3, max_grad_norm=0.5), "Adam(lr=0.001, max_grad_norm=0.5)"),
         (fl.SGD(fl.Linear(1e-2, 0.0, 10)), "SGD(lr=Linear(start=0.01, end=0.0, steps=10))"),
         (fl.RMSProp(), "RMSProp()"),
         (

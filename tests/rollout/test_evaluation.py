@@ -280,7 +280,7 @@ def test_what_a_run_evaluates_is_what_its_policy_plays(runtime, env, tmp_path):
     """Shared among two runners, with the weights that the policy then has, and with the same seeds."""
     graph = in_a_run(env, every=1, episodes=7, seed=SEED, max_steps=30)
     if env in (same_step, endless_vector):
-        graph = graph.set("runners.envs", 3).set("batch.min_steps", 48)
+        graph = graph.set("runners.envs_per_runner", 3).set("batch.batch_size", 48)
     with fl.run(graph, runtime=runtime, out=tmp_path / "run") as run:
         row = next(run)
         found = run.policy.evaluate(7, seed=SEED, max_steps=30)

@@ -67,10 +67,10 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     }[name]
     graph = getattr(fl, name)(Slow, settings)
     graph = (
-        graph.set("runners.count", 2)
-        .set("runners.envs", 2)
-        .set("runners.fragment", 20)
-        .set("batch.min_steps", 80)
+        graph.set("runners.num_runners", 2)
+        .set("runners.envs_per_runner", 2)
+        .set("runners.rollout_length", 20)
+        .set("batch.batch_size", 80)
     )
     plan, opened = graph.compile(), time.perf_counter()
     with fl.run(plan, runtime=runtime) as run:

@@ -74,7 +74,7 @@ def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_se
         def seen(env):
             print("made", env)
             return env
-        s = fl.PPOSettings(runners=2, envs=1, fragment=8, batch=16, epochs=1, minibatch_size=None)
+        s = fl.PPOSettings(num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, epochs=1, minibatch_size=None)
         graph = fl.ppo("CartPole-v1", s).set("runners.wrappers", (seen,))
         with fl.run(graph, runtime="ray", out=sys.argv[1]) as run:
             for row in run:
@@ -318,7 +318,7 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
                 return gym.make("CartPole-v1")
 
             def small(count: int = 2) -> fl.Graph:
-                return fl.ppo("CartPole-v1", fl.PPOSettings(runners=count, envs=1, fragment=8, batch=16, minibatch_size=None)).set("runners.env", make)
+                return fl.ppo("CartPole-v1", fl.PPOSettings(num_runners=count, envs_per_runner=1, rollout_length=8, batch_size=16, minibatch_size=None)).set("runners.env", make)
             """
         )
     )
@@ -348,7 +348,7 @@ def test_no_process_is_left_where_the_driver_is_killed():
     process = script(
         """
         import flowrl as fl
-        s = fl.IMPALASettings(runners=2, envs=1, fragment=8, batch=16, report_every=1)
+        s = fl.IMPALASettings(num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, report_every=1)
         with fl.run(fl.impala("CartPole-v1", s), runtime="ray") as run:
             for row in run:
                 print(row["row"], flush=True)

@@ -153,7 +153,7 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
         sys.path.insert(0, "tests")
         from environments import Corridor
         policy = fl.Policy(fl.MLP, hidden=(4,))
-        graph = fl.ppo(Corridor, fl.PPOSettings(envs=2, fragment=4, batch=8, epochs=1, minibatch_size=None, policy=policy))
+        graph = fl.ppo(Corridor, fl.PPOSettings(envs_per_runner=2, rollout_length=4, batch_size=8, epochs=1, minibatch_size=None, policy=policy))
         with fl.run(graph, runtime="xla", out=sys.argv[1]) as run:
             for row in run:
                 if row["row"] == 30:
@@ -293,7 +293,7 @@ def test_a_sweep_runs_every_value_with_every_seed():
     assert len(curves.rows) == 8 and curves.labels[2] == "lr=0.001, clip=0.3, seed 0"
     for i in (1, 6):
         lr, clip, seed = [(a, b, c) for a in (1e-3, 1e-2) for b in (0.1, 0.3) for c in (0, 1)][i]
-        graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.clip", clip)
+        graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.clip_ratio", clip)
         close(timeless(curves.rows[i]), learned(graph, 4, "local", seed)[0], rtol=1e-3, atol=1e-3)
     assert len({rows[-1]["loss"] for rows in curves.rows}) == 8
 
