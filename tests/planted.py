@@ -97,10 +97,10 @@ class Naps(fl.Operator):
 def impala(seconds, **settings):
     """Sampling and learning side by side."""
     settings = {
-        "runners": 2,
-        "envs": 2,
-        "fragment": 10,
-        "batch": 40,
+        "num_runners": 2,
+        "envs_per_runner": 2,
+        "rollout_length": 10,
+        "batch_size": 40,
         "report_every": 4,
         "policy": POLICY,
         **settings,
@@ -113,10 +113,10 @@ def impala(seconds, **settings):
 def ppo(seconds, **settings):
     """Sampling and learning in turn."""
     settings = {
-        "runners": 2,
-        "envs": 2,
-        "fragment": 10,
-        "batch": 40,
+        "num_runners": 2,
+        "envs_per_runner": 2,
+        "rollout_length": 10,
+        "batch_size": 40,
         "minibatch_size": 20,
         "epochs": 2,
         "policy": POLICY,
@@ -151,7 +151,7 @@ def tiny_queue(scale=1):
 def straggler(folder, scale=1):
     folder = Path(folder) / str(scale)
     folder.mkdir()
-    return ppo(0.002, runners=3, batch=60).set(
+    return ppo(0.002, num_runners=3, batch_size=60).set(
         "runners.env_settings", {"seconds": 0.002 * scale, "marks": str(folder)}
     )
 

@@ -12,9 +12,15 @@ import flowrl as fl
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
-SMALL = {"envs": 2, "fragment": 4, "policy": fl.Policy(fl.MLP, hidden=(4,))}
-WIDE = {**SMALL, "runners": 2}
-DRAWN = {"envs": 2, "fragment": 4, "start": 16, "batch": 4, "report_every": 1}
+SMALL = {"envs_per_runner": 2, "rollout_length": 4, "policy": fl.Policy(fl.MLP, hidden=(4,))}
+WIDE = {**SMALL, "num_runners": 2}
+DRAWN = {
+    "envs_per_runner": 2,
+    "rollout_length": 4,
+    "learning_starts": 16,
+    "batch_size": 4,
+    "report_every": 1,
+}
 
 
 def stock(name, env="CartPole-v1"):

@@ -185,7 +185,10 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ),
         ("set train.epoch 4", "ppo.train: unknown setting 'epoch'; did you mean 'epochs'?"),
         ("set train.epochs many", "ppo.train.epochs: takes int, got 'many'"),
-        ("set train.minibatch_size 100", "minibatch_size=100 does not divide the batch of 64 steps"),
+        (
+            "set train.minibatch_size 100",
+            "minibatch_size=100 does not divide the batch of 64 steps",
+        ),
         (
             "set runners.envs_per_runner 8",
             "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs_per_runner=8",

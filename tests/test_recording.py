@@ -24,7 +24,7 @@ from flowrl.observe.why import why
 from flowrl.rollout.sample import seed_of
 
 POLICY = fl.Policy(fl.MLP, hidden=(4,))
-TINY = {"runners": 2, "envs": 2, "fragment": 8}
+TINY = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 8}
 PPO = fl.ppo(
     "CartPole-v1", fl.PPOSettings(**TINY, batch_size=32, epochs=2, minibatch_size=16, policy=POLICY)
 )

@@ -15,10 +15,10 @@ from flowrl.runtime.base import RowMaker
 
 MLP = fl.Policy(fl.MLP, hidden=(4,))
 DQN = {
-    "envs": 2,
-    "fragment": 4,
-    "start": 16,
-    "batch": 8,
+    "envs_per_runner": 2,
+    "rollout_length": 4,
+    "learning_starts": 16,
+    "batch_size": 8,
     "updates_per_step": 0.5,
     "report_every": 4,
     "policy": fl.Policy(fl.QNetwork, hidden=(4,)),

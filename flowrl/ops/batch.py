@@ -52,7 +52,7 @@ class Concat(Operator):
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise SettingError(f"min_steps must be at least 1, got {self.batch_size}")
+            raise SettingError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def init(self) -> list[Batch]:
         """The batches held."""

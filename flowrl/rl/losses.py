@@ -138,7 +138,7 @@ class PPOLoss(Loss):
 
     def __post_init__(self) -> None:
         if self.clip_ratio <= 0:
-            raise SettingError(f"clip must be above 0, got {self.clip_ratio}")
+            raise SettingError(f"clip_ratio must be above 0, got {self.clip_ratio}")
 
     @property
     def stops_early(self) -> bool:
@@ -330,7 +330,7 @@ class APPOLoss(Loss):
 
     def __post_init__(self) -> None:
         if self.clip_ratio <= 0:
-            raise SettingError(f"clip must be above 0, got {self.clip_ratio}")
+            raise SettingError(f"clip_ratio must be above 0, got {self.clip_ratio}")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -83,7 +83,7 @@ def _check(lr: Rate, clip: float | None) -> None:
     if not isinstance(lr, Schedule) and lr < 0:
         raise SettingError(f"lr must not be negative, got {lr}")
     if clip is not None and clip <= 0:
-        raise SettingError(f"clip must be above 0 or None, got {clip}")
+        raise SettingError(f"max_grad_norm must be above 0 or None, got {clip}")
 
 
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:

@@ -48,7 +48,14 @@ def graph_of(algo, policy, continuous):
     env = Screens if policy == "CNN" else "Pendulum-v1" if continuous else "CartPole-v1"
     graph = stock(
         env,
-        settings(runners=2, envs=2, fragment=8, batch=32, report_every=2, policy=POLICIES[policy]),
+        settings(
+            num_runners=2,
+            envs_per_runner=2,
+            rollout_length=8,
+            batch_size=32,
+            report_every=2,
+            policy=POLICIES[policy],
+        ),
     )
     return (
         graph.set("runners.env_settings", {"continuous": True})

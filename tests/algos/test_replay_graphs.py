@@ -25,16 +25,21 @@ from flowrl.runtime.fused import Rhythm, rhythm
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
 DQN = {
-    "envs": 4,
-    "fragment": 4,
-    "start": 64,
-    "batch": 16,
+    "envs_per_runner": 4,
+    "rollout_length": 4,
+    "learning_starts": 64,
+    "batch_size": 16,
     "updates_per_step": 0.25,
     "report_every": 5,
-    "target_every": 3,
+    "target_update_every": 3,
     "policy": SMALL,
 }
-SAC = {"start": 8, "batch": 16, "report_every": 5, "policy": fl.Policy(fl.SACNetwork, hidden=(8,))}
+SAC = {
+    "learning_starts": 8,
+    "batch_size": 16,
+    "report_every": 5,
+    "policy": fl.Policy(fl.SACNetwork, hidden=(8,)),
+}
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
     "every setting": fl.dqn(
@@ -120,7 +125,9 @@ WARMED = {
     "fragments": GRAPHS["dqn"].set("draw.learning_starts", 9_000),
     "sac": GRAPHS["sac"].set("draw.learning_starts", 3_001),
     "apex": changed(GRAPHS["apex"], {**ONE, "draw.learning_starts": 3_001}),
-    "long returns": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}),
+    "long returns": changed(
+        GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}
+    ),
     "jax": changed(GRAPHS["jax"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}),
     "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 1_000}).insert(
         after="add", gate=fl.Gate(2_500)
@@ -215,7 +222,7 @@ def test_exploration_is_told_where_it_is_not_the_policys_own():
 def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
     with pytest.raises(
         fl.SettingError,
-        match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.cap",
+        match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.buf",
     ):
         rows_of(GRAPHS["dqn"].set("replay.buffer_size", capacity), 1)
 
@@ -231,12 +238,12 @@ def test_nor_one_that_the_device_can_not_hold():
     graph = fl.dqn(Wide, fl.DQNSettings(buffer_size=2 * 10**9, policy=SMALL))
     with pytest.raises(
         fl.SettingError,
-        match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.cap",
+        match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.buf",
     ):
         rows_of(graph, 1, runtime="xla")
     with pytest.raises(
         fl.CheckError,
-        match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.cap",
+        match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.buf",
     ):
         graph.set("replay.buffer_size", 3 * 10**9).check()
 
@@ -248,7 +255,7 @@ def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypat
     monkeypatch.setattr(Ring, "_allocate", none)
     with pytest.raises(
         fl.SettingError,
-        match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower replay\.capacity",
+        match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower replay\.buffer_size",
     ):
         rows_of(GRAPHS["dqn"], 1)
 
@@ -594,7 +601,7 @@ def test_on_ray_the_same_rows_come(ray_up):
 
 
 APEX = fl.apex(
-    "CartPole-v1", fl.ApexSettings(**DQN | {"fragment": 8, "report_every": 20}, num_runners=2)
+    "CartPole-v1", fl.ApexSettings(**DQN | {"rollout_length": 8, "report_every": 20}, num_runners=2)
 )
 
 

@@ -27,7 +27,7 @@ class Pictures(Clockwork):
 
 
 PIXELS = fl.Policy(fl.QNetwork, channels=(4,), kernels=(3,), strides=(1,))
-QUICK = {"envs": 2, "start": 8, "batch": 8, "report_every": 1}
+QUICK = {"envs_per_runner": 2, "learning_starts": 8, "batch_size": 8, "report_every": 1}
 
 
 @pytest.mark.parametrize(

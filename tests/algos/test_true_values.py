@@ -16,7 +16,7 @@ from flowrl.rl.policies import Memory
 GAMMA = 0.9
 TRUE = 10.0
 SETTINGS = {
-    "runners": 1, "envs": 8, "fragment": 12, "batch": 96, "lr": 1e-2, "gamma": GAMMA, "grad_clip": 40.0, "entropy": 0.0, "report_every": 20,
+    "num_runners": 1, "envs_per_runner": 8, "rollout_length": 12, "batch_size": 96, "lr": 1e-2, "gamma": GAMMA, "max_grad_norm": 40.0, "ent_coef": 0.0, "report_every": 20,
 }  # fmt: skip
 MLP, RNN = fl.Policy(fl.MLP, hidden=(16,)), fl.Policy(fl.RNN, hidden=(8,), size=8)
 GRAPHS = {

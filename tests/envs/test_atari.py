@@ -19,9 +19,9 @@ from flowrl.rollout.runner import Runner
 SMALL = fl.Policy(fl.CNN, channels=(4,), kernels=(6,), strides=(6,), hidden=8)
 SETTINGS = {
     "policy": SMALL,
-    "envs": 2,
-    "fragment": 10,
-    "batch": 40,
+    "envs_per_runner": 2,
+    "rollout_length": 10,
+    "batch_size": 40,
     "clip_rewards": 1.0,
     "report_every": 1,
 }

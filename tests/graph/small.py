@@ -12,7 +12,16 @@ POLICY = fl.Policy(fl.MLP, hidden=(8,))
 
 
 def runners(env="CartPole-v1", **settings):
-    return fl.Runners(env, **{"policy": POLICY, "count": 2, "envs": 4, "fragment": 16, **settings})
+    return fl.Runners(
+        env,
+        **{
+            "policy": POLICY,
+            "num_runners": 2,
+            "envs_per_runner": 4,
+            "rollout_length": 16,
+            **settings,
+        },
+    )
 
 
 def learner(loss=None, **settings):

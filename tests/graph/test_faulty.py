@@ -82,7 +82,7 @@ def with_policy(env, policy):
 
 def two_lengths():
     """A batch of 16 steps in time meets one of 8."""
-    graph = fl.Graph("g", runners=runners(), others=runners(fragment=8), learner=learner())
+    graph = fl.Graph("g", runners=runners(), others=runners(rollout_length=8), learner=learner())
     graph = graph.then(one=fl.ParallelSample()).then(
         after=(), two=fl.ParallelSample(runners="others")
     )

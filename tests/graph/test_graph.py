@@ -152,8 +152,8 @@ def test_rename_keeps_everything_else():
     ("address", "value", "got"),
     [
         ("train.epochs", 4, lambda g: g.nodes[4].op.epochs),
-        ("train.minibatch_size", None, lambda g: g.nodes[4].op.minibatch),
-        ("learner.loss.clip_ratio", 0.3, lambda g: g.resources["learner"].loss.clip),
+        ("train.minibatch_size", None, lambda g: g.nodes[4].op.minibatch_size),
+        ("learner.loss.clip_ratio", 0.3, lambda g: g.resources["learner"].loss.clip_ratio),
         ("learner.loss", fl.PGLoss(), lambda g: g.resources["learner"].loss),
         (
             "learner.optimizer.lr",
@@ -183,9 +183,9 @@ def test_set_changes_one_setting_by_its_address(address, value, got):
 
 def test_set_reaches_into_nested_chains():
     graph = fl.Graph("g").then(a=fl.chain(adv=C(1)), b=fl.Advantages())
-    assert graph.set("a.adv.min_steps", 5).nodes[0].op == C(5)
+    assert graph.set("a.adv.batch_size", 5).nodes[0].op == C(5)
     longer = fl.Graph("g").then(a=fl.chain(b=C(1), bb=C(2)))
-    assert [n.op.min_steps for n in longer.set("a.bb.min_steps", 9).nodes] == [1, 9]
+    assert [n.op.batch_size for n in longer.set("a.bb.batch_size", 9).nodes] == [1, 9]
 
 
 def test_set_gives_the_type_that_the_field_is_annotated_with():
@@ -695,7 +695,7 @@ def edited(graph, verb, i, j, fresh):
         case "nest inside":
             return graph.then(after=one, **{f"{one}.{fresh}": C(1)})
     found = [n.name for n in graph.nodes if isinstance(n.op, C)]
-    return graph.set(f"{found[j % len(found)]}.min_steps", i + 1) if found else graph
+    return graph.set(f"{found[j % len(found)]}.batch_size", i + 1) if found else graph
 
 
 @settings(max_examples=60, deadline=None, database=None)

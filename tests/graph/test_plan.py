@@ -182,7 +182,7 @@ LINES = [
     ),
     (
         "one runner of one environment",
-        lambda g: g.replace(runners=runners(count=1, envs=1, fragment=128)),
+        lambda g: g.replace(runners=runners(num_runners=1, envs_per_runner=1, rollout_length=128)),
         "sample",
         "1 runner x 1 env x 128 steps of CartPole-v1",
     ),

@@ -11,7 +11,7 @@ from small import AnyAgeLoss, Delay, learner, runners
 import flowrl as fl
 from flowrl.graph.stages import Channel
 
-ASYNC = fl.Graph("g", runners=runners(count=3), learner=learner(AnyAgeLoss())).then(
+ASYNC = fl.Graph("g", runners=runners(num_runners=3), learner=learner(AnyAgeLoss())).then(
     sample=fl.ParallelSample(mode="async"),
     batch=fl.Concat(128),
     queue=fl.Queue(3),

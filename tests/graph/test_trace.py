@@ -36,7 +36,11 @@ from flowrl.graph.trace import Trace, trace
 
 def loose():
     """The recipe with a loss for data of any age, and little to compile."""
-    return recipe(learner=learner(AnyAgeLoss())).set("train.minibatch_size", None).set("train.epochs", 1)
+    return (
+        recipe(learner=learner(AnyAgeLoss()))
+        .set("train.minibatch_size", None)
+        .set("train.epochs", 1)
+    )
 
 
 def traced(graph):

@@ -7,7 +7,7 @@ from conftest import close, timeless
 from environments import Corridor
 
 MLP = fl.Policy(fl.MLP, hidden=(4,))
-QUIET = {"envs": 2, "fragment": 4}
+QUIET = {"envs_per_runner": 2, "rollout_length": 4}
 
 
 def graph(env):

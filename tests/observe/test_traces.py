@@ -21,7 +21,7 @@ from flowrl.observe import table
 from flowrl.observe.progress import Progress
 from flowrl.observe.trace import Trace
 
-SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs": 4, "fragment": 16}
+SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs_per_runner": 4, "rollout_length": 16}
 GRAPHS = {
     "ppo": lambda: fl.ppo(
         "CartPole-v1", fl.PPOSettings(**SMALL, batch_size=128, minibatch_size=64, epochs=3)

@@ -102,9 +102,9 @@ def test_a_priority_is_never_0():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"batch": 0},
-        {"batch": 1, "start": 0},
-        *({"batch": 1, "updates_per_step": x} for x in (0.0, float("nan"), float("inf"))),
+        {"batch_size": 0},
+        {"batch_size": 1, "learning_starts": 0},
+        *({"batch_size": 1, "updates_per_step": x} for x in (0.0, float("nan"), float("inf"))),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):

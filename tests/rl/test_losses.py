@@ -91,10 +91,10 @@ def slow_ppo(params, batch, clip, value, value_clip, entropy, kl_weight):
     "settings",
     [
         {},
-        {"clip": 0.05},
-        {"clip": 0.4, "value": 0.0, "entropy": 0.1},
-        {"value": 1.0, "value_clip": 0.3},
-        {"kl_penalty_target": 0.01, "entropy": 0.02},
+        {"clip_ratio": 0.05},
+        {"clip_ratio": 0.4, "vf_coef": 0.0, "ent_coef": 0.1},
+        {"vf_coef": 1.0, "value_clip": 0.3},
+        {"kl_penalty_target": 0.01, "ent_coef": 0.02},
     ],
     ids=str,
 )
@@ -200,7 +200,7 @@ def slow_pg(params, batch, value, entropy):
     return total / len(rows)
 
 
-@pytest.mark.parametrize("settings", [{}, {"value": 0.25, "entropy": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"vf_coef": 0.25, "ent_coef": 0.1}], ids=str)
 def test_pg_equals_a_loop_over_valid_rows(settings):
     params, batch = example()
     loss = fl.PGLoss(**settings)
@@ -430,7 +430,13 @@ def columns_alone(loss, params, batch, target, valued=None):
         )
         stream = (batch[k][:, b] for k in ("terminated", "truncated", "valid"))
         goal, advantage = vtrace(
-            log_ratio, batch["reward"][:, b], value[:-1], value[-1], *stream, loss.gamma, loss.lam
+            log_ratio,
+            batch["reward"][:, b],
+            value[:-1],
+            value[-1],
+            *stream,
+            loss.gamma,
+            loss.vtrace_lambda,
         )
         found += [
             (t, b, float(goal[t]), float(advantage[t]))

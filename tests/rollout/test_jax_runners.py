@@ -24,7 +24,9 @@ LSTM = fl.Policy(fl.RNN, hidden=(8,), cell="lstm")
 
 def opened(policy=MLP, **settings):
     return fl.Runners(
-        Corridor, policy, **{"count": 2, "envs": 3, "fragment": 16, **settings}
+        Corridor,
+        policy,
+        **{"num_runners": 2, "envs_per_runner": 3, "rollout_length": 16, **settings},
     ).open()
 
 

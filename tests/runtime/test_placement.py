@@ -33,7 +33,7 @@ from flowrl.runtime.placement import (
     owners,
 )
 
-SMALL = {"runners": 2, "envs": 4, "fragment": 16}
+SMALL = {"num_runners": 2, "envs_per_runner": 4, "rollout_length": 16}
 PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch_size=256, epochs=2, minibatch_size=64))
 IMPALA = fl.impala(
     "CartPole-v1",

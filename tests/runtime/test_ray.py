@@ -183,7 +183,7 @@ def runner_pids():
 
 @pytest.mark.usefixtures("ray_up")
 def test_runners_that_share_a_process_are_lost_and_started_anew_with_it_and_no_others_are():
-    graph = impala(count=4)
+    graph = impala(num_runners=4)
     with fl.run(graph, runtime=fl.RayRuntime(processes=2)) as run:
         for _ in range(3):
             next(run)
@@ -200,7 +200,9 @@ def test_runners_that_share_a_process_are_lost_and_started_anew_with_it_and_no_o
 
 @pytest.mark.usefixtures("ray_up")
 def test_an_environment_that_raises_costs_its_process_nothing():
-    graph = impala(Faulty, count=2, env_settings={"at": 100, "how": "raise"}, on_error="restart")
+    graph = impala(
+        Faulty, num_runners=2, env_settings={"at": 100, "how": "raise"}, on_error="restart"
+    )
     with fl.run(graph, runtime=fl.RayRuntime(processes=1)) as run:
         next(run)
         pids = runner_pids()

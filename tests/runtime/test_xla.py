@@ -20,12 +20,12 @@ from flowrl.runtime.members import Swept, substituted
 
 ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.MLP, hidden=(16,))
-SMALL = {"envs": 4, "fragment": 16, "policy": MLP}
-ASYNC = {"runners": 2, **SMALL, "batch": 128, "report_every": 1}
+SMALL = {"envs_per_runner": 4, "rollout_length": 16, "policy": MLP}
+ASYNC = {"num_runners": 2, **SMALL, "batch_size": 128, "report_every": 1}
 LEAST = {
-    "envs": 1,
-    "fragment": 4,
-    "batch": 8,
+    "envs_per_runner": 1,
+    "rollout_length": 4,
+    "batch_size": 8,
     "report_every": 2,
     "policy": fl.Policy(fl.MLP, hidden=(4,)),
 }
@@ -363,7 +363,7 @@ def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
 
 def test_what_many_runs_drop_is_told_of_each_and_their_audit_closes():
     graph = fl.impala(
-        ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch": 4, "report_every": 1})
+        ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch_size": 4, "report_every": 1})
     ).set("runners.env", Corridor)
     graph = graph.replace(queue=fl.Queue(2, full="drop_oldest"), batch=fl.FlatMap(twice))
     local, _ = learned(graph, 8, "local")
