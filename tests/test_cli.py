@@ -437,7 +437,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--set", "epochs"], "--set takes NAME=VALUE, got 'epochs'"),
         (
             ["plan", "ppo", "--set", "learner.loss.clip_ratio=-1"],
-            "ppo.learner.loss: clip must be above 0, got -1.0",
+            "ppo.learner.loss: clip_ratio must be above 0, got -1.0",
         ),
         (["plan", "ppo", "--env", "CartPole-v9"], "ppo.runners: "),
         (["plan", "ppo", "--env", "Cartpol-v1"], "did you mean 'CartPole-v1'?"),

@@ -85,7 +85,7 @@ def test_one_update_from_one_batch_gives_the_same_parameters(hand):
         d["truncated"],
         d["valid"],
         gamma=hand.GAMMA,
-        lam=hand.LAM,
+        gae_lambda=hand.LAM,
     )
     trained = learner.update(
         batch.with_(advantage=standardized(adv, d["valid"]), target=target),

@@ -474,25 +474,25 @@ FAULTY = [
         "a negative minibatch",
         lambda: recipe().set("train.minibatch_size", -64),
         "train",
-        "minibatch must be at least 1 or None, got -64",
+        "minibatch_size must be at least 1 or None, got -64",
     ),
     (
         "no steps",
         lambda: recipe().set("batch.batch_size", 0),
         "batch",
-        "min_steps must be at least 1, got 0",
+        "batch_size must be at least 1, got 0",
     ),
     (
         "no environments",
         lambda: recipe().set("runners.envs_per_runner", 0),
         "runners",
-        "envs must be at least 1, got 0",
+        "envs_per_runner must be at least 1, got 0",
     ),
     (
         "a fragment of nothing",
         lambda: recipe().set("runners.rollout_length", -1),
         "runners",
-        "fragment must be at least 1, got -1",
+        "rollout_length must be at least 1, got -1",
     ),
     (
         "a discount above 1",
@@ -510,7 +510,7 @@ FAULTY = [
         "a clip of nothing",
         lambda: recipe().set("learner.loss.clip_ratio", 0),
         "learner.loss",
-        "clip must be above 0, got 0.0",
+        "clip_ratio must be above 0, got 0.0",
     ),
     (
         "a report never",

@@ -355,13 +355,17 @@ BAD_SETTINGS = [
     ("train.epochs", 0, "g.train: epochs must be at least 1, got 0"),
     ("train.minibatch_size", "all", "g.train.minibatch_size: takes int or NoneType, got 'all'"),
     ("learner.loss.clip_ratio", "wide", "g.learner.loss.clip_ratio: takes float, got 'wide'"),
-    ("learner.loss.clip_ratio", -1, "g.learner.loss: clip must be above 0, got -1.0"),
-    ("learner.loss.clop", 1, "g.learner.loss: unknown setting 'clop'; did you mean 'clip'"),
+    ("learner.loss.clip_ratio", -1, "g.learner.loss: clip_ratio must be above 0, got -1.0"),
+    (
+        "learner.loss.clop_ratio",
+        1,
+        "g.learner.loss: unknown setting 'clop_ratio'; did you mean 'clip_ratio'",
+    ),
     ("learner.loss.clip_ratio.x", 1, "g.learner.loss.clip_ratio: unknown setting 'x'"),
     ("learner.loss", 3, "g.learner: loss must be one such as"),
     ("runners.policy", 3, "g.runners.policy: takes Policy, got 3"),
     ("runners.polcy.hidden", 3, "g.runners: unknown setting 'polcy'; did you mean 'policy'"),
-    ("runners.envs_per_runner", -1, "g.runners: envs must be at least 1, got -1"),
+    ("runners.envs_per_runner", -1, "g.runners: envs_per_runner must be at least 1, got -1"),
     ("sync.learner", 3, "g.sync.learner: takes str, got 3"),
 ]
 

@@ -130,9 +130,9 @@ def test_standardize_takes_any_field_and_leaves_equal_numbers_finite():
 
 
 SETTINGS = [
-    (lambda: fl.Concat(0), "min_steps must be at least 1, got 0"),
+    (lambda: fl.Concat(0), "batch_size must be at least 1, got 0"),
     (lambda: fl.Advantages(gamma=1.01), "gamma must be from 0 to 1, got 1.01"),
-    (lambda: fl.Advantages(gae_lambda=-0.1), "lam must be from 0 to 1, got -0.1"),
+    (lambda: fl.Advantages(gae_lambda=-0.1), "gae_lambda must be from 0 to 1, got -0.1"),
 ]
 
 

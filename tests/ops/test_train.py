@@ -44,8 +44,8 @@ def test_train_one_step_takes_batches_only():
 
 SETTINGS = [
     ({"epochs": 0}, "epochs must be at least 1, got 0"),
-    ({"minibatch_size": 0}, "minibatch must be at least 1 or None, got 0"),
-    ({"minibatch_size": -8}, "minibatch must be at least 1 or None, got -8"),
+    ({"minibatch_size": 0}, "minibatch_size must be at least 1 or None, got 0"),
+    ({"minibatch_size": -8}, "minibatch_size must be at least 1 or None, got -8"),
 ]
 
 

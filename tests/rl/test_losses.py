@@ -104,7 +104,7 @@ def test_ppo_equals_a_loop_over_valid_rows(settings):
     found, metrics = loss(discrete, params, {**batch, "kl_weight": 0.5})
     weight = 0.5 if loss.kl_penalty_target else 0.0
     wanted, parts = slow_ppo(
-        params, batch, loss.clip, loss.value, loss.value_clip, loss.entropy, weight
+        params, batch, loss.clip_ratio, loss.vf_coef, loss.value_clip, loss.ent_coef, weight
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     for name, number in parts.items():
@@ -205,7 +205,9 @@ def test_pg_equals_a_loop_over_valid_rows(settings):
     params, batch = example()
     loss = fl.PGLoss(**settings)
     (found, metrics), _ = gradients(loss, discrete, params, batch)
-    np.testing.assert_allclose(found, slow_pg(params, batch, loss.value, loss.entropy), rtol=1e-4)
+    np.testing.assert_allclose(
+        found, slow_pg(params, batch, loss.vf_coef, loss.ent_coef), rtol=1e-4
+    )
     np.testing.assert_allclose(metrics["loss/policy"], slow_pg(params, batch, 0, 0), rtol=1e-4)
 
 
@@ -362,7 +364,7 @@ def test_there_is_no_stop_without_target_kl():
 
 @pytest.mark.parametrize("clip", [0, -0.1])
 def test_clip_must_be_positive(clip):
-    with pytest.raises(fl.SettingError, match=rf"^clip must be above 0, got {clip}$"):
+    with pytest.raises(fl.SettingError, match=rf"^clip_ratio must be above 0, got {clip}$"):
         fl.PPOLoss(clip_ratio=clip)
 
 

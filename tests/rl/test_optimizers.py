@@ -104,8 +104,10 @@ def test_a_negative_rate_is_refused(kind):
 @pytest.mark.parametrize("clip", [0, -1.0])
 @pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp, fl.SGD])
 def test_a_clip_that_would_stop_training_is_refused(kind, clip):
-    with pytest.raises(fl.SettingError, match=rf"^clip must be above 0 or None, got {clip}$"):
-        kind(clip=clip)
+    with pytest.raises(
+        fl.SettingError, match=rf"^max_grad_norm must be above 0 or None, got {clip}$"
+    ):
+        kind(max_grad_norm=clip)
 
 
 @pytest.mark.parametrize(

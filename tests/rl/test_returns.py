@@ -195,7 +195,7 @@ def columns(T=12, B=3):
     return streams, (reward, value, end, terminated, truncated, valid)
 
 
-both = jax.jit(lambda *args: advantages(*args, gamma=0.99, lam=0.95))
+both = jax.jit(lambda *args: advantages(*args, gamma=0.99, gae_lambda=0.95))
 
 
 def test_advantages_are_those_of_every_column_and_zero_at_invalid_rows():
