@@ -112,7 +112,7 @@ def epochs(params: Params, opt: Any, rows: dict[str, Any], keys: Any, minibatch_
         return (optax.apply_updates(params, updates), opt), loss
 
     def epoch(carry: Any, key: Any) -> Any:
-        return jax.lax.scan(step, carry, jax.random.permutation(key, n).reshape(-1, minibatch))
+        return jax.lax.scan(step, carry, jax.random.permutation(key, n).reshape(-1, minibatch_size))
 
     (params, opt), losses = jax.lax.scan(epoch, (params, opt), keys)
     return params, opt, losses.mean()

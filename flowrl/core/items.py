@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.clock import CONCAT
-from flowrl.core.remote import Far, join
+from flowrl.core.remote import RemoteArray, join
 from flowrl.errors import ContractError, unknown
 
 Array = Any
@@ -135,7 +135,7 @@ def concatenate(xs: Sequence[Array], axis: int) -> Array:
     """`numpy.concatenate` for arrays of any one kind: NumPy, JAX, or abstract."""
     if all(isinstance(x, np.ndarray) for x in xs):
         return read_only(np.concatenate(xs, axis))
-    if any(isinstance(x, Far) for x in xs):
+    if any(isinstance(x, RemoteArray) for x in xs):
         return join(xs, axis)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
         rests = {(*x.shape[:axis], *x.shape[axis + 1 :], str(x.dtype)) for x in xs}

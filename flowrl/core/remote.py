@@ -24,7 +24,7 @@ class Source(Protocol):
         """Whether they are."""
 
 
-class Far(np.lib.mixins.NDArrayOperatorsMixin):
+class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
     """One array elsewhere. Operators move it like any other; what does reach for its values brings them here."""
 
     __slots__ = ("_here", "dtype", "leaf", "shape", "source")
@@ -56,7 +56,7 @@ class Far(np.lib.mixins.NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def block_until_ready(self) -> Far:
+    def block_until_ready(self) -> RemoteArray:
         """Wait until it is computed, there."""
         self.source.wait()
         return self
@@ -83,13 +83,13 @@ class Joining:
 
     def done(self) -> bool:
         """Whether all parts are computed."""
-        return all(x.is_ready() for x in self.parts if isinstance(x, Far))
+        return all(x.is_ready() for x in self.parts if isinstance(x, RemoteArray))
 
 
-def join(xs: Sequence[Any], axis: int) -> Far:
+def join(xs: Sequence[Any], axis: int) -> RemoteArray:
     """Arrays side by side, some of which are far."""
     first = xs[0].shape
-    return Far(
+    return RemoteArray(
         (*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]),
         xs[0].dtype,
         Joining(xs, axis),
@@ -99,4 +99,4 @@ def join(xs: Sequence[Any], axis: int) -> Far:
 
 def near(tree: Any) -> Any:
     """A tree whose far arrays were brought here."""
-    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, Far) else x, tree)
+    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, RemoteArray) else x, tree)

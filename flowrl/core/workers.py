@@ -59,11 +59,11 @@ class HereWorkers:
         """Always."""
         return True
 
-    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
+    def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         """Close the worker, as far as it can be, and make it anew."""
         with suppress(Exception):
             self.objects[index].close()
-        self.objects[index] = self.make(index, incarnation)
+        self.objects[index] = self.make(index, restart_count)
 
     def ready(self, value: Any) -> bool:
         """Always, so that what a seed leads to does not depend on the machine."""

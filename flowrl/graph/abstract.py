@@ -94,11 +94,11 @@ class AbstractSite(HereSite):
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
         """Twins in the place of workers."""
-        return HereWorkers(count, twin)
+        return HereWorkers(count, stub)
 
 
 def _traced(fn: Callable[..., Any], *args: Any) -> Any:

@@ -49,7 +49,7 @@ def ends(graph: Graph) -> Iterator[Problem]:
     """What is wrong with where a graph ends."""
     if not graph.nodes:
         return
-    clocks = [n.name for n in graph.nodes if n.op.clock]
+    clocks = [n.name for n in graph.nodes if n.op.reports]
     if not clocks:
         yield (
             graph.ends()[-1],
@@ -59,13 +59,13 @@ def ends(graph: Graph) -> Iterator[Problem]:
         yield clocks[1], f"a graph has exactly one Report, and there is {clocks[0]} too; remove one"
     last = set(graph.ends())
     for node in graph.nodes:
-        if node.op.clock and node.name not in last:
+        if node.op.reports and node.name not in last:
             behind = ", ".join(n.name for n in graph.nodes if node.name in n.after)
             yield (
                 node.name,
                 f"closes Rows and passes nothing on, but {behind} stands behind it; move Report to the end",
             )
-        if node.name in last and not node.op.clock and not node.op.writes:
+        if node.name in last and not node.op.reports and not node.op.writes:
             yield (
                 node.name,
                 "nothing comes of what it yields: an end must be a Report or an effect such as SyncWeights(); go on from it or remove it",

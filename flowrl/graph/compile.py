@@ -80,12 +80,12 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
 
 def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
     """A Row that never closes."""
-    clocks = [n.name for n in graph.nodes if n.op.clock]
+    clocks = [n.name for n in graph.nodes if n.op.reports]
     if not found.steady or found.rows or not clocks:
         return
     for node in graph.nodes:
         traffic = found.steady.get(node.name)
-        if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.clock):
+        if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.reports):
             yield (
                 node.name,
                 f"took {traffic.taken:,} items and yielded none, so no Row closes; let it fire sooner",
@@ -119,8 +119,8 @@ def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:
     }
     if sum(updates.values()) == found.reported or (found.reported and not found.exact):
         return
-    clock = next(n.name for n in graph.nodes if n.op.clock)
-    if clock not in graph.ends() or sum(n.op.clock for n in graph.nodes) > 1:
+    clock = next(n.name for n in graph.nodes if n.op.reports)
+    if clock not in graph.ends() or sum(n.op.reports for n in graph.nodes) > 1:
         return
     import networkx as nx
 

@@ -125,7 +125,7 @@ def mermaid(graph: Graph) -> str:
     """A Mermaid flowchart."""
     lines = ["flowchart LR"]
     for node in graph.nodes:
-        shape = ("[(", ")]") if node.op.queue else ("([", "])") if node.op.clock else ("[", "]")
+        shape = ("[(", ")]") if node.op.queue else ("([", "])") if node.op.reports else ("[", "]")
         lines.append(f'    {_id(node.name)}{shape[0]}"{node.name}<br/>{_kind(node)}"{shape[1]}')
     lines += [
         f'    {_id(name)}[/"{name}<br/>{type(r).__name__}"/]' for name, r in graph.resources.items()
@@ -200,7 +200,7 @@ def svg(graph: Graph) -> str:
             n.name,
             _kind(n),
             *spots[n.name],
-            "queue" if n.op.queue else "clock" if n.op.clock else "box",
+            "queue" if n.op.queue else "clock" if n.op.reports else "box",
         )
         for n in graph.nodes
     ]

@@ -142,7 +142,7 @@ class Loop:
             for before in channel.after:
                 if before in self.units:
                     self.units[before].outlets.append(((before, name), channel))
-        self.rooms = {root.name: list(self._rooms(root)) for root, _ in self.roots}
+        self.capacities = {root.name: list(self._capacities(root)) for root, _ in self.roots}
         """By root: nodes and whether they have room for what comes of it."""
         with self._addressed():
             for unit in self.units.values():
@@ -160,17 +160,17 @@ class Loop:
         for name, unit in self.units.items():
             unit.state = states[name]
 
-    def _rooms(self, unit: Unit) -> Iterator[tuple[str, Callable[[], bool]]]:
+    def _capacities(self, unit: Unit) -> Iterator[tuple[str, Callable[[], bool]]]:
         for (_, name), channel in unit.outlets:
-            yield name, lambda channel=channel: channel.room  # type: ignore[misc]
+            yield name, lambda channel=channel: channel.has_capacity  # type: ignore[misc]
         for (before, name), behind in unit.behind:
-            if type(behind.op).room is not Operator.room:
-                yield name, partial(self._room, behind, before)
-            yield from self._rooms(behind)
+            if type(behind.op).has_capacity is not Operator.has_capacity:
+                yield name, partial(self._has_capacity, behind, before)
+            yield from self._capacities(behind)
 
-    def _room(self, unit: Unit, source: str) -> bool:
+    def _has_capacity(self, unit: Unit, source: str) -> bool:
         self.ledger.at.node, unit.ctx.source = unit.name, source
-        return unit.op.room(unit.state, unit.ctx)
+        return unit.op.has_capacity(unit.state, unit.ctx)
 
     def ready(self) -> bool:
         """Whether a pass would do anything."""
@@ -178,7 +178,7 @@ class Loop:
 
     def blocked(self) -> bool:
         """Whether there is something to do, but no room for what comes of it."""
-        return any(self._waits(*start).startswith("room") for start in self.roots)
+        return any(self._waits(*start).startswith("capacity") for start in self.roots)
 
     def waits(self) -> Iterator[str]:
         """What each root waits for."""
@@ -191,7 +191,14 @@ class Loop:
         self.ledger.at.node = root.name
         if not (root.op.ready(root.state, root.ctx) if channel is None else len(channel)):
             return "something to do"
-        return next((f"room at {name}" for name, room in self.rooms[root.name] if not room()), "")
+        return next(
+            (
+                f"capacity at {name}"
+                for name, has_capacity in self.capacities[root.name]
+                if not has_capacity()
+            ),
+            "",
+        )
 
     def run_pass(self) -> list[Tally]:
         """One turn of every root that may fire, gone through to its end; one at a queue takes an item.

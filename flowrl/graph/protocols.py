@@ -73,7 +73,7 @@ class Workers(Protocol):
     def current(self, future: Any) -> bool:
         """Whether the process that was asked for this is still the one at work."""
 
-    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
+    def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         """End a worker and make it anew, by ``make(index, incarnation)``; and its process, if that is why a call, `because`, gave nothing.
 
         The calls to others in that process then fail too, and these must be started anew as well.
@@ -107,7 +107,7 @@ class Site(Protocol):
         """What was measured since the last Row."""
 
     @property
-    def elsewhere(self) -> bool:
+    def remote(self) -> bool:
         """Whether workers are in other processes."""
 
     @property
@@ -138,7 +138,7 @@ class Site(Protocol):
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
         """Make `count` workers by ``make(index, 0)``, in this process if `near`; the abstract trace takes ``twin(index, 0)``, which gives shapes."""
@@ -313,7 +313,7 @@ class Operator(ABC):
     """May stand at the start: its step then gets None for an item, once a pass."""
     writes: ClassVar[tuple[str, ...]] = ()
     """The `Ref` fields whose resource it changes. Such an operator is an effect: a branch may end at it."""
-    clock: ClassVar[bool] = False
+    reports: ClassVar[bool] = False
     """Closes a Row. A graph has exactly one."""
     joins: ClassVar[bool] = False
     """Takes items from several nodes; `ctx.source` tells which."""
@@ -341,7 +341,7 @@ class Operator(ABC):
         """Of one at the start of a stage: whether it may fire. If not, its stage waits until another one changes something."""
         return True
 
-    def room(self, state: Any, ctx: Context) -> bool:
+    def has_capacity(self, state: Any, ctx: Context) -> bool:
         """Whether it can take what `ctx.source` gives it. If not, what that comes of waits, as it does before a full queue."""
         return True
 

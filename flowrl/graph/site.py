@@ -105,7 +105,7 @@ class Place:
 class HereSite:
     """Runs functions by `jax.jit` and keeps workers in this process."""
 
-    elsewhere: ClassVar[bool] = False
+    remote: ClassVar[bool] = False
 
     def __init__(
         self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None
@@ -173,7 +173,7 @@ class HereSite:
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
         """Make the workers here."""

@@ -35,7 +35,7 @@ class Channel:
         return len(self.items)
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the stage before may go on."""
         return self.full != "block" or len(self.items) < self.capacity
 
@@ -173,7 +173,7 @@ class Schedule:
                 n
                 for loop in self.loops
                 for n, unit in loop.units.items()
-                if unit.op.joins and f"room at {n}" in waiting
+                if unit.op.joins and f"capacity at {n}" in waiting
             ]
             waiting += "".join(
                 f"; rates that meet at {n} must be as its weights say" for n in joins

@@ -309,7 +309,7 @@ class Tracer:
         held = {name: list(channel.items) for name, channel in schedule.channels.items()}
         handles = {name: handle.state for name, handle in self.place.handles.items()}
         states = [
-            {n: s for n, s in loop.states.items() if clock or not loop.units[n].op.clock}
+            {n: s for n, s in loop.states.items() if clock or not loop.units[n].op.reports}
             for loop in schedule.loops
         ]
         paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, held))

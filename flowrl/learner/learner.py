@@ -13,7 +13,7 @@ import numpy as np
 from flowrl.core.clock import here, update_begins
 from flowrl.core.events import Updated, Updating
 from flowrl.core.items import Batch, Trained, lag_of, plain_copy
-from flowrl.core.remote import Far
+from flowrl.core.remote import RemoteArray
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
 from flowrl.learner.core import core_of
@@ -117,7 +117,9 @@ class LearnerHandle(Handle):
                     self.core,
                 )
             )
-        seen = here().spans is not None and not stream.silent and not isinstance(lag[0], Far)
+        seen = (
+            here().spans is not None and not stream.silent and not isinstance(lag[0], RemoteArray)
+        )
         traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
         if traced:
             update_begins()

@@ -291,7 +291,7 @@ def bottleneck(p: Profile) -> Bottleneck | None:
         (r for (n, r), c in p.counts.items() if n == node and c.get("sampled_steps")), None
     )
     return Bottleneck(
-        node or where, kind, share, _why(kinds), _advice(p, kind, sampler, elsewhere=False)
+        node or where, kind, share, _why(kinds), _advice(p, kind, sampler, remote=False)
     )
 
 
@@ -316,7 +316,7 @@ def _placed(p: Profile, pools: Sequence[str], others: Sequence[float]) -> Bottle
         max(kinds, key=kinds.__getitem__, default="other"),
         use(alone[name]),
         _why(kinds),
-        _advice(p, "update", None, elsewhere=False),
+        _advice(p, "update", None, remote=False),
     )
 
 
@@ -360,7 +360,7 @@ def _pool(p: Profile, name: str, share: float) -> Bottleneck:
             if kind not in IDLE and kind != "start":
                 kinds[kind] += seconds
     kind = max(kinds, key=kinds.__getitem__, default="other")
-    return Bottleneck(name, kind, share, _why(kinds), _advice(p, kind, name, elsewhere=True))
+    return Bottleneck(name, kind, share, _why(kinds), _advice(p, kind, name, remote=True))
 
 
 def _per_fragment(p: Profile, name: str) -> dict[str, float]:
@@ -407,7 +407,7 @@ def _why(kinds: Mapping[str, float]) -> str:
     return f"{kinds[first] / total:.0%} of that goes to {DOES.get(first, first)}{second}."
 
 
-def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> str:
+def _advice(p: Profile, kind: str, sampler: str | None, *, remote: bool) -> str:
     many = (
         f"--set {sampler}.num_runners={p.facts[sampler]['count'] + 1}"
         if sampler and "count" in p.facts.get(sampler, {})
@@ -420,7 +420,7 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, elsewhere: bool) -> s
     )
     return {
         "step": f"Step more of them side by side: {many}."
-        if elsewhere
+        if remote
         else "Let runners step side by side: --runtime ray, with more than one runner.",
         "reset": "Make reset cheaper, or episodes longer.",
         "inference": f"Let one call act for more environments: {envs}.",

@@ -53,7 +53,7 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
     count = facts["count"]
     used = p.busy / max(p.seconds * p.cores, 1e-9)
     more = f"one more runner ({name}.num_runners={count + 1})"
-    if not facts["elsewhere"]:
+    if not facts["remote"]:
         yield WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
     else:
         most, got = now / max(used, 1e-9), speed(runners=(count + 1) / count)

@@ -134,7 +134,7 @@ class Merge(Operator):
         """By node what waits, and whose turn it is."""
         return {"waiting": {name: [] for name in self.weights or {}}, "turn": 0}
 
-    def room(self, held: dict[str, Any], ctx: Context) -> bool:
+    def has_capacity(self, held: dict[str, Any], ctx: Context) -> bool:
         """Whether a node has given less than its weight that waits."""
         return self.weights is None or len(held["waiting"].get(ctx.source, ())) < self.weights.get(
             str(ctx.source), 1

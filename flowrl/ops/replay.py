@@ -42,9 +42,9 @@ class ReplayAdd(Stateless):
 
     writes: ClassVar[tuple[str, ...]] = ("replay",)
 
-    def room(self, state: None, ctx: Context) -> bool:
+    def has_capacity(self, state: None, ctx: Context) -> bool:
         """Whether all that is due was drawn: sampling waits for who keeps a ratio and is behind."""
-        return ctx[self.replay].room()
+        return ctx[self.replay].has_capacity()
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """Add it, then pass it on."""

@@ -36,7 +36,7 @@ class Report(Operator):
     every_seconds: float = 0.0
     runners: Ref[RunnersHandle] = "runners"
 
-    clock: ClassVar[bool] = True
+    reports: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0 or self.every_seconds < 0:

@@ -58,7 +58,7 @@ class ParallelSample(Stateless):
         for name, op in (self.local or {}).items():
             if wrong := hidden(op, Operator):
                 raise SettingError(f"local: {name}: {wrong}")
-            if op.init() is not None or op.source or op.queue or op.clock or op.writes:
+            if op.init() is not None or op.source or op.queue or op.reports or op.writes:
                 raise SettingError(
                     f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler"
                 )

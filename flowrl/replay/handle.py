@@ -40,7 +40,14 @@ class Stock:
 class ReplayHandle(Handle):
     """What operators ask of a replay of any kind. Whoever draws from it waits for a first number of steps, and may go by how many came since."""
 
-    shared: ClassVar[tuple[str, ...]] = ("expect", "due", "room", "add", "sample", "prioritize")
+    shared: ClassVar[tuple[str, ...]] = (
+        "expect",
+        "due",
+        "has_capacity",
+        "add",
+        "sample",
+        "prioritize",
+    )
 
     def __init__(self, spec: Replay, site: Site) -> None:
         self.spec = spec
@@ -52,7 +59,7 @@ class ReplayHandle(Handle):
         self.steps = 0
         self.readers: dict[str, tuple[int, Fraction | None]] = {}
         """By reader: the steps that it waits for, and its draws for each step from then on, if it has a ratio."""
-        self.owed: dict[str, int] = {}
+        self.pending: dict[str, int] = {}
         """By reader with a ratio: what it has not drawn yet, in parts of a draw as small as its ratio needs."""
         self.alone: list[str] = []
         """Readers with a ratio that draw by themselves: for who is given items adding can't wait, or none would come."""
@@ -76,25 +83,25 @@ class ReplayHandle(Handle):
         self.most = max(self.most, start)
         self.readers[reader] = start, ratio
         if ratio is not None:
-            self.owed[reader] = 0
+            self.pending[reader] = 0
             self.alone += [reader] * alone
 
     def due(self, reader: str) -> bool:
         """Whether a reader is to draw."""
         start, ratio = self.readers[reader]
-        return self.steps >= start and (ratio is None or self.owed[reader] >= ratio.denominator)
+        return self.steps >= start and (ratio is None or self.pending[reader] >= ratio.denominator)
 
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether more may be added: not before all that is due was drawn by who draws by itself."""
         return not any(map(self.due, self.alone))
 
     def _noted(self, steps: int) -> None:
         with self.lock:
             self.steps = min(self.most, self.steps + steps)
-            for reader in self.owed:
+            for reader in self.pending:
                 start, ratio = self.readers[reader]
                 if ratio is not None and self.steps >= start:
-                    self.owed[reader] += steps * ratio.numerator
+                    self.pending[reader] += steps * ratio.numerator
         self.site.count(added_steps=steps)
 
     def _nothing(self) -> GraphError:
@@ -106,7 +113,7 @@ class ReplayHandle(Handle):
         _, ratio = self.readers[reader]
         if ratio is not None:
             with self.lock:
-                self.owed[reader] -= ratio.denominator
+                self.pending[reader] -= ratio.denominator
         self.site.count(draws=1, drawn_steps=size)
 
     @property
@@ -117,7 +124,7 @@ class ReplayHandle(Handle):
         )
         return {
             "steps": Filling(self.steps, mark) if self.drawable else self.steps,
-            "owed": dict(self.owed),
+            "pending": dict(self.pending),
         }
 
     @property

@@ -260,7 +260,11 @@ class JaxReplay(ReplayHandle):
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.steps, self.owed, self.arrays = state["steps"], dict(state["owed"]), state["arrays"]
+        self.steps, self.pending, self.arrays = (
+            state["steps"],
+            dict(state["pending"]),
+            state["arrays"],
+        )
 
     @property
     def drawable(self) -> bool:

@@ -27,9 +27,9 @@ from flowrl.replay.shards import (
     needed,
     ring,
     row_bytes,
+    stub,
     too_large,
     too_small,
-    twin,
 )
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.jax_runners import JaxRunners
@@ -55,7 +55,7 @@ class HostReplay(ReplayHandle):
         self.nbytes = 0
         try:
             self.pool = site.workers(
-                shards, make, partial(twin, spec, self.bounds), near=shards == 1
+                shards, make, partial(stub, spec, self.bounds), near=shards == 1
             )
         except MemoryError as error:
             raise self._too_large() from error
@@ -65,7 +65,7 @@ class HostReplay(ReplayHandle):
         self.told = [
             dict.fromkeys(("added", "evicted", "held", "usable"), 0) for _ in range(shards)
         ]
-        self.sent, self.incarnations, self.failures = [0] * shards, [0] * shards, [0] * shards
+        self.sent, self.restart_counts, self.failures = [0] * shards, [0] * shards, [0] * shards
         self.before = Stock(0, 0, 0, 0)
         """Of shards that were lost."""
         self.because = ""
@@ -83,7 +83,7 @@ class HostReplay(ReplayHandle):
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.steps, self.owed = state["steps"], dict(state["owed"])
+        self.steps, self.pending = state["steps"], dict(state["pending"])
 
     @property
     def drawable(self) -> bool:
@@ -166,7 +166,7 @@ class HostReplay(ReplayHandle):
         if self.failures[shard] >= self.spec.restarts:
             raise error
         self.failures[shard] += 1
-        self.incarnations[shard] += 1
+        self.restart_counts[shard] += 1
         self.sending[shard].clear()
         sent, evicted = self.sent[shard], self.told[shard]["evicted"]
         self.sent[shard], self.told[shard] = (
@@ -174,7 +174,7 @@ class HostReplay(ReplayHandle):
             dict.fromkeys(("added", "evicted", "held", "usable"), 0),
         )
         with self.lock:
-            self.pool.restart(shard, self.incarnations[shard], because)
+            self.pool.restart(shard, self.restart_counts[shard], because)
             was = self.before
             self.before = Stock(
                 was.added + sent, 0, was.evicted + evicted, was.lost + sent - evicted
@@ -195,14 +195,14 @@ class HostReplay(ReplayHandle):
                 asked.append(call)
             if not asked:
                 break
-            shard, incarnation, future = asked.popleft()
+            shard, restart_count, future = asked.popleft()
             try:
                 with WAITING:
                     batch: Batch = future.result()
             except RuntimeFailed as error:
                 with self.locks[shard]:
                     if (
-                        self.incarnations[shard] == incarnation
+                        self.restart_counts[shard] == restart_count
                     ):  # if not, who added to it found out first
                         self._lost(shard, error, future)
                 continue
@@ -212,7 +212,7 @@ class HostReplay(ReplayHandle):
                 if not self.spec.prioritized
                 else Batch(batch.data, {**batch.columns, "shard": np.full(size, shard, np.int32)})
             )
-        if any(self.incarnations):
+        if any(self.restart_counts):
             return None
         raise self._nothing()
 
@@ -227,7 +227,7 @@ class HostReplay(ReplayHandle):
                 if self.told[shard]["usable"]:
                     return (
                         shard,
-                        self.incarnations[shard],
+                        self.restart_counts[shard],
                         self.pool.submit(shard, "sample", size, self._beta()),
                     )
         return None
@@ -275,7 +275,7 @@ class HostReplay(ReplayHandle):
 
     def findings(self) -> Iterator[str]:
         """What was lost, and why."""
-        if times := sum(self.incarnations):
+        if times := sum(self.restart_counts):
             yield (
                 f"{self.site.name}: {times} shard{'s were' if times > 1 else ' was'} started anew, the last one because: {self.because}; "
                 f"{self.before.lost:,} steps were lost"

@@ -78,7 +78,7 @@ def columns_between(batch: Batch, low: int, high: int) -> Batch:
     )
 
 
-class RingTwin:
+class RingStub:
     """A ring in the abstract trace: the same methods, giving shapes."""
 
     def __init__(self, spec: Replay, envs: int) -> None:
@@ -128,9 +128,9 @@ class RingTwin:
         return Batch(data, columns)
 
 
-def twin(spec: Replay, bounds: tuple[int, ...], index: int, *_: int) -> RingTwin:
+def stub(spec: Replay, bounds: tuple[int, ...], index: int, *_: int) -> RingStub:
     """The twin of the shard of a number."""
-    return RingTwin(spec, bounds[index + 1] - bounds[index])
+    return RingStub(spec, bounds[index + 1] - bounds[index])
 
 
 def ring(
@@ -140,10 +140,10 @@ def ring(
     name: str,
     seed: int,
     index: int,
-    incarnation: int,
+    restart_count: int,
 ) -> Ring:
     """The shard of a number."""
-    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, incarnation])
+    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, restart_count])
     return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy)
 
 

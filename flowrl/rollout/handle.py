@@ -30,7 +30,7 @@ def part_of(count: int, min_fraction: float) -> int:
     return max(1, math.ceil(min_fraction * count - 1e-9))
 
 
-def room(max_lag: int, updates: Fraction, oldest: int, fragments: int) -> int:
+def allowed_requests(max_lag: int, updates: Fraction, oldest: int, fragments: int) -> int:
     """How many samples more may be asked for so that none is trained when it is too old.
 
     If k fragments have come or are asked for, then the last of them is trained by update number ceil(k x updates) at the latest. None of those

@@ -19,7 +19,7 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.rl.policies import Memory, Network, Weights, merge_moments, network
 from flowrl.rollout.evaluation import MAX_STEPS
-from flowrl.rollout.handle import EVALUATED, RECENT, RunnersHandle, part_of, room
+from flowrl.rollout.handle import EVALUATED, RECENT, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.local_chain import Local
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ class JaxRunners(RunnersHandle):
         asked = [int(item["version"]) for item in self.state["going"]]
         due = [int(self.state["published"][use]["version"]) for use in self.state["uses"]]
         done = self.state["paced"]
-        return room(
+        return allowed_requests(
             *self.paced, min([*asked, *due]) - int(done["version"]), done["phase"] + len(asked)
         )
 

@@ -18,7 +18,7 @@ class Request:
     """One call: to which worker, to which incarnation of it, the how manieth, and its result to come."""
 
     worker: int
-    incarnation: int
+    restart_count: int
     number: int
     future: Future
 
@@ -72,7 +72,7 @@ class AsyncRequests:
         self.patience = [1] * count
         """By worker: what a time-out is multiplied with. It doubles with each restart, for a new worker must start first, which takes longer on a
         busy machine, and is 1 again after a result."""
-        self.incarnations = [0] * count
+        self.restart_counts = [0] * count
         self.last = [0] * count
         """By worker: the number of its last call."""
         self.issued = 0
@@ -101,7 +101,7 @@ class AsyncRequests:
             self.since[worker] = time.monotonic()
         with TRANSFER:
             self.going[worker].append(
-                Request(worker, self.incarnations[worker], self.issued, self.submit(worker))
+                Request(worker, self.restart_counts[worker], self.issued, self.submit(worker))
             )
 
     def next(self, timeout: float | None = None) -> Request:
@@ -137,7 +137,7 @@ class AsyncRequests:
 
     def replace(self, worker: int) -> list[Request]:
         """A new incarnation of a worker is at work: the calls to the old one will never come back, and are returned."""
-        self.incarnations[worker] += 1
+        self.restart_counts[worker] += 1
         self.patience[worker] *= 2
         lost, self.going[worker] = list(self.going[worker]), deque()
         return lost

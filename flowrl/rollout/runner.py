@@ -54,7 +54,7 @@ class Runner:
     """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
 
     def __init__(
-        self, spec: Runners, name: str, seed: int, index: int, incarnation: int = 0
+        self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
     ) -> None:
         self.spec = spec
         self.index = index
@@ -68,12 +68,12 @@ class Runner:
         self.noise: Array = np.empty(0)
         self.begin = jitted(self.network.begin, ())
         self.spaces = spec.spaces()
-        self.seed = seed_of(seed, name, index, incarnation)
-        self.facts = {"resource": name, "runner": index, "incarnation": incarnation}
+        self.seed = seed_of(seed, name, index, restart_count)
+        self.facts = {"resource": name, "runner": index, "incarnation": restart_count}
         self.key = jax.random.fold_in(
             jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index
         )
-        self.key = jax.random.fold_in(self.key, incarnation) if incarnation else self.key
+        self.key = jax.random.fold_in(self.key, restart_count) if restart_count else self.key
         self.key = jax.random.key_data(self.key)  # typed keys cost a call of `act` a third more
         self.shape = (spec.envs_per_runner, *(self.spaces.obs.shape or ()))
         self.obs_dtype = self.spaces.obs_dtype

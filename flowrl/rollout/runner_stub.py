@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
 
 
-class RunnerTwin:
+class RunnerStub:
     """A runner in the abstract trace: the same methods, giving shapes."""
 
-    def __init__(self, spec: Runners, site: Site, index: int, incarnation: int = 0) -> None:
+    def __init__(self, spec: Runners, site: Site, index: int, restart_count: int = 0) -> None:
         self.spec = spec
         self.site = site
         self.index = index

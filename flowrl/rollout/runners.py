@@ -31,14 +31,14 @@ from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.policies import SAMPLED, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
-from flowrl.rollout.handle import RunnersHandle, part_of, room
+from flowrl.rollout.handle import RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.jax_runners import JaxRunners
 from flowrl.rollout.published import Published
 from flowrl.rollout.requests import AsyncRequests, Late
 from flowrl.rollout.runner import Runner
-from flowrl.rollout.runner_stub import RunnerTwin
+from flowrl.rollout.runner_stub import RunnerStub
 from flowrl.rollout.sample import Sample
-from flowrl.rollout.statistics import Told
+from flowrl.rollout.statistics import EpisodeStatistics
 
 NOTABLE = 0.05
 """The share of time from which on a loss is told."""
@@ -55,7 +55,7 @@ class GymRunners(RunnersHandle):
         self.pool = site.workers(
             spec.num_runners,
             partial(Runner, spec, site.name, site.seed),
-            partial(RunnerTwin, spec, site),
+            partial(RunnerStub, spec, site),
         )
         self.requests = AsyncRequests(self._ask, self.pool.wait, spec.num_runners)
         self._latest: Published | None = None
@@ -75,7 +75,7 @@ class GymRunners(RunnersHandle):
         self._asked: list[deque[Any]] = [deque() for _ in range(spec.num_runners)]
         """By runner: the versions with which the requests were made that have not come back."""
         self._asking = Lock()  # for calls to go out in the order of the weights they carry
-        self._told = Told(site, spec.metrics)
+        self._statistics = EpisodeStatistics(site, spec.metrics)
         self._failures = [0] * spec.num_runners
         """By runner: restarts in a row."""
         self._gone = [0] * spec.num_runners
@@ -90,7 +90,7 @@ class GymRunners(RunnersHandle):
         """Close all runners and their environments."""
         self._closing.set()
         if self._came:
-            self._told.complain()
+            self._statistics.complain()
         self.pool.close()
 
     def clocks(self) -> dict[str, Reading]:
@@ -102,7 +102,7 @@ class GymRunners(RunnersHandle):
         so_far = {
             "fragments": list(self._gone),
             "rounds": [self._rounds, self._idle],
-            "elsewhere": self.site.elsewhere,
+            "remote": self.site.remote,
         }
         return {
             "count": self.spec.num_runners,
@@ -113,10 +113,10 @@ class GymRunners(RunnersHandle):
 
     def findings(self) -> Iterator[str]:
         """What was started anew and why; what waiting for the slowest costs."""
-        if times := self._told.restarted.get("restarts"):
+        if times := self._statistics.restarted.get("restarts"):
             yield f"{self.site.name}: started anew {times} time{'s' * (times > 1)}, the last time because: {self._because}"
         share = self._idle / self._rounds if self._rounds else 0.0
-        if len(self.pool) > 1 and share >= NOTABLE and self.site.elsewhere:
+        if len(self.pool) > 1 and share >= NOTABLE and self.site.remote:
             way = "mode='async' behind a Queue would use all of it, and min_fraction=0.8 a part"
             yield f"{self.site.name}: {share:.0%} of the runners' time in rounds goes to waiting for the slowest; {way}"
 
@@ -161,7 +161,7 @@ class GymRunners(RunnersHandle):
                 [v for asked in self._asked for v in asked]
                 + [due.version for due in map(self._next, range(self.spec.num_runners)) if due]
             )
-        return room(*self._paced, int(oldest), self._came + len(self.requests))
+        return allowed_requests(*self._paced, int(oldest), self._came + len(self.requests))
 
     @property
     def state(self) -> Any:
@@ -239,7 +239,7 @@ class GymRunners(RunnersHandle):
                 self._gone[worker] += 1
                 self._came += 1
                 here().mark("came", f"{self.site.name}, {worker}")
-                self._told.note(sample.episodes)
+                self._statistics.note(sample.episodes)
                 return worker, sample
 
     def _restart(self, worker: int, lost: int, error: FlowrlError, because: Future | None) -> None:
@@ -260,7 +260,7 @@ class GymRunners(RunnersHandle):
             if failures:
                 self._closing.wait(0.1 * 2**failures)
         lost += len(self.requests.replace(worker))
-        self.pool.restart(worker, self.requests.incarnations[worker], because)
+        self.pool.restart(worker, self.requests.restart_counts[worker], because)
         self._asked[worker].clear()
         self._lent[worker] = None
         self.pool.submit(worker, "go_on", self._gone[worker] * self.spec.rollout_length)
@@ -270,7 +270,7 @@ class GymRunners(RunnersHandle):
         steps = lost * self.spec.rollout_length * self.spec.envs_per_runner
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         self.site.stream.emit(Restarted(self.site.name, worker, str(error), steps))
-        self._told.restart(steps)
+        self._statistics.restart(steps)
         for _ in range(lost):
             self.requests.ask(worker)
 
@@ -283,7 +283,7 @@ class GymRunners(RunnersHandle):
 
     def episodes(self) -> dict[str, Any]:
         """Drain what gathered with the samples."""
-        return self._told.tell()
+        return self._statistics.tell()
 
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Share the episodes among the runners. Those of one that is lost meanwhile are missing; it is started anew by the next sample."""
@@ -309,7 +309,7 @@ class GymRunners(RunnersHandle):
                 if isinstance(error, EnvironmentFailed) and self.spec.on_error == "stop":
                     raise
         self.site.count(evaluations=1, evaluated_episodes=episodes)
-        return self._told.evaluate(parts)
+        return self._statistics.evaluate(parts)
 
     def _start(self) -> Published:
         """The newest weights, which are runners' own where no learner gave them any."""
@@ -441,7 +441,7 @@ class Runners(Resource):
             )
         return (
             GymRunners(self, here)
-            if self.jax_env is None or here.elsewhere
+            if self.jax_env is None or here.remote
             else JaxRunners(self, here)
         )
 

@@ -43,16 +43,16 @@ def numbers(runner: int, envs: int) -> Array:
     return np.arange(runner * envs, (runner + 1) * envs, dtype=np.int32)
 
 
-def seed_of(seed: int, name: str, runner: int, incarnation: int = 0) -> int:
+def seed_of(seed: int, name: str, runner: int, restart_count: int = 0) -> int:
     """What a runner's environments are seeded with: Gymnasium resets number i of its vector with this + i.
 
     Args:
         seed: the run's.
         name: of the runners.
         runner: its index.
-        incarnation: how often it was started anew; it then goes other ways than those that led to its end.
+        restart_count: how often it was restarted; it then goes other ways than those that led to its end.
     """
-    again = [incarnation] if incarnation else []
+    again = [restart_count] if restart_count else []
     return int(
         np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[
             0

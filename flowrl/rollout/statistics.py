@@ -18,7 +18,7 @@ from flowrl.rollout.infos import column
 from flowrl.rollout.sample import Episodes
 
 
-class Told:
+class EpisodeStatistics:
     """Episodes, evaluations, restarts and metrics of runners. Any stage may ask, so all of it is under a lock."""
 
     def __init__(self, site: Site, keys: tuple[str, ...]) -> None:

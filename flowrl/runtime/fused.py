@@ -153,7 +153,7 @@ class InlineSite(HereSite):
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Any:
         """Refuse them.
@@ -320,7 +320,7 @@ class Tracing:
         self.schedule = schedule
         self.state = State(graph, place, schedule)
         self.clock: Unit = next(
-            unit for loop in schedule.loops for unit in loop.units.values() if unit.op.clock
+            unit for loop in schedule.loops for unit in loop.units.values() if unit.op.reports
         )
         self.loop = next(loop for loop in schedule.loops if self.clock.name in loop.units)
 

@@ -22,7 +22,7 @@ class Slot:
     def __init__(self, began: float) -> None:
         self.clock = Clock("waiting", began)
         self.clock.move(perf_counter() - began, "waiting", "start")
-        self.incarnation = -1
+        self.restart_count = -1
         self.idle = time.time()
         self.worker: Any = None
 
@@ -45,7 +45,7 @@ class Host:
         self.problem = problem_of(begin)
         self.slots = {index: Slot(began) for index in mine}
 
-    def call(self, index: int, incarnation: int, asked: float, method: str, *args: Any) -> Any:
+    def call(self, index: int, restart_count: int, asked: float, method: str, *args: Any) -> Any:
         """Call a method of an incarnation of a worker, as it was asked to at a time."""
         slot, now = self.slots[index], time.time()
         slot.clock.move(
@@ -53,18 +53,18 @@ class Host:
         )  # it was on its way meanwhile
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
-                if slot.incarnation != incarnation:
+                if slot.restart_count != restart_count:
                     with START:
-                        self._renew(slot, index, incarnation)
+                        self._renew(slot, index, restart_count)
                 return getattr(slot.worker, method)(*args)
         finally:
             slot.idle = time.time()
 
-    def _renew(self, slot: Slot, index: int, incarnation: int) -> None:
+    def _renew(self, slot: Slot, index: int, restart_count: int) -> None:
         if slot.worker is not None:
             with suppress(Exception):
                 slot.worker.close()
-        slot.worker, slot.incarnation = self.make(index, incarnation), incarnation
+        slot.worker, slot.restart_count = self.make(index, restart_count), restart_count
 
     def call_apart(self, *args: Any) -> tuple[Any, Packed]:
         """The same, with what is large apart from the rest."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrl.core.clock import TRANSFER, UPDATE, Reading
 from flowrl.core.compiled import check_count, jitted
-from flowrl.core.remote import Far, Joining, near
+from flowrl.core.remote import Joining, RemoteArray, near
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -203,7 +203,8 @@ class Home:
         """Run a function there."""
         leaves, form = jax.tree.flatten(args)
         shapes = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, Far) else x for x in leaves
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, RemoteArray) else x
+            for x in leaves
         ]
         key, code = (
             (fn, donate, *static.items(), *(type(value) for value in static.values()), form),
@@ -220,7 +221,9 @@ class Home:
         out, outs = jax.tree.flatten(function.eval_shape(*jax.tree.unflatten(form, shapes)))[::-1]
         self.programs[key] = known  # now that nothing can fail before the code is sent
         kept = self._ask("run", leaves, number, code)
-        return jax.tree.unflatten(out, [Far(x.shape, x.dtype, kept, i) for i, x in enumerate(outs)])
+        return jax.tree.unflatten(
+            out, [RemoteArray(x.shape, x.dtype, kept, i) for i, x in enumerate(outs)]
+        )
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call a function there, and wait for what is no array."""
@@ -254,7 +257,7 @@ class Home:
 
     def _address(self, x: Any, sent: list[Any]) -> Any:
         """What stands for an array in a message; what is to come with the message is added to `sent`."""
-        if not isinstance(x, Far):
+        if not isinstance(x, RemoteArray):
             return x
         source, leaf = x.source, x.leaf
         if isinstance(source, Joining):
@@ -278,16 +281,16 @@ def _name(fn: Any) -> str:
 def fill(tree: Any, source: Any) -> Any:
     """A tree with far arrays in the place of its holes."""
     return jax.tree.map(
-        lambda x: Far(x.shape, x.dtype, source, x.leaf) if isinstance(x, Hole) else x, tree
+        lambda x: RemoteArray(x.shape, x.dtype, source, x.leaf) if isinstance(x, Hole) else x, tree
     )
 
 
 def homes_of(tree: Any) -> Iterator[Home]:
     """Where the far arrays of a tree are kept."""
     for x in jax.tree.leaves(tree):
-        if isinstance(x, Far) and isinstance(x.source, Kept):
+        if isinstance(x, RemoteArray) and isinstance(x.source, Kept):
             yield x.source.home
-        elif isinstance(x, Far) and isinstance(x.source, Joining):
+        elif isinstance(x, RemoteArray) and isinstance(x.source, Joining):
             yield from homes_of(x.source.parts)
 
 
@@ -309,7 +312,7 @@ class NearSite(HereSite):
         return super().test(fn, *near(args))
 
 
-class FarSite(HereSite):
+class PlacedSite(HereSite):
     """Functions in processes of their own, which take turns."""
 
     def __init__(self, place: Place, name: str, seed: int, homes: Sequence[Home]) -> None:
@@ -340,7 +343,7 @@ class FarSite(HereSite):
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call it where its arguments are: here, if they are."""
-        if not any(isinstance(x, Far) for x in jax.tree.leaves(args)):
+        if not any(isinstance(x, RemoteArray) for x in jax.tree.leaves(args)):
             return super().call(fn, *args)
         with UPDATE:
             return self._home(args).call(fn, args)
@@ -353,7 +356,7 @@ class FarSite(HereSite):
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
         """Refuse them.
@@ -368,14 +371,16 @@ class FarSite(HereSite):
     def settle(self, item: Any) -> Any:
         """Compute an item's arrays, and let them lie in the object store."""
         leaves, form = jax.tree.flatten(item)
-        far = [x for x in leaves if isinstance(x, Far)]
+        far = [x for x in leaves if isinstance(x, RemoteArray)]
         if not far:
             return item
         source, number = Stored(self._home(far).make(far)), itertools.count()
         return jax.tree.unflatten(
             form,
             [
-                Far(x.shape, x.dtype, source, next(number)) if isinstance(x, Far) else x
+                RemoteArray(x.shape, x.dtype, source, next(number))
+                if isinstance(x, RemoteArray)
+                else x
                 for x in leaves
             ],
         )
@@ -399,7 +404,7 @@ class Placed(Place):
         self.wanted = wanted
         self.owners = owners(graph, wanted)
         self.remotes: list[Remote] = []
-        self.sites: dict[str, FarSite] = {}
+        self.sites: dict[str, PlacedSite] = {}
 
     def open(self) -> dict[str, Handle]:
         """Start the processes, and open every resource."""
@@ -411,7 +416,7 @@ class Placed(Place):
                     self.start(label, actor, None if name in self.resources else index)
                 )
                 homes.append(Home(self.remotes[-1]))
-            self.sites[name] = FarSite(self, name, self.site.seed, homes)
+            self.sites[name] = PlacedSite(self, name, self.site.seed, homes)
         return super().open()
 
     def site_of(self, names: Sequence[str]) -> HereSite:

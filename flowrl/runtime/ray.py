@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
-from flowrl.core.remote import Far
+from flowrl.core.remote import RemoteArray
 from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
@@ -143,7 +143,7 @@ class RayWorkers:
         """Whether fragments stay in the object store."""
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
         self.context = ray.put(context(imports))
-        self.incarnations = [0] * count
+        self.restart_counts = [0] * count
         self.actors: list[Any] = [None] * processes
         """By process."""
         self.calls: list[Any] = [None] * count
@@ -190,16 +190,16 @@ class RayWorkers:
     def submit(self, index: int, method: str, *args: Any) -> Pending:
         """Call a method of one worker."""
         actor, call = self.calls[index]
-        ref = call.remote(index, self.incarnations[index], time.time(), method, *args)
+        ref = call.remote(index, self.restart_counts[index], time.time(), method, *args)
         return (Apart if self.apart else Pending)(ref, f"{self.name}, worker {index}", actor)
 
     def current(self, future: Any) -> bool:
         """Whether the process that was asked is the one at work."""
         return future.actor in self.actors
 
-    def restart(self, index: int, incarnation: int, because: Any = None) -> None:
+    def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         """Make a worker anew with its next call; its process too, be it dead or hanging, unless that was done already."""
-        self.incarnations[index] = incarnation
+        self.restart_counts[index] = restart_count
         if because is not None and because.actor in self.actors:
             ray.kill(because.actor)
             self._start(self.actors.index(because.actor))
@@ -207,7 +207,8 @@ class RayWorkers:
 
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
-        return all(x.is_ready() for x in jax.tree.leaves(value) if isinstance(x, jax.Array | Far))  # type: ignore[union-attr]  # jax's stubs know it not
+        leaves: list[Any] = jax.tree.leaves(value)
+        return all(x.is_ready() for x in leaves if isinstance(x, jax.Array | RemoteArray))
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Which of these came first."""
@@ -281,7 +282,7 @@ def _sharing() -> dict[str, Any]:
 class RaySite(NearSite):
     """Functions in this process, workers in actors."""
 
-    elsewhere: ClassVar[bool] = True
+    remote: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -301,12 +302,12 @@ class RaySite(NearSite):
         self,
         count: int,
         make: Callable[[int, int], Any],
-        twin: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
         """Start the actors."""
         return (
-            super().workers(count, make, twin)
+            super().workers(count, make, stub)
             if near
             else RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
         )

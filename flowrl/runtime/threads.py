@@ -47,7 +47,7 @@ class Threads:
         self.turn = threading.Condition()
         self.channels = channels_of(graph, partial(SharedChannel, self.turn))
         self.loops = make(self.channels)
-        clock = next(n.name for n in graph.nodes if n.op.clock)
+        clock = next(n.name for n in graph.nodes if n.op.reports)
         self.main = next(loop for loop in self.loops if clock in loop.units)
         self.ending = False
         self.error: BaseException | None = None

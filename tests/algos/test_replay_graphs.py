@@ -422,7 +422,7 @@ def no_target(graph):
         (
             "dqn",
             lambda g: two_draws(g, 0.25, 0.125),
-            r"no stage can go on.* often waits for room at mix, seldom waits for something to do; rates that meet at mix must be as its weights say",
+            r"no stage can go on.* often waits for capacity at mix, seldom waits for something to do; rates that meet at mix must be as its weights say",
         ),
         (
             "dqn",
@@ -663,7 +663,7 @@ def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
         for _ in range(4):
             next(run)
         stock = replay.stock()
-        assert stock.closed and stock.lost > 0 and replay.incarnations == [1, 1]
+        assert stock.closed and stock.lost > 0 and replay.restart_counts == [1, 1]
     assert run.audit().closed
 
 

@@ -790,7 +790,7 @@ class Named(fl.Stateless):
 
 @dataclass(frozen=True)
 class Roomy(fl.Stateless):
-    room: int = 3
+    has_capacity: int = 3
 
     def step(self, state, item, ctx):
         yield item

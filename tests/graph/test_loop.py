@@ -51,7 +51,7 @@ class Note(fl.Stateless):
 class Clock(fl.Stateless):
     """Closes a Row with every item."""
 
-    clock: ClassVar[bool] = True
+    reports: ClassVar[bool] = True
 
     def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
         yield Tally(

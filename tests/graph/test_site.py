@@ -72,7 +72,7 @@ def test_workers_here_run_at_once_and_close():
         def close(self):
             Worker.closed += 1
 
-    workers = HereWorkers(2, lambda index, incarnation: Worker())
+    workers = HereWorkers(2, lambda index, restart_count: Worker())
     assert (
         len(workers) == 2
         and workers.put("x") == "x"

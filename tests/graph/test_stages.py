@@ -39,9 +39,9 @@ def held(channel):
 )
 def test_a_channel_keeps_drops_and_gives_as_it_is_told(full, order, gone, out):
     channel = Channel("q", ("a",), 2, full, order)
-    assert channel.room
+    assert channel.has_capacity
     assert [x[1] for i in (1, 2, 3, 4) if (x := channel.put("a", i))] == gone
-    assert channel.room == (full != "block")
+    assert channel.has_capacity == (full != "block")
     assert [channel.take()[1] for _ in out] == out
     assert channel.take() is None and len(channel) == 0
 

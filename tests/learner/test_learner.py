@@ -349,7 +349,7 @@ def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works
 
 
 def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
-    class Far(fl.Loss):
+    class RemoteArray(fl.Loss):
         needs, on_policy, priorities = ("advantage",), False, True
 
         def __call__(self, policy, params, batch):
@@ -359,7 +359,7 @@ def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
             }
 
     nan = np.full_like(batch()["advantage"], np.nan)
-    found = fresh(Far(), ADAM).update(batch().with_(advantage=nan))
+    found = fresh(RemoteArray(), ADAM).update(batch().with_(advantage=nan))
     assert (
         metrics_of(found)["bad"] == 1
         and np.asarray(found.feedback["priority"]).tolist() == [0.0] * nan.size

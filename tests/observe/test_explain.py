@@ -107,7 +107,7 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
                 "count": count,
                 "envs": 2,
                 "singly": singly,
-                "elsewhere": True,
+                "remote": True,
                 "fragments": [100] * count,
                 "rounds": [0.0, 0.0],
             },

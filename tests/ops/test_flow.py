@@ -62,7 +62,7 @@ def merged(op, sources):
     state, out, rooms = op.init(), [], []
     for i, source in enumerate(sources):
         ctx = Context({}, (), source)
-        rooms.append(op.room(state, ctx))
+        rooms.append(op.has_capacity(state, ctx))
         out.append(list(op.step(state, f"{source}{i}", ctx)))
     return out, rooms
 

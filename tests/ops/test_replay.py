@@ -40,7 +40,7 @@ def run(op, *steps, root=False):
     op.prepare(ctx)
     for n in steps:
         list(fl.ReplayAdd().step(None, batch(n, 1), ctx))
-        rooms.append(fl.ReplayAdd().room(None, ctx))
+        rooms.append(fl.ReplayAdd().has_capacity(None, ctx))
         ready = op.ready(None, ctx)
         draws.append(len(list(op.step(None, None if root else "item", ctx))))
         assert ready == (draws[-1] > 0)

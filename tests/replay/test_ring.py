@@ -37,18 +37,18 @@ def agree(ring, world, n):
     envs=st.integers(1, 4),
     n=st.integers(1, 4),
     steps=st.integers(1, 5),
-    room=st.integers(1, 12),
+    has_capacity=st.integers(1, 12),
     over=st.sampled_from([0.0, 0.2, 0.6]),
     prioritized=st.booleans(),
     apart=st.booleans(),
 )
 def test_what_may_be_drawn_is_what_a_slow_list_says(
-    seed, envs, n, steps, room, over, prioritized, apart
+    seed, envs, n, steps, has_capacity, over, prioritized, apart
 ):
     rng = np.random.default_rng(seed)
     world = World(envs, rng, over)
     spec = fl.Replay(1000, prioritized=prioritized, n_step=n, gamma=GAMMA)
-    ring = Ring(spec, steps + n + room + 1, envs, 0, seed)
+    ring = Ring(spec, steps + n + has_capacity + 1, envs, 0, seed)
     held = 0
     for version in range(12):
         first, count = (int(rng.integers(envs)), 1) if apart else (0, envs)

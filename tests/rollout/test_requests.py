@@ -59,11 +59,11 @@ def test_what_a_dead_incarnation_still_sends_and_what_comes_twice_is_never_given
     requests = fl.AsyncRequests(calls.submit, calls.wait, count=2, in_flight=2)
     requests.fill()
     lost = requests.replace(0)
-    assert [(r.worker, r.incarnation, r.number) for r in lost] == [(0, 0, 1), (0, 0, 3)]
+    assert [(r.worker, r.restart_count, r.number) for r in lost] == [(0, 0, 1), (0, 0, 3)]
     requests.fill()
     calls.there = list(calls.made)  # all of them come, also those of the dead one
     given = [requests.next() for _ in range(4)]
-    assert [(r.worker, r.incarnation) for r in given] == [(1, 0), (1, 0), (0, 1), (0, 1)]
+    assert [(r.worker, r.restart_count) for r in given] == [(1, 0), (1, 0), (0, 1), (0, 1)]
     assert (
         not {r.number for r in given} & {r.number for r in lost}
         and len({r.number for r in given}) == 4

@@ -16,7 +16,7 @@ from flowrl.graph import trace
 from flowrl.graph.site import Place
 from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.runner import Runner
-from flowrl.rollout.runner_stub import RunnerTwin
+from flowrl.rollout.runner_stub import RunnerStub
 
 POLICY = fl.Policy(fl.MLP, hidden=(8,))
 FRAGMENT = 9
@@ -128,29 +128,29 @@ def _network(runners):
 )
 def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
     spec = fl.Runners(env, policy, envs_per_runner=4, rollout_length=5)
-    real, twin = (
+    real, stub = (
         Runner(spec, "runners", 0, 1),
-        RunnerTwin(
+        RunnerStub(
             spec, trace.AbstractSite(Place("g", {}, 0, trace.AbstractSite), "runners", 0), 1
         ),
     )
     weights = jax.jit(real.network.init)(jax.random.key(0))
     try:
         for published in ((weights, np.int32(3)), None, None):
-            if twin.local is None and published is None:
+            if stub.local is None and published is None:
                 real.localize(fl.chain(adv=fl.Advantages()))
-                twin.localize(fl.chain(adv=fl.Advantages()))
-            a, b = real.sample(published), twin.sample(published)
+                stub.localize(fl.chain(adv=fl.Advantages()))
+            a, b = real.sample(published), stub.sample(published)
             assert _forms(a.batch) == _forms(b.batch)
             np.testing.assert_array_equal(a.batch.columns["version"], b.batch.columns["version"])
             np.testing.assert_array_equal(a.batch.columns["producer"], b.batch.columns["producer"])
         if isinstance(env, str):
             assert _forms(vars(real.evaluate(None, 2, 0, 5))) == _forms(
-                vars(twin.evaluate(None, 2, 0, 5))
+                vars(stub.evaluate(None, 2, 0, 5))
             )
     finally:
         real.close()
-    public = {n for n in vars(RunnerTwin) if not n.startswith("_")}
+    public = {n for n in vars(RunnerStub) if not n.startswith("_")}
     assert public == {"sample", "localize", "evaluate", "close"}
 
 
@@ -380,7 +380,7 @@ def test_a_closed_worker_pool_closes_its_environments():
     runner = Runner(spec, "runners", 0, 0)
     runner.sample((jax.jit(runner.network.init)(jax.random.key(0)), 0))
     vector = runner.vector
-    HereWorkers(1, lambda index, incarnation: runner).close()
+    HereWorkers(1, lambda index, restart_count: runner).close()
     assert vector.closed
 
 

@@ -43,7 +43,7 @@ def registry(monkeypatch):
     return known
 
 
-def elsewhere(code, **variables):
+def remote(code, **variables):
     """What a fresh process prints that enters the context of this one and runs code."""
     sent = pickle.dumps(context())
     begin = "import pickle, sys; out = sys.stdout; pickle.loads(sys.stdin.buffer.read()).enter(); import gymnasium as gym\n"
@@ -82,7 +82,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error, file=out)
 """
-    first, second, third = elsewhere(code).splitlines()
+    first, second, third = remote(code).splitlines()
     assert first == "7 (4,)" and second == "3 (2,)"
     assert third.startswith(
         "SettingError Own/Locked-v0 (its entry point or kwargs) can't be sent to another process: cannot pickle '_thread.lock'"

@@ -16,7 +16,7 @@ import flowrl as fl
 from conftest import same
 from flowrl.core.clock import by_kind
 from flowrl.core.items import Batch
-from flowrl.core.remote import Far, join, near
+from flowrl.core.remote import RemoteArray, join, near
 from flowrl.errors import RuntimeFailed, SettingError
 from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
@@ -174,7 +174,12 @@ def test_values_of_arrays_elsewhere_come_when_they_are_reached_for():
     home = Home(Copied())
     x = home.run(jnp.cumsum, (), {}, (np.ones(6, np.int32),))
     y = home.run(jnp.add, (), {}, (x, 1))
-    assert isinstance(y, Far) and y.shape == (6,) and y.is_ready() and y.block_until_ready() is y
+    assert (
+        isinstance(y, RemoteArray)
+        and y.shape == (6,)
+        and y.is_ready()
+        and y.block_until_ready() is y
+    )
     assert home.remote.calls == ["run", "run"], "nothing came here yet"
     assert (y - x).tolist() == [1] * 6 and y[2] == 4 and len(y) == 6
     assert (
@@ -192,7 +197,7 @@ def test_values_of_arrays_elsewhere_come_when_they_are_reached_for():
     other = Home(Copied())
     assert near(other.run(jnp.sum, (), {}, (y,))) == 27, "from one to another"
     joined = Batch.join([Batch({"x": home.run(jnp.zeros, (), {"shape": (2, 3)}, ())})] * 2)
-    assert joined.steps == 12 and isinstance(joined["x"], Far)
+    assert joined.steps == 12 and isinstance(joined["x"], RemoteArray)
 
 
 def bad(x):
@@ -207,7 +212,7 @@ def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
         home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None)
     )
     with pytest.raises(ZeroDivisionError):
-        np.asarray(home.run(jnp.add, (), {}, (Far((2,), np.float32, late, 0), 1)))
+        np.asarray(home.run(jnp.add, (), {}, (RemoteArray((2,), np.float32, late, 0), 1)))
 
 
 def test_what_can_not_be_sent_is_named():
@@ -308,7 +313,7 @@ def test_settings_are_checked():
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_a_learner_in_an_actor_gives_the_same_and_no_batch_comes_here(monkeypatch):
-    came, original = [], Far.__array__
+    came, original = [], RemoteArray.__array__
 
     def fetch(self, *args, **settings):
         found = original(self, *args, **settings)
@@ -316,7 +321,7 @@ def test_a_learner_in_an_actor_gives_the_same_and_no_batch_comes_here(monkeypatc
         return found
 
     rows, weights = rows_of(PPO, "local")
-    monkeypatch.setattr(Far, "__array__", fetch)
+    monkeypatch.setattr(RemoteArray, "__array__", fetch)
     there, placed = rows_of(PPO, fl.RayRuntime(place={"learner": fl.Actor()}))
     np.testing.assert_equal(there, rows)
     assert same(placed, weights)

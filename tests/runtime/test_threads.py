@@ -44,7 +44,7 @@ class Queue(fl.Stateless):
 
 @dataclass(frozen=True)
 class Closes(fl.Stateless):
-    clock: ClassVar[bool] = True
+    reports: ClassVar[bool] = True
 
     def step(self, state, item, ctx):
         yield Tally((), {"item": item})
