@@ -1,20 +1,32 @@
-"""Numbers as people read them."""
+"""Format numbers for people to read."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 
+def plural(count: float, word: str) -> str:
+    """Return a word in the singular for a count of 1, else in the plural.
+
+    >>> plural(1, "step"), plural(2, "batch"), plural(0, "process")
+    ('step', 'batches', 'processes')
+    """
+    if count == 1:
+        return word
+    return f"{word}es" if word.endswith(("ch", "s", "x")) else f"{word}s"
+
+
 def amount(n: Fraction, word: str) -> str:
-    """``3 minibatches``, ``1.25 calls``."""
+    """Format a number of things, such as ``3 minibatches`` or ``1.25 calls``."""
     number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
-    return f"{number} {word}{('es' if word.endswith('tch') else 's') * (n != 1)}"
+    return f"{number} {plural(float(n), word)}"
 
 
 def in_bytes(n: int) -> str:
-    """``36.6 KB``."""
+    """Format a number of bytes with its unit, such as ``36.6 KB``."""
+    size = float(n)
     for unit in ("B", "KB", "MB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n = n / 1000  # type: ignore[assignment]
-    return f"{n:.3g} GB"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import ray
@@ -208,7 +208,8 @@ class RayWorkers:
     def ready(self, value: Any) -> bool:
         """Whether the device is done with it."""
         leaves: list[Any] = jax.tree.leaves(value)
-        return all(x.is_ready() for x in leaves if isinstance(x, jax.Array | RemoteArray))
+        arrays = [x for x in leaves if isinstance(x, (jax.Array, RemoteArray))]
+        return all(x.is_ready() for x in cast("list[Any]", arrays))
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Which of these came first."""
