@@ -21,7 +21,7 @@ check: $(DEV) ## format, lint, types, import floors, public docstrings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/python -m pytest -q tests/test_project.py
 
 format: $(DEV) ## put the code into the house's format
 	$(BIN)/ruff format .

@@ -1,6 +1,9 @@
-"""`make bench`: what flowrl costs beside a loop written by hand, measured in interleaved pairs. Writes docs/benchmarks/local.md.
+"""`make bench`: flowrl beside a loop written by hand, in interleaved pairs.
 
-Nothing here is asserted: machines differ and are shared. Ratios of runs side by side are what counts.
+Writes docs/benchmarks/local.md.
+
+Nothing here is asserted: machines differ and are shared. Ratios of runs side by side are what
+counts.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ def flowrl_seconds(seed: int) -> list[float]:
     """The seconds of each update of the same algorithm in flowrl's local runtime."""
     h = handwritten
     settings = fl.PPOSettings(
-        envs_per_runner=h.ENVS, rollout_length=h.STEPS, batch_size=STEPS, epochs=h.EPOCHS, minibatch_size=h.MINIBATCH, lr=h.LR, gamma=h.GAMMA,
+        envs_per_runner=h.ENVS, rollout_length=h.STEPS, batch_size=STEPS, epochs=h.EPOCHS,
+        minibatch_size=h.MINIBATCH, lr=h.LR, gamma=h.GAMMA,
         gae_lambda=h.LAM, clip_ratio=h.CLIP, value_clip=h.VALUE_CLIP, ent_coef=h.ENTROPY,
     )  # fmt: skip
     seconds = []
@@ -48,7 +52,7 @@ def flowrl_seconds(seed: int) -> list[float]:
 
 
 def throughput() -> tuple[list[float], list[float]]:
-    """Steps per second of flowrl and of the loop by hand, run in turn; the median update of each run counts."""
+    """Steps per second of flowrl and of the loop by hand in turn, by the median update of a run."""
     ours, theirs = [], []
     for pair in range(PAIRS):
         for run, speeds in (
@@ -57,7 +61,8 @@ def throughput() -> tuple[list[float], list[float]]:
         ):
             speeds.append(STEPS / statistics.median(run(pair)[SKIP:]))
         print(
-            f"  pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}, ratio {ours[-1] / theirs[-1]:.3f}",
+            f"  pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}, "
+            f"ratio {ours[-1] / theirs[-1]:.3f}",
             flush=True,
         )
     return ours, theirs
@@ -132,15 +137,19 @@ def main() -> None:
         "first row of `flowrl run ppo`": median_of(first_row),
     }
     hop = hop_microseconds()
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__} on {jax.default_backend()}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__} on {jax.default_backend()}"
+    )
     text = f"""# The local runtime beside a loop written by hand
 
 Written by `make bench`: {machine}.
 
-PPO on CartPole-v1, one process, 64-64 networks, 32 environments x 128 steps, 10 epochs, minibatch 128; the loop by hand is
-[bench/handwritten.py](../../bench/handwritten.py), with the same maths (a test shows that one update from one batch gives the
-same parameters in both). {PAIRS} interleaved pairs of {UPDATES} updates; of each run the median update counts, the first {SKIP} do not. The loop
-by hand draws the noise for its actions at each step; flowrl draws a fragment's in one call.
+PPO on CartPole-v1, one process, 64-64 networks, 32 environments x 128 steps, 10 epochs, minibatch
+128; the loop by hand is [bench/handwritten.py](../../bench/handwritten.py), with the same maths (a
+test shows that one update from one batch gives the same parameters in both). {PAIRS} interleaved
+pairs of {UPDATES} updates; of each run the median update counts, the first {SKIP} do not. The loop
+by hand draws the noise for its actions at each step; flowrl draws a rollout's in one call.
 
 | | steps/s, median | lowest | highest |
 |---|---:|---:|---:|
@@ -148,7 +157,8 @@ by hand draws the noise for its actions at each step; flowrl draws a fragment's 
 | by hand | {statistics.median(theirs):,.0f} | {min(theirs):,.0f} | {max(theirs):,.0f} |
 | **ratio of the pairs** | **{ratio:.3f}** | {min(ratios):.3f} | {max(ratios):.3f} |
 
-The stage loop costs {hop:.2f} microseconds a hop (the median of 5 x 4,000 passes through 50 nodes that only pass their item on).
+The stage loop costs {hop:.2f} microseconds a hop (the median of 5 x 4,000 passes through 50 nodes
+that only pass their item on).
 
 | start-up, median of 5 | seconds |
 |---|---:|

@@ -1,4 +1,7 @@
-"""The Ray runtime beside an asynchronous pipeline written by hand, in interleaved pairs. Writes docs/benchmarks/asynchronous.md."""
+"""The Ray runtime beside an asynchronous pipeline written by hand, in interleaved pairs.
+
+Writes docs/benchmarks/asynchronous.md.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ def main() -> None:
             ours.append(flowrl_speed(pair, envs))
             theirs.append(hand_speed(pair, envs))
             print(
-                f"  {RUNNERS} x {envs}, pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by hand {theirs[-1]:,.0f}",
+                f"  {RUNNERS} x {envs}, pair {pair + 1} of {PAIRS}: flowrl {ours[-1]:,.0f}, by "
+                f"hand {theirs[-1]:,.0f}",
                 flush=True,
             )
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
@@ -65,16 +69,21 @@ def main() -> None:
         lines.append(
             f"| {RUNNERS} x {envs} | {speeds} | **{median:.3f}** | {least:.3f} | {most:.3f} |"
         )
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}, ray {ray.__version__}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__}, ray {ray.__version__}"
+    )
     text = (
         f"""# The Ray runtime beside an asynchronous pipeline written by hand
 
 Written by `make bench`: {machine}.
 
-IMPALA on CartPole-v1, {RUNNERS} runners, 64-64 networks, fragments of {hand.STEPS} steps, batches of at least {hand.BATCH}; the pipeline by hand is
-[bench/handwritten_impala.py](../../bench/handwritten_impala.py), with the same maths. {PAIRS} interleaved pairs of {SECONDS:.0f} s,
-each {WARM_UP:.0f} s after its first row or fragment. flowrl draws the noise for a fragment's actions in one call, and acts in the runner's
-own thread; the pipeline by hand draws it at each step, as one would write it.
+IMPALA on CartPole-v1, {RUNNERS} runners, 64-64 networks, rollouts of {hand.STEPS} steps, batches of
+at least {hand.BATCH}; the pipeline by hand is
+[bench/handwritten_impala.py](../../bench/handwritten_impala.py), with the same maths. {PAIRS}
+interleaved pairs of {SECONDS:.0f} s, each {WARM_UP:.0f} s after its first row or rollout. flowrl
+draws the noise for a rollout's actions in one call, and acts in the runner's own thread; the
+pipeline by hand draws it at each step, as one would write it.
 
 | runners x environments | flowrl, steps/s | by hand, steps/s | ratio | lowest | highest |
 |---|---:|---:|---:|---:|---:|

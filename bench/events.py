@@ -1,4 +1,4 @@
-"""`make bench`: what seeing costs: a hop of the loop with nobody listening and with observers, and whole runs with all of it on.
+"""`make bench`: what seeing costs: a hop of the loop with and without observers, and whole runs.
 
 Writes docs/benchmarks/events.md.
 """
@@ -62,10 +62,10 @@ class Bare(Loop):
             if isinstance(out, fl.Row):
                 rows.append(out)
             steps = steps_of(out)
-            for edge, behind in unit.behind:
+            for edge, receiver in unit.downstream:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                self.enter(behind, out, name, rows)
+                self.enter(receiver, out, name, rows)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
             ledger.at.node = name
@@ -167,31 +167,38 @@ def main() -> None:
             }
             ratios.append(both[True] / both[False])
             print(
-                f"  {name}, {runtime}, pair {i + 1} of {PAIRS}: {both[True]:,.0f} and {both[False]:,.0f}, ratio {ratios[-1]:.3f}",
+                f"  {name}, {runtime}, pair {i + 1} of {PAIRS}: {both[True]:,.0f} and "
+                f"{both[False]:,.0f}, ratio {ratios[-1]:.3f}",
                 flush=True,
             )
         middle, low, high = interval(ratios)
         whole.append(f"| {name}, {runtime} | **{middle:.3f}** ({low:.3f} to {high:.3f}) |")
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__}"
+    )
     text = f"""# What seeing costs
 
 Written by `make bench` ([bench/events.py](../../bench/events.py)): {machine}.
 
 ## A hop
 
-Microseconds for an item to go through one node that only passes it on, in one process; the median of {TURNS} turns of {ITEMS * NODES:,} hops each.
+Microseconds for an item to go through one node that only passes it on, in one process; the median
+of {TURNS} turns of {ITEMS * NODES:,} hops each.
 
 | | microseconds | more than without |
 |---|---:|---:|
 {chr(10).join(lines)}
 
-Clocks by node are always on, and are all that the table, the report and `flowrl explain` need. An observer of every advance takes its events in a
-thread of its own; what it can't take in time is dropped, counted and told.
+Clocks by node are always on, and are all that the table, the report and `flowrl explain` need. An
+observer of every advance takes its events in a thread of its own; what it can't take in time is
+dropped, counted and logged.
 
 ## Whole runs
 
-CartPole-v1 with tuned settings: with the table, the log, CSV, TensorBoard, a trace, a saved run and a record of every 50th update, beside a run with
-none of it. Ratios of steps a second in {PAIRS} pairs in turn, {SECONDS:.0f} s each: the median, and its 95 % bootstrap interval.
+CartPole-v1 with tuned settings: with the table, the log, CSV, TensorBoard, a trace, a saved run and
+a record of every 50th update, beside a run with none of it. Ratios of steps a second in {PAIRS}
+pairs in turn, {SECONDS:.0f} s each: the median, and its 95 % bootstrap interval.
 
 | | with all of it : without |
 |---|---:|

@@ -1,7 +1,8 @@
-"""PPO on CartPole-v1 written by hand in JAX, as one would without flowrl: what the local runtime is measured against.
+"""PPO on CartPole-v1 written by hand in JAX: what the local runtime is measured against.
 
-The same maths as `fl.ppo` with value clipping: rows after an episode's end are invalid, truncated episodes bootstrap from their
-final observation, advantages are standardised over the batch, Adam behind a clipped gradient norm.
+The same maths as `fl.ppo` with value clipping: rows after an episode's end are invalid, truncated
+episodes bootstrap from their final observation, advantages are standardised over the batch, Adam
+after a clipped gradient norm.
 """
 
 from __future__ import annotations

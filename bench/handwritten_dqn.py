@@ -1,7 +1,8 @@
-"""DQN on CartPole-v1 written by hand in JAX, as one would without flowrl: a loop over NumPy arrays, and one `lax.scan` over gymnax.
+"""DQN on CartPole-v1 by hand in JAX: a loop over NumPy arrays, and one `lax.scan` over gymnax.
 
-Both go by rounds: `ENVS` environments take `STEPS` steps each, then come `UPDATES` updates on minibatches of `BATCH` transitions drawn at random, and
-the target network becomes the newest one. The maths is that of `fl.dqn` with ``double=False``.
+Both go by rounds: `ENVS` environments take `STEPS` steps each, then come `UPDATES` updates on
+minibatches of `BATCH` transitions drawn at random, and the target network becomes the newest one.
+The maths is that of `fl.dqn` with ``double=False``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""IMPALA on CartPole-v1 written by hand with Ray and JAX, as one would without flowrl: what the Ray runtime is measured against.
+"""IMPALA on CartPole-v1 by hand with Ray and JAX: what the Ray runtime is measured against.
 
-The same maths as `fl.impala`: V-trace over fragments in NEXT_STEP form, Adam behind a clipped gradient norm, weights to the runners with
-every update, two requests in flight to each runner, batches of at least `BATCH` steps.
+The same maths as `fl.impala`: V-trace over rollouts in NEXT_STEP form, Adam after a clipped
+gradient norm, weights to the runners with every update, two requests in flight to each runner,
+batches of at least `BATCH` steps.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def update(params: Params, opt: Any, b: dict[str, Any], last_obs: Any) -> Any:
 def train(
     seed: int, runners: int, envs: int, seconds: float, warm_up: float
 ) -> tuple[float, float]:
-    """Train for so long, behind a warm-up that begins with the first fragment: steps per second, and the mean return of the last 100 episodes."""
+    """Train for so long, after a warm-up that begins with the first rollout.
+
+    Gives the steps per second, and the mean return of the last 100 episodes.
+    """
     kind: Any = ray.remote(Runner).options(
         num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}}
     )

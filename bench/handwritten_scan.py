@@ -1,7 +1,8 @@
-"""PPO on gymnax CartPole-v1 written by hand as one `lax.scan`: what the XLA runtime is measured against.
+"""PPO on gymnax CartPole-v1 by hand as one `lax.scan`: what the XLA runtime is measured against.
 
-The network, loss and advantages are those of `handwritten`; episodes end as there, too. Like flowrl it draws all that a fragment needs at its
-start, gathers minibatches of single steps, and gives for each update the loss and the mean return of the episodes that ended in it.
+The network, loss and advantages are those of `handwritten`; episodes end as there, too. Like flowrl
+it draws all that a rollout needs at its start, gathers minibatches of single steps, and gives for
+each update the loss and the mean return of the episodes that ended in it.
 """
 
 from __future__ import annotations

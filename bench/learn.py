@@ -1,6 +1,9 @@
-"""`make learn`: train the stock graphs to their gates, over seeds. Writes docs/learning.md. Exit status 1 if a gate was missed.
+"""`make learn`: train the stock graphs to their gates, over seeds. Writes docs/learning.md.
 
-Names of graphs as arguments (`make learn GRAPHS='dqn sac'`) train those only; the lines of the others stay as they are.
+The exit status is 1 if a gate was missed.
+
+Names of graphs as arguments (`make learn GRAPHS='dqn sac'`) train those only; the lines of the
+others stay as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ import recurrent_policy  # noqa: E402 - an example is no package
 class Gate:
     """A return that the policy which a run saves must play, as the mean of 50 episodes.
 
-    The run ends where the mean return of its last 100 training episodes reaches `until`, within `steps`; or after all of them, if not `early`.
+    The run ends where the mean return of its last 100 training episodes reaches `until`, within
+    `steps`; or after all of them, if not `early`.
     """
 
     graph: str
@@ -38,13 +42,16 @@ class Gate:
     steps: int
     seeds: int
     until: float
-    """Above the goal: actions are drawn in training, and the mean is that of policies of a while ago."""
+    """Above the goal: training draws its actions, and the mean is that of earlier policies."""
     runtime: str = "local"
     early: bool = True
     judged: tuple[str, ...] = ("greedy", "sampled")
     """How the saved policy plays: both ways, or the one in which it is meant to be used."""
     after: int = 0
-    """So many policies, one every 10,000 steps from there on, of which at most a tenth may play below 0.8 of it, rounded to hundreds."""
+    """How many policies, one every 10,000 steps from there on.
+
+    At most a tenth of them may play below 0.8 of it, rounded to hundreds.
+    """
 
     def __str__(self) -> str:
         how = " and ".join(self.judged)
@@ -85,7 +92,7 @@ GATES = (
 
 @contextmanager
 def killing(every: float | None) -> Iterator[None]:
-    """Kill the process of one runner after the other, the longest-lived first, each so many seconds."""
+    """Kill the process of one runner after the other, the longest-lived first, at intervals."""
     over = threading.Event()
 
     def kill() -> None:
@@ -162,17 +169,24 @@ def reach(gate: Gate, seed: int) -> str:
         else ""
     )
     print(
-        f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, {', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}",
+        f", {'passed' if good else 'MISSED'} in {seconds:.0f} s, "
+        f"{', '.join(f'{how} {x.mean():.1f}' for how, x in played.items())}",
         flush=True,
     )
     plays = " | ".join(f"{x.mean():.1f} +- {x.std():.1f}" for x in played.values())
-    return f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | {seconds:.0f} |"
+    return (
+        f"{gate} {seed} | {verdict if good else f'**missed**: {verdict}'} | {plays} | "
+        f"{seconds:.0f} |"
+    )
 
 
 def afterwards(
     gate: Gate, run: fl.Run, reached: Callable[[fl.Row], bool], name: str
 ) -> list[float]:
-    """Go through the rows of a run; and from the gate on play with a policy every 10,000 steps, greedily, five episodes each: their mean returns."""
+    """Go through the rows of a run, and play with its policies from the gate on.
+
+    That is greedily, five episodes every 10,000 steps: their mean returns.
+    """
     found: list[float] = []
     due = math.inf
     for row in run:
@@ -216,16 +230,19 @@ def main(graphs: list[str]) -> int:
 
 
 def write(target: Path, lines: list[str]) -> None:
-    """Write the table. It is called after each run, so that a later one that fails loses nothing."""
+    """Write the table: after each run, so that a later one that fails loses nothing."""
     head = """# Learning
 
-Written by `make learn`: every stock graph with its tuned settings ([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run
-saved then plays. Most runs end, "within" a number of steps, as soon as the mean return of their last 100 training episodes reaches the mean
-that the gate names, which is that of policies a while ago; the others end "at" a number of steps. Then the saved policy is loaded and plays 50
-episodes greedily and 50 with sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the returns, of which the
-gate names those that must reach the goal. gymnax's Breakout starts in two ways only, so 50 greedy episodes are two, and its gate is the sampled
-return. The recurrent graph is [examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every 10,000 further
-steps, each of which plays five episodes greedily.
+Written by `make learn`: every stock graph with its tuned settings
+([algos/tuned.py](../flowrl/algos/tuned.py)), and what the policy that its run saved then plays.
+Most runs end, "within" a number of steps, as soon as the mean return of their last 100 training
+episodes reaches the mean that the gate names, which is that of policies a while ago; the others end
+"at" a number of steps. Then the saved policy is loaded and plays 50 episodes greedily and 50 with
+sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the
+returns, of which the gate names those that must reach the goal. gymnax's Breakout starts in two
+ways only, so 50 greedy episodes are two, and its gate is the sampled return. The recurrent graph is
+[examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every
+10,000 further steps, each of which plays five episodes greedily.
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|

@@ -1,7 +1,10 @@
-"""`make bench`: how a process grows with runs of different settings. Exit status 1 if the last 90 of 100 runs take 300 MB or more.
+"""`make bench`: how a process grows with runs of different settings.
 
-A learning rate is a constant of the compiled update, so each run compiles functions of its own; what the newest few runs compiled
-is kept for others like them, and the rest is released. Other graphs: `python bench/memory.py dqn`, `python bench/memory.py ppo xla`.
+The exit status is 1 if the last 90 of 100 runs take 300 MB or more.
+
+A learning rate is a constant of the compiled update, so each run compiles functions of its own;
+what the newest few runs compiled is kept for others like them, and the rest is released. Other
+graphs: `python bench/memory.py dqn`, `python bench/memory.py ppo xla`.
 """
 
 from __future__ import annotations

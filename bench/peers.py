@@ -1,4 +1,7 @@
-"""What others do, for `bench/replay.py`: run by the Python of an environment that holds Stable-Baselines3 and cpprb. Prints one line of JSON."""
+"""What others do, for `bench/replay.py`. Prints one line of JSON.
+
+It is run by the Python of an environment that holds Stable-Baselines3 and cpprb.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +95,10 @@ def dqn(hidden: str) -> dict[str, float]:
     from stable_baselines3 import DQN
 
     model = DQN(
-        "MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1_000, gamma=0.99,
-        target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16, exploration_final_eps=0.04,
+        "MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000,
+        learning_starts=1_000, gamma=0.99,
+        target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16,
+        exploration_final_eps=0.04,
         policy_kwargs={"net_arch": [int(hidden)] * 2}, device="cpu", seed=0,
     )  # fmt: skip
     return {"steps": speed(model, 1_024, 6_144)}

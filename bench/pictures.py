@@ -1,4 +1,7 @@
-"""`make pictures`: the drawings, the trace and the live table that README.md and docs/seeing.md show, made by flowrl itself."""
+"""`make pictures`: what README.md and docs/seeing.md show, made by flowrl itself.
+
+These are the drawings, the trace and the live table.
+"""
 
 from __future__ import annotations
 

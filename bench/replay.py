@@ -1,4 +1,7 @@
-"""`make bench`: replays beside those of others, and DQN and SAC beside Stable-Baselines3 and loops by hand. Writes docs/benchmarks/replay.md."""
+"""`make bench`: replays, DQN and SAC beside those of others and loops written by hand.
+
+Writes docs/benchmarks/replay.md.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ STEPS, LONG, RUNS = 4, 32, 3
 
 
 def ours(form: str, prioritized: bool) -> dict[str, float]:
-    """Our ring: fragments of some steps in, transitions out; of a prioritized one each draw with new priorities behind it."""
+    """Our ring: rollouts of some steps in, transitions out.
+
+    Of a prioritized one each draw counts with new priorities after it.
+    """
     return {**one(form, prioritized, LONG, draws=False), **one(form, prioritized, STEPS)}
 
 
@@ -82,8 +88,11 @@ def dqn_graph(env: str, hidden: int) -> fl.Graph:
     """DQN by the rounds of the loop by hand."""
     n = h.ENVS * h.STEPS
     settings = fl.DQNSettings(
-        envs_per_runner=h.ENVS, rollout_length=h.STEPS, buffer_size=h.CAPACITY, batch_size=h.UPDATES * h.BATCH, minibatch_size=h.BATCH, learning_starts=h.START, updates_per_step=1 / n,
-        target_update_every=1, lr=h.LR, double=False, epsilon=h.EPSILON, epsilon_steps=1, policy=fl.Policy(fl.QNetwork, hidden=(hidden, hidden)),
+        envs_per_runner=h.ENVS, rollout_length=h.STEPS, buffer_size=h.CAPACITY,
+        batch_size=h.UPDATES * h.BATCH, minibatch_size=h.BATCH, learning_starts=h.START,
+        updates_per_step=1 / n,
+        target_update_every=1, lr=h.LR, double=False, epsilon=h.EPSILON, epsilon_steps=1,
+        policy=fl.Policy(fl.QNetwork, hidden=(hidden, hidden)),
         report_every=1,
     )  # fmt: skip
     return fl.dqn(env, settings)
@@ -113,7 +122,8 @@ def pairs(
         found[0].append(one(i))
         found[1].append(other(i))
         print(
-            f"  {name}, pair {i + 1} of {RUNS}: {found[0][-1]:,.0f} and {found[1][-1]:,.0f}, ratio {found[0][-1] / found[1][-1]:.3f}",
+            f"  {name}, pair {i + 1} of {RUNS}: {found[0][-1]:,.0f} and {found[1][-1]:,.0f}, "
+            f"ratio {found[0][-1] / found[1][-1]:.3f}",
             flush=True,
         )
     return found
@@ -138,7 +148,7 @@ def program(hidden: int, rounds: int = 100) -> tuple[list[float], list[float]]:
     ) as run:
         for _ in range(2):
             next(run)
-            while run._session.coming:
+            while run._session.pending_rows:
                 next(run)
 
         def by_hand(seed: int) -> float:
@@ -154,7 +164,8 @@ def program(hidden: int, rounds: int = 100) -> tuple[list[float], list[float]]:
 def sac_speed(hidden: int, envs: int, rounds: int = 60, skip: int = 20) -> float:
     """Steps a second of SAC with an update a step, `envs` of both at a time."""
     settings = fl.SACSettings(
-        envs_per_runner=envs, rollout_length=8 // envs, batch_size=256 * 8, minibatch_size=256, updates_per_step=1 / 8, lr=1e-3, report_every=4,
+        envs_per_runner=envs, rollout_length=8 // envs, batch_size=256 * 8, minibatch_size=256,
+        updates_per_step=1 / 8, lr=1e-3, report_every=4,
         policy=fl.Policy(fl.SACNetwork, hidden=(hidden, hidden)),
     )  # fmt: skip
     with fl.run(fl.sac("Pendulum-v1", settings)) as run:
@@ -165,7 +176,8 @@ def line(name: str, one: list[float], other: list[float]) -> str:
     """Of a table."""
     ratios = [a / b for a, b in zip(one, other, strict=True)]
     return (
-        f"| {name} | {statistics.median(one):,.0f} | {statistics.median(other):,.0f} | **{statistics.median(ratios):.2f}** "
+        f"| {name} | {statistics.median(one):,.0f} | {statistics.median(other):,.0f} | "
+        f"**{statistics.median(ratios):.2f}** "
         f"({min(ratios):.2f} to {max(ratios):.2f}) |"
     )
 
@@ -211,11 +223,17 @@ def main() -> None:
         peers.append(line(f"SAC on Pendulum-v1, {n}-{n}", one, other))
     versions = json.loads(
         subprocess.run(
-            [PEERS, "-c", "import json, importlib.metadata as m; print(json.dumps([*map(m.version, ('stable-baselines3', 'torch', 'cpprb'))]))"],
+            [PEERS, "-c", (
+                "import json, importlib.metadata as m; print(json.dumps([*map(m.version, "
+                "('stable-baselines3', 'torch', 'cpprb'))]))"
+            )],
             check=True, capture_output=True, text=True,
         ).stdout
     )  # fmt: skip
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{importlib.metadata.version('jax')}"
+    )
     text = f"""# Replay, DQN and SAC
 
 Written by `make bench` ([bench/replay.py](../../bench/replay.py)): {machine};
@@ -224,8 +242,9 @@ All ratios are of runs in turn: the median, the lowest and the highest.
 
 ## Buffers
 
-Transitions a second, full buffers, {ENVS} environments. Theirs are added a step of all environments at a time, ours {STEPS}, or
-as many as it says; where priorities are kept, each draw counts with the new ones behind it. 3 pairs.
+Transitions a second, full buffers, {ENVS} environments. Theirs are added a step of all environments
+at a time, ours {STEPS}, or as many as it says; where priorities are kept, each draw counts with the
+new ones after it. 3 pairs.
 
 | | flowrl | peer | ratio |
 |---|---:|---:|---:|
@@ -233,8 +252,9 @@ as many as it says; where priorities are kept, each draw counts with the new one
 
 ## Beside loops by hand
 
-Steps a second of {h.ENVS} environments, {h.UPDATES} updates on {h.BATCH} transitions each behind every {h.ENVS * h.STEPS} steps; by hand:
-[bench/handwritten_dqn.py](../../bench/handwritten_dqn.py), the same maths. {RUNS} pairs.
+Steps a second of {h.ENVS} environments, {h.UPDATES} updates on {h.BATCH} transitions each after
+every {h.ENVS * h.STEPS} steps; by hand: [bench/handwritten_dqn.py](../../bench/handwritten_dqn.py),
+the same maths. {RUNS} pairs.
 
 | | flowrl | by hand | ratio |
 |---|---:|---:|---:|
@@ -242,10 +262,11 @@ Steps a second of {h.ENVS} environments, {h.UPDATES} updates on {h.BATCH} transi
 
 ## Beside Stable-Baselines3
 
-Steps a second at the same ratio of updates to steps and the same networks, in one process. DQN by the settings of RL Baselines3 Zoo for CartPole-v1:
-128 updates on 64 transitions behind every 256 steps; SAC with an update on 256 transitions for each step. flowrl steps
-{h.ENVS} environments at a time and makes {h.UPDATES} and 8 updates in one call; Stable-Baselines3 steps one environment, as it does by default.
-{RUNS} pairs.
+Steps a second at the same ratio of updates to steps and the same networks, in one process. DQN by
+the settings of RL Baselines3 Zoo for CartPole-v1: 128 updates on 64 transitions after every 256
+steps; SAC with an update on 256 transitions for each step. flowrl steps {h.ENVS} environments at a
+time and makes {h.UPDATES} and 8 updates in one call; Stable-Baselines3 steps one environment, as it
+does by default. {RUNS} pairs.
 
 | | flowrl | Stable-Baselines3 | ratio |
 |---|---:|---:|---:|
@@ -259,6 +280,7 @@ Steps a second at the same ratio of updates to steps and the same networks, in o
 if __name__ == "__main__":
     if not PEERS.exists():
         sys.exit(
-            "bench/replay.py measures beside others: `make bench` makes the environment that they are in"
+            "bench/replay.py measures beside others: `make bench` makes the environment that they "
+            "are in"
         )
     main()

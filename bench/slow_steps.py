@@ -1,7 +1,8 @@
-"""`make bench`: 24 runners over an environment that sleeps in its steps, now and then for long: what waiting for the slowest costs.
+"""`make bench`: 24 runners over an environment that sleeps: what waiting for the slowest costs.
 
-A step takes 3 ms, and one in 50 takes 100 ms, so that 24 environments that are always busy do 24 / 4.94 ms = 4,858 steps a second. Where all
-wait for all after every 100 steps, the slowest of 24 sets the pace. Writes docs/benchmarks/slow_steps.md.
+A step takes 3 ms, and one in 50 takes 100 ms, so that 24 environments that are always busy do 24 /
+4.94 ms = 4,858 steps a second. Where all wait for all after every 100 steps, the slowest of 24 sets
+the pace. Writes docs/benchmarks/slow_steps.md.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SlowSteps(gym.Env[Any, int]):
 
 
 def limits() -> tuple[float, float]:
-    """Steps per second with every environment always busy, and with a barrier every so many steps."""
+    """Steps per second with all environments always busy, and with a barrier after each rollout."""
     rng = np.random.default_rng(0)
     rounds = SHORT * FRAGMENT + (LONG - SHORT) * rng.binomial(
         FRAGMENT, 1 / EVERY, (20_000, RUNNERS)
@@ -77,7 +78,7 @@ def graphs() -> dict[str, fl.Graph]:
 
 
 def speed(graph: fl.Graph) -> tuple[float, float, str]:
-    """Steps per second once all are up; when the first Row came, by `time.time`; and the explanation."""
+    """Steps per second once all are up; `time.time` at the first Row; and the explanation."""
     with fl.run(graph, runtime="ray") as run:
         next(run)
         first = time.time()
@@ -127,7 +128,7 @@ def starting() -> tuple[float, float]:
 
 
 def measured(name: str) -> tuple[float, float, str]:
-    """In a process of its own: steps per second, seconds from the command to the first Row, and the explanation."""
+    """Steps per second, seconds to the first Row, and the explanation, of a process of its own."""
     began = time.time()
     out = subprocess.run(
         [sys.executable, __file__, name], capture_output=True, text=True, check=True
@@ -148,33 +149,39 @@ def main() -> None:
         for number in range(1, TIMES + 1):
             runs.append(measured(name))
             print(
-                f"  {name}, {number} of {TIMES}: {runs[-1][0]:,.0f} steps/s of {limit:,.0f}; first row after {runs[-1][1]:.1f} s",
+                f"  {name}, {number} of {TIMES}: {runs[-1][0]:,.0f} steps/s of {limit:,.0f}; "
+                f"first row after {runs[-1][1]:.1f} s",
                 flush=True,
             )
         rates, firsts = [rate for rate, _, _ in runs], [first for _, first, _ in runs]
         rate, first, least = statistics.median(rates), statistics.median(firsts), min(rates) / limit
         lines.append(
-            f"| {name} | {limit:,.0f} | {rate:,.0f} | **{rate / limit:.3f}** | {least:.3f} | {first:.1f} |"
+            f"| {name} | {limit:,.0f} | {rate:,.0f} | **{rate / limit:.3f}** | {least:.3f} | "
+            f"{first:.1f} |"
         )
         tables.append(f"{name[0].upper()}{name[1:]}:\n\n```text\n{runs[-1][2].strip()}\n```\n")
     up = [starting() for _ in range(TIMES)]
     ours, hand = (statistics.median(x) for x in zip(*up, strict=True))
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}, ray {ray.__version__}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__}, ray {ray.__version__}"
+    )
     text = f"""# Waiting for the slowest
 
 Written by `make bench` ([bench/slow_steps.py](../../bench/slow_steps.py)): {machine}.
 
-{RUNNERS} runners of one environment each, whose steps sleep {SHORT * 1000:.0f} ms, and one in {EVERY} of them {LONG * 1000:.0f} ms;
-IMPALA, and the same graph without its queue, so that all wait for all after every {FRAGMENT} steps. The limits are those of the sleeping
-alone. {TIMES} runs of {SECONDS:.0f} s each once all runners are up, the median and the lowest; "first row" is from the command to the first
-trained batch.
+{RUNNERS} runners of one environment each, whose steps sleep {SHORT * 1000:.0f} ms, and one in
+{EVERY} of them {LONG * 1000:.0f} ms; IMPALA, and the same graph without its queue, so that all wait
+for all after every {FRAGMENT} steps. The limits are those of the sleeping alone. {TIMES} runs of
+{SECONDS:.0f} s each once all runners are up, the median and the lowest; "first row" is from the
+command to the first trained batch.
 
 | sampling | limit, steps/s | flowrl, steps/s | of the limit | lowest | first row, s |
 |---|---:|---:|---:|---:|---:|
 {chr(10).join(lines)}
 
-Until all {RUNNERS} runners answer: {ours:.1f} s; until {RUNNERS} actors written by hand with the same imports do: {hand:.1f} s (Ray's own
-start in neither).
+Until all {RUNNERS} runners answer: {ours:.1f} s; until {RUNNERS} actors written by hand with the
+same imports do: {hand:.1f} s (Ray's own start in neither).
 
 What the last run of each told:
 

@@ -1,6 +1,9 @@
-"""`make bench`: what flowrl predicts of six changes, and what they then bring. Writes docs/benchmarks/what_if.md.
+"""`make bench`: what flowrl predicts of six changes, and what they then bring.
 
-The graphs sleep where they are slow, so that the machine is not what limits them. The predictions come from one run of the graph as it is.
+Writes docs/benchmarks/what_if.md.
+
+The graphs sleep where they are slow, so that the machine is not what limits them. The predictions
+come from one run of the graph as it is.
 """
 
 from __future__ import annotations
@@ -83,16 +86,21 @@ def main() -> None:
         told = "none" if predicted is None else f"{predicted:,.0f}"
         off = float("nan") if predicted is None else predicted / got - 1
         lines.append(
-            f"| {name} | {change} | {base.steps_per_second:,.0f} | {told} | {got:,.0f} | {off:+.1%} |"
+            f"| {name} | {change} | {base.steps_per_second:,.0f} | {told} | {got:,.0f} | "
+            f"{off:+.1%} |"
         )
         print(lines[-1], flush=True)
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__}"
+    )
     text = f"""# What if
 
 Written by `make bench` ([bench/what_if.py](../../bench/what_if.py)): {machine}.
 
-`flowrl explain` predicts what three changes would bring, by the service times that a run measured. Here are six predictions and what was then
-measured, in environment steps a second; the graphs sleep where they are slow, so that the cores are not what limits them. {SECONDS:.0f} s each.
+`flowrl explain` predicts what three changes would bring, by the service times that a run measured.
+Here are six predictions and what was then measured, in environment steps a second; the graphs sleep
+where they are slow, so that the cores are not what limits them. {SECONDS:.0f} s each.
 
 | graph | change | before | predicted | measured | off by |
 |---|---|---:|---:|---:|---:|

@@ -1,6 +1,9 @@
-"""`make bench`: the XLA runtime beside one `lax.scan` written by hand. Writes docs/benchmarks/xla.md, or for a GPU xla-DEVICE.md.
+"""`make bench`: the XLA runtime beside one `lax.scan` written by hand.
 
-Both programs are compiled once; then so many updates of each are run in turn, and the median of the pairs' ratios counts.
+Writes docs/benchmarks/xla.md, or for a GPU xla-DEVICE.md.
+
+Both programs are compiled once; then so many updates of each are run in turn, and the median of the
+pairs' ratios counts.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def graph(envs: int) -> fl.Graph:
     """The same algorithm in flowrl."""
     n = envs * scan.STEPS
     settings = fl.PPOSettings(
-        envs_per_runner=envs, rollout_length=scan.STEPS, batch_size=n, epochs=scan.EPOCHS, minibatch_size=n // scan.MINIBATCHES, lr=h.LR, gamma=h.GAMMA,
+        envs_per_runner=envs, rollout_length=scan.STEPS, batch_size=n, epochs=scan.EPOCHS,
+        minibatch_size=n // scan.MINIBATCHES, lr=h.LR, gamma=h.GAMMA,
         gae_lambda=h.LAM, clip_ratio=h.CLIP, value_clip=h.VALUE_CLIP, ent_coef=h.ENTROPY,
     )  # fmt: skip
     return fl.ppo("gymnax:CartPole-v1", settings)
@@ -54,7 +58,7 @@ def side_by_side(envs: int, updates: int) -> dict[str, Any]:
         next(run)
         ready = by_kind(run.profile().processes["this process"])["start"]
         ours, theirs = [], []
-        while run._session.coming:
+        while run._session.pending_rows:
             next(run)
         for pair in range(PAIRS):
             start = time.perf_counter()
@@ -67,7 +71,8 @@ def side_by_side(envs: int, updates: int) -> dict[str, Any]:
     steps = updates * envs * scan.STEPS
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     print(
-        f"  {envs:,} environments: ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+        f"  {envs:,} environments: ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+        f"{max(ratios):.3f})",
         flush=True,
     )
     return {
@@ -81,7 +86,10 @@ def side_by_side(envs: int, updates: int) -> dict[str, Any]:
 
 
 def many_seeds(seeds: int = 32, steps: int = 500_000) -> tuple[float, float, float, float]:
-    """Seconds of a command that runs many seeds, and of one that runs one: all of it, and without what comes before the first chunk."""
+    """Seconds of a command that runs many seeds, and of one that runs one.
+
+    Of each all of it, and without what comes before the first chunk.
+    """
     found = []
     for extra in ([], ["--seeds", str(seeds)]):
         out = ROOT / f"runs/bench-{os.getpid()}-{len(extra)}"
@@ -109,18 +117,21 @@ def many_seeds(seeds: int = 32, steps: int = 500_000) -> tuple[float, float, flo
 
 
 def chunking(envs: int = 4, rows: int = 600) -> float:
-    """What chunks of the size that is chosen cost beside one of the whole run: the median of the pairs' ratios, less one."""
+    """What chunks of the chosen size cost beside one of the whole run.
+
+    The median of the pairs' ratios, less one.
+    """
     plan, ratios = graph(envs).compile(), []
     sessions = [fl.run(plan, runtime=fl.XlaRuntime(chunk=chunk)) for chunk in (rows, None)]
     for run in sessions:
         next(run)
-        while run._session.coming or run.rows[-1]["row"] < rows:
+        while run._session.pending_rows or run.rows[-1]["row"] < rows:
             next(run)
     for _ in range(PAIRS):
         times = []
         for run in sessions:
             start, before = time.perf_counter(), len(run.rows)
-            while len(run.rows) - before < rows or run._session.coming:
+            while len(run.rows) - before < rows or run._session.pending_rows:
                 next(run)
             times.append((time.perf_counter() - start) / (len(run.rows) - before))
         ratios.append(times[1] / times[0])
@@ -136,10 +147,14 @@ def main() -> None:
     chunks = chunking(min(SIZES))
     print(f"  chunks cost {chunks:+.1%}", flush=True)
     one, one_update, many, many_update = many_seeds()
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax {jax.__version__} on {device}"
+    machine = (
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
+        f"{jax.__version__} on {device}"
+    )
     lines = [
         f"| {f['envs']:,} | {f['ours']:,.0f} | {f['hand']:,.0f} "
-        f"| **{statistics.median(f['ratios']):.3f}** ({min(f['ratios']):.3f} to {max(f['ratios']):.3f}) "
+        f"| **{statistics.median(f['ratios']):.3f}** ({min(f['ratios']):.3f} to "
+        f"{max(f['ratios']):.3f}) "
         f"| {f['ready']:.1f} | {f['hand_ready']:.1f} | {f['ready'] / f['hand_ready']:.2f} |"
         for f in found
     ]
@@ -147,20 +162,27 @@ def main() -> None:
 
 Written by `make bench`: {machine}.
 
-PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update, {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches.
-By hand: [bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all updates, which tells the loss and the mean
-return of each. flowrl gives its Rows, in chunks of as many updates as one measurement has. {PAIRS} pairs in turn; the ratio is the pairs' median,
-lowest and highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
+PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update,
+{scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches. By hand:
+[bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all
+updates, which reports the loss and the mean return of each. flowrl gives its Rows, in chunks of as
+many updates as one measurement has. {PAIRS} pairs in turn; the ratio is the pairs' median, lowest
+and highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which
+`jax.jit` traces and compiles the scan.
 
-| environments | flowrl, steps/s | by hand, steps/s | ratio | flowrl ready, s | by hand ready, s | ratio |
+| environments | flowrl, steps/s | by hand, steps/s | ratio \
+| flowrl ready, s | by hand ready, s | ratio |
 |---:|---:|---:|---:|---:|---:|---:|
 {chr(10).join(lines)}
 
-Chunks of the size that flowrl chooses cost {chunks:+.1%} beside chunks of 600 rows ({min(SIZES)} environments; median of {PAIRS} pairs).
+Chunks of the size that flowrl chooses cost {chunks:+.1%} beside chunks of 600 rows ({min(SIZES)}
+environments; median of {PAIRS} pairs).
 
-32 seeds of `flowrl run ppo --env gymnax:CartPole-v1 --runtime xla --steps 500_000` at once (`--seeds 32`): {many:.1f} s as a command, of which
-{many_update:.1f} s without starting and compiling. One seed: {one:.1f} s and {one_update:.1f} s, so 32 commands one after another take
-{32 * one / many:.1f} times as long, and {32 * one_update / many_update:.2f} times as long without starting and compiling.
+32 seeds of `flowrl run ppo --env gymnax:CartPole-v1 --runtime xla --steps 500_000` at once
+(`--seeds 32`): {many:.1f} s as a command, of which {many_update:.1f} s without starting and
+compiling. One seed: {one:.1f} s and {one_update:.1f} s, so 32 commands one after another take
+{32 * one / many:.1f} times as long, and {32 * one_update / many_update:.2f} times as long without
+starting and compiling.
 """
     name = (
         "xla"

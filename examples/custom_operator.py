@@ -1,4 +1,7 @@
-"""An operator of one's own: settings, a state that the runtime keeps, and a step. Run it: python examples/custom_operator.py."""
+"""Write an operator: its settings, a state that the runtime keeps, and a step.
+
+Run it: python examples/custom_operator.py
+"""
 
 from dataclasses import dataclass
 
@@ -10,35 +13,29 @@ import flowrl as fl
 
 @dataclass(frozen=True)
 class ClipRewards(fl.Operator):
-    """Clip rewards to [-limit, limit]; the limit rises from 0 to `end` over the first `steps` steps, so the operator counts them."""
+    """Clip rewards to [-limit, limit]; the limit rises from 0 to `end` over `steps` steps."""
 
     end: float = 4.0
     steps: int = 10_000
 
-    def init(
-        self,
-    ):  # the whole state: what `step` changes in place. A NumPy number goes on within an XLA program, too
+    def init(self):
+        # The whole state, which `step` changes in place. A NumPy number also works in XLA programs.
         return {"steps": np.float32(0)}
 
     def step(self, state, batch, ctx):
         state["steps"] = state["steps"] + np.float32(batch.steps)
-        yield batch.with_(
-            reward=ctx.run(
-                clipped, batch["reward"], jnp.minimum(1, state["steps"] / self.steps), end=self.end
-            )
-        )
+        share = jnp.minimum(1, state["steps"] / self.steps)
+        # Maths on arrays goes through `ctx.run`: it is compiled once, and traced for the plan.
+        yield batch.with_(reward=ctx.run(clipped, batch["reward"], share, end=self.end))
 
 
-def clipped(
-    reward, share, *, end
-):  # maths on arrays goes through `ctx.run`: compiled once, traced for the plan
+def clipped(reward, share, *, end):
     return jnp.clip(reward, -end * share, end * share)
 
 
 def main(steps: int = 20_000) -> fl.Run:
-    with fl.run(
-        fl.ppo("Pendulum-v1").insert(after="sample", clip=ClipRewards()), steps=steps
-    ) as run:
+    graph = fl.ppo("Pendulum-v1").insert(after="sample", clip=ClipRewards())
+    with fl.run(graph, steps=steps) as run:
         for row in run:
             print(f"{row['env_steps']:>8,} steps   return {row['return_mean']:8.1f}")
     return run

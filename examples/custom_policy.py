@@ -1,4 +1,4 @@
-"""A network of one's own: any Flax NNX module, built from the spaces, without a base class of ours.
+"""Write a network: any Flax NNX module that is built from the spaces, without a base class.
 
 Run it: python examples/custom_policy.py
 """
@@ -9,7 +9,7 @@ import flowrl as fl
 
 
 class Residual(nnx.Module):
-    """Observations to (action outputs [N, n], value [N])."""
+    """Compute action outputs [N, n] and values [N] from observations [N, ...]."""
 
     def __init__(self, obs_space, action_space, *, width=64, blocks=2, rngs):
         self.first = nnx.Linear(obs_space.shape[0], width, rngs=rngs)

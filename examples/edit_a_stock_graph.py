@@ -1,4 +1,4 @@
-"""Graphs are values: take a stock one, edit it, see what changed, run both.
+"""Edit a stock graph, see what changed, and run both: graphs are values.
 
 Run it: python examples/edit_a_stock_graph.py
 """
@@ -11,9 +11,9 @@ edited = (
     ppo.rename("ppo_edited")
     .set("train.epochs", 4)  # one setting of an operator
     .set("learner.loss.kl_penalty_target", 0.01)  # one setting deep inside a resource
-    .replace(batch=fl.Concat(batch_size=2048))  # another operator in the place of one
-    .insert(after="sync", play=fl.Evaluate(every=5, episodes=5))  # one more
-    .remove("norm")  # one less: its predecessor is joined to its successor
+    .replace(batch=fl.Concat(batch_size=2048))  # another operator in place of one
+    .insert(after="sync", play=fl.Evaluate(every=5, episodes=5))  # one operator more
+    .remove("norm")  # one operator less: its predecessor is joined to its successor
 )
 
 

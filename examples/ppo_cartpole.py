@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1: build the stock graph, look at its plan, train, evaluate, save.
+"""Train PPO on CartPole-v1: build the stock graph, look at its plan, train, evaluate, save.
 
 Run it: python examples/ppo_cartpole.py
 """
@@ -11,9 +11,9 @@ def main(steps: int = 150_000, out: str | None = None) -> fl.Run:
     print(graph.compile())
     with fl.run(graph, seed=0, steps=steps, until=lambda row: row["return_mean"] >= 475) as run:
         for row in run:
-            print(
-                f"{row['env_steps']:>8,} steps   return {row['return_mean']:6.1f}   {row['steps_per_second']:>7,.0f} steps/s"
-            )
+            speed = f"{row['steps_per_second']:>7,.0f} steps/s"
+            print(f"{row['env_steps']:>8,} steps   return {row['return_mean']:6.1f}   {speed}")
+    # An evaluation takes the greedy actions; training sampled them.
     returns = run.policy.evaluate(episodes=10)
     print(f"greedy: {returns.mean():.0f} +- {returns.std():.0f}")
     if out is not None:

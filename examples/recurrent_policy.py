@@ -1,4 +1,4 @@
-"""CartPole that shows no velocities: a policy has to remember. IMPALA with an LSTM.
+"""Train an LSTM with IMPALA on CartPole without velocities, where a policy has to remember.
 
 Run it: python examples/recurrent_policy.py
 """
@@ -10,7 +10,7 @@ import flowrl as fl
 
 
 class HideVelocities(gym.ObservationWrapper):
-    """Only the cart's place and the pole's angle."""
+    """Show only the position of the cart and the angle of the pole."""
 
     def __init__(self, env):
         super().__init__(env)

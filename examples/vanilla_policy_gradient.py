@@ -1,4 +1,7 @@
-"""The policy gradient from scratch, with a loss of one's own: python examples/vanilla_policy_gradient.py ."""
+"""Build the policy gradient from operators, with a loss that is a plain function.
+
+Run it: python examples/vanilla_policy_gradient.py
+"""
 
 import jax.numpy as jnp
 
@@ -6,7 +9,8 @@ import flowrl as fl
 
 
 def loss(policy, params, batch):
-    """-log pi(a|s) times the advantage, plus the error of the value. Every mean weighs rows by `valid`."""
+    """Return -log pi(a|s) times the advantage plus the error of the value, and two metrics."""
+    # Masked rows must not count, so every mean weighs rows by `valid`.
     dist, value = policy(params, batch["obs"])
     weight = batch["valid"] / batch["valid"].sum()
     actor = -jnp.sum(weight * dist.log_prob(batch["action"]) * batch["advantage"])

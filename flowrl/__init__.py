@@ -1,9 +1,11 @@
-"""flowrl: write a reinforcement learning algorithm as a graph of operators, see its plan in numbers, run it anywhere.
+"""flowrl: reinforcement learning algorithms as graphs of operators.
+
+A graph shows its plan in numbers, and runs in one process, on Ray or as one XLA program.
 
 >>> import flowrl as fl
 >>> print(fl.ppo("CartPole-v1").compile())  # doctest: +SKIP
 
-Nothing is imported until it is asked for: `import flowrl` loads neither jax nor ray.
+A module is imported when one of its names is first used: `import flowrl` loads neither jax nor ray.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.tuned import tuned as tuned
+    from flowrl.core.curves import Curves as Curves
     from flowrl.core.items import Batch as Batch
     from flowrl.core.items import Row as Row
     from flowrl.core.items import Trained as Trained
@@ -57,7 +60,6 @@ if TYPE_CHECKING:
     from flowrl.graph.protocols import Stateless as Stateless
     from flowrl.learner.learner import Learner as Learner
     from flowrl.learner.learner import LearnerHandle as LearnerHandle
-    from flowrl.observe.curves import Curves as Curves
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
     from flowrl.observe.record import Record as Record
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
     from flowrl.rl.networks import MLP as MLP
     from flowrl.rl.networks import RNN as RNN
     from flowrl.rl.networks import action_outputs as action_outputs
+    from flowrl.rl.normalizing import RunningNorm as RunningNorm
     from flowrl.rl.optimizers import SGD as SGD
     from flowrl.rl.optimizers import Adam as Adam
     from flowrl.rl.optimizers import Cosine as Cosine
@@ -111,7 +114,6 @@ if TYPE_CHECKING:
     from flowrl.rl.optimizers import Optax as Optax
     from flowrl.rl.optimizers import RMSProp as RMSProp
     from flowrl.rl.policies import Policy as Policy
-    from flowrl.rl.policies import RunningNorm as RunningNorm
     from flowrl.rl.value_losses import DQNLoss as DQNLoss
     from flowrl.rl.value_losses import SACLoss as SACLoss
     from flowrl.rl.value_networks import QNetwork as QNetwork
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The names of each module: the imports above are only read by type checkers and editors.
 _HOMES = {
     "algos.a2c": "A2CSettings a2c",
     "algos.apex": "ApexSettings apex",
@@ -144,11 +147,14 @@ _HOMES = {
     "core.items": "Batch Row Trained",
     "debugging.prompt": "debug",
     "envs.jax_envs": "JaxEnv",
-    "errors": "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError RuntimeFailed SaveError SettingError",
+    "errors": (
+        "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError "
+        "RuntimeFailed SaveError SettingError"
+    ),
     "graph.graph": "Chain Graph chain",
     "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
     "learner.learner": "Learner LearnerHandle",
-    "observe.curves": "Curves",
+    "core.curves": "Curves",
     "observe.diff": "Diff diff",
     "observe.record": "Record Recorder",
     "observe.saving": "TrainedPolicy load",
@@ -166,8 +172,9 @@ _HOMES = {
     "rl.explore": "EpsilonGreedy Explore GaussianNoise Sampled",
     "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
     "rl.networks": "CNN MLP RNN action_outputs",
+    "rl.normalizing": "RunningNorm",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
-    "rl.policies": "Policy RunningNorm",
+    "rl.policies": "Policy",
     "rl.value_losses": "DQNLoss SACLoss",
     "rl.value_networks": "QNetwork SACNetwork",
     "rollout.evaluation": "Evaluation",
@@ -190,9 +197,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         from flowrl.errors import unknown
 
-        raise AttributeError(
-            f"flowrl has no {unknown('name', name, __all__).removeprefix('unknown ')}"
-        )
+        hint = unknown("name", name, __all__).removeprefix("unknown ")
+        raise AttributeError(f"flowrl has no {hint}")
+    # Once it is a global of this module, the name is found without this function.
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
     return value
 

@@ -1,4 +1,4 @@
-"""``python -m flowrl``."""
+"""Entry point of ``python -m flowrl``."""
 
 import sys
 

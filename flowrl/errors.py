@@ -1,4 +1,4 @@
-"""Every error that flowrl raises on purpose.
+"""Errors that flowrl raises on purpose, and helpers to write their messages.
 
 ::
 
@@ -6,7 +6,7 @@
     ├── GraphError              a graph that is built wrongly: names, edges, edits
     │   └── CheckError          all problems that a check found, at once
     ├── SettingError            an unknown setting, or a value that it can't take
-    ├── ContractError           an item lacks what a verb needs of it
+    ├── ContractError           an item lacks what an operator or resource needs of it
     ├── PolicyError             a network that does not fit its spaces
     ├── EnvironmentFailed       an environment raised, or broke its declared spaces
     ├── NotFinite               NaN or infinity in a loss
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,9 +26,12 @@ from typing import Any
 
 
 class FlowrlError(Exception):
-    """The base of all errors here. `where` is an address such as ``ppo.train``; the runtimes fill it in.
+    """Base of all errors here.
 
-    `facts` holds what is known of it as plain numbers and words, which `flowrl why` reads.
+    Args:
+        message: what is wrong, and the way out.
+        where: an address such as ``ppo.train``; the runtimes fill it in where it is empty.
+        facts: what is known of the error as plain numbers and words, which `flowrl why` reads.
     """
 
     def __init__(self, message: str, where: str = "", **facts: Any) -> None:
@@ -40,26 +44,35 @@ class FlowrlError(Exception):
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def at(self, where: str) -> FlowrlError:
-        """Name the place, unless a deeper one did so already."""
+        """Set the address unless a deeper caller has set it, and return the error.
+
+        Args:
+            where: an address such as ``ppo.train``.
+        """
         self.where = self.where or where
         return self
 
 
 class GraphError(FlowrlError):
-    """A graph that is built wrongly."""
+    """A graph is built wrongly."""
 
 
 class CheckError(GraphError):
-    """All problems that were found in a graph. `problems` holds one line each."""
+    """A check found problems in a graph.
+
+    Args:
+        name: the name of the graph.
+        problems: all problems, a line each.
+    """
 
     def __init__(self, name: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__(
-            "\n".join([f"{name} can't run: {count}", *(f"  {p}" for p in self.problems)])
-        )
+        lines = [f"{name} can't run: {count}", *(f"  {problem}" for problem in self.problems)]
+        super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
+        # An exception is pickled by the arguments of its base class, which are other ones here.
         return (_rebuild_check_error, (self.message, self.problems))
 
 
@@ -70,15 +83,15 @@ def _rebuild_check_error(message: str, problems: tuple[str, ...]) -> CheckError:
 
 
 class SettingError(FlowrlError):
-    """An unknown setting, or a value that it can't take."""
+    """A setting is unknown, or can't take the value that it was given."""
 
 
 class ContractError(FlowrlError):
-    """An item lacks what a verb needs of it."""
+    """An item lacks what an operator or resource needs of it."""
 
 
 class PolicyError(FlowrlError):
-    """A network that does not fit its spaces."""
+    """A network does not fit its spaces."""
 
 
 class EnvironmentFailed(FlowrlError):
@@ -86,45 +99,100 @@ class EnvironmentFailed(FlowrlError):
 
 
 class NotFinite(FlowrlError):
-    """NaN or infinity in a loss."""
+    """A loss is NaN or infinite."""
 
 
 class RuntimeFailed(FlowrlError):
-    """A runtime that can't start, or that lost a process it needs."""
+    """A runtime can't start, or has lost a process that it needs."""
 
 
 class SaveError(FlowrlError):
-    """A run or policy that can't be saved, verified or loaded."""
+    """A run or policy can't be saved, verified or loaded."""
 
 
 def a(value: object) -> str:
-    """What a value is, for messages: ``an int``, ``a Batch``."""
+    """Return the type of a value with its article, for messages: ``an int``, ``a Batch``."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def raised(error: BaseException) -> str:
-    """An error out of a user's own code: what it is, and the line of theirs that it came from."""
+    """Describe an error of a user's code: its type, its text and the line of theirs it is from."""
     return f"{type(error).__name__}: {error}{line_of(error)}"
 
 
 def line_of(error: BaseException) -> str:
-    """The line of a user's own code that an error came from, such as `` (mine.py:12)``; nothing if it came from none."""
+    """Return the line of a user's code that an error is from, such as `` (mine.py:12)``.
+
+    The text is empty if no line of a user's code took part.
+    """
     frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if f"{os.sep}flowrl{os.sep}" not in f.filename and "site-packages" not in f.filename
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if f"{os.sep}flowrl{os.sep}" not in frame.filename and "site-packages" not in frame.filename
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra of flowrl into the environment of this process."""
+    return f"{sys.executable} -m pip install 'flowrl[{extra}]'"
+
+
+FOREIGN = {
+    "clip_coef": "clip_ratio",
+    "clip_eps": "clip_ratio",
+    "clip_param": "clip_ratio",
+    "clip_range": "clip_ratio",
+    "clip_range_vf": "value_clip",
+    "discount": "gamma",
+    "ent_coeff": "ent_coef",
+    "entropy_coef": "ent_coef",
+    "entropy_coeff": "ent_coef",
+    "exploration_fraction": "epsilon_steps",
+    "grad_clip": "max_grad_norm",
+    "lambda_": "gae_lambda",
+    "learning_rate": "lr",
+    "n_envs": "envs_per_runner",
+    "n_epochs": "epochs",
+    "n_steps": "rollout_length",
+    "normalize_observations": "normalize",
+    "norm_obs": "normalize",
+    "num_env_runners": "num_runners",
+    "num_envs": "envs_per_runner",
+    "num_envs_per_env_runner": "envs_per_runner",
+    "num_epochs": "epochs",
+    "num_sgd_iter": "epochs",
+    "num_steps": "rollout_length",
+    "num_workers": "num_runners",
+    "replay_buffer_size": "buffer_size",
+    "rollout_fragment_length": "rollout_length",
+    "sgd_minibatch_size": "minibatch_size",
+    "target_network_frequency": "target_update_every",
+    "target_network_update_freq": "target_update_every",
+    "target_update_interval": "target_update_every",
+    "train_batch_size": "batch_size",
+    "update_epochs": "epochs",
+    "vf_loss_coeff": "vf_coef",
+    "value_coef": "vf_coef",
+}
+"""Settings of Stable-Baselines3, RLlib and CleanRL, and what they are called here."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The text for an unknown name: what is known, and the nearest match.
+    """Return the message for an unknown name, with the known names and the nearest of them.
+
+    Args:
+        kind: what the name is of, such as ``setting``.
+        name: the unknown name.
+        known: all names that there are.
 
     >>> unknown("setting", "epoch", ["epochs", "lr"])
     "unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, lr"
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    if FOREIGN.get(name) in names:
+        return f"unknown {kind} '{name}'; did you mean '{FOREIGN[name]}'? Known: {', '.join(names)}"
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}"

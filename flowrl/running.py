@@ -1,4 +1,4 @@
-"""`fl.run`: open a graph in a runtime, give its Rows, stop when told to, save."""
+"""`fl.run`: open a graph in a runtime, return its Rows, stop at a goal, save."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
+from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row
@@ -24,7 +25,6 @@ from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.observe.curves import Curves
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
@@ -32,16 +32,20 @@ from flowrl.observe.sinks import EventLog
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.rollout.runners import Runners
-from flowrl.runtime.base import Audit, Runtime, interrupts_wait, noting
+from flowrl.runtime.audit import Audit
+from flowrl.runtime.base import Runtime
+from flowrl.runtime.closing import interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
 
 PROFILE_SECONDS = 10.0
-"""How often a run's directory is told where its time goes, so that `flowrl explain` tells of runs that go on or were killed."""
+"""Seconds between two profiles that are written to a run's directory, so that `flowrl explain` also
+works for runs that go on or were killed."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
     "xla": ("flowrl.runtime.xla", "XlaRuntime"),
 }
+"""By name of a runtime: its module and class, imported when it is used."""
 
 
 def run(
@@ -57,7 +61,9 @@ def run(
     otlp: str | None = None,
     record: bool | Record = False,
 ) -> Run:
-    """Run a graph: iterate over the result for its Rows, and use it as a context manager so that everything is shut down.
+    """Run a graph. Iterate over the result for its Rows.
+
+    Use the result as a context manager, so that everything is shut down.
 
     Args:
         graph: what to run. It is compiled first, unless it is a plan already.
@@ -65,13 +71,17 @@ def run(
         seed: of every random number in the run.
         steps: stop with the first Row that has this many environment steps.
         until: stop with the first Row of which this is true.
-        out: a directory, made anew, for rows, graph, plan and policy; they are written as the run goes and when it is closed.
-        observers: told of the run's events. Where none takes warnings, these go to the logger ``flowrl``.
-        trace: a file for what every process did and when, of the last of the run; Perfetto opens it; if its name ends in
-            ``.svg``, a picture of a stretch of it.
-        otlp: the address of a collector of OpenTelemetry that the same is sent to, such as ``http://localhost:4318``.
-        record: keep updates in `out`, so that `flowrl replay` can run them again and `flowrl why` tell what they were made of; True for
-            `fl.Record()`, which keeps the first and those that stand out.
+        out: a new directory for rows, graph, plan and policy; they are written as the run goes and
+            when it is closed.
+        observers: called with the run's events. Where none takes warnings, these go to the logger
+            ``flowrl``.
+        trace: a file for what every process did and when, of the last of the run. Perfetto opens
+            it; if its name ends in ``.svg``, it is a picture of a stretch of it.
+        otlp: the address of a collector of OpenTelemetry that the same is sent to, such as
+            ``http://localhost:4318``.
+        record: keep updates in `out`, so that `flowrl rerun` can run them again and `flowrl why`
+            can report what they were made of; True for `fl.Record()`, which keeps the first and
+            those that stand out.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -80,12 +90,31 @@ def run(
         SaveError: `out` exists already.
 
     >>> import flowrl as fl
-    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32)), steps=512) as run:
+    >>> graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32))
+    >>> with fl.run(graph, steps=512) as run:
     ...     updates = [row["updates"] for row in run]
     >>> updates
     [1, 2, 3]
     """
     forbid_while_importing()
+    _check_arguments(graph, seed, steps, until)
+    plan = graph if isinstance(graph, Plan) else graph.compile()
+    checked = _checked_observers(observers)
+    recorder = _recorder(record, out, seed)
+    return Run(
+        plan,
+        as_runtime(runtime),
+        seed,
+        steps,
+        until,
+        out,
+        checked if recorder is None else (*checked, recorder),
+        Tracing(trace, otlp) if trace or otlp else None,
+    )
+
+
+def _check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
+    """Refuse arguments of `run` that it can't take."""
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if steps is not None and (not isinstance(steps, int) or steps < 1):
@@ -94,48 +123,44 @@ def run(
         raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
     if until is not None and not callable(until):
         raise SettingError(
-            f"until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got {until!r}"
+            "until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got "
+            f"{until!r}"
         )
-    plan = graph if isinstance(graph, Plan) else graph.compile()
+
+
+def _checked_observers(observers: Any) -> tuple[Observer, ...]:
+    """Return the observers, or refuse what is none."""
     if not isinstance(observers, Iterable):
         raise SettingError(f"observers must be a list of them, got {observers!r}")
-    observers = tuple(observers)
-    for observer in observers:
+    checked = tuple(observers)
+    for observer in checked:
         if (
             isinstance(observer, type)
             or not callable(observer)
             or not isinstance(getattr(observer, "kinds", None), tuple)
         ):
             raise SettingError(
-                f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it takes, and is called with each, as fl.Csv(path) is"
+                f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it "
+                "takes, and is called with each, as fl.Csv(path) is"
             )
+    return checked
+
+
+def _recorder(record: Any, out: str | Path | None, seed: int) -> Recorder | None:
+    """Return the observer that keeps updates in the run's directory, if this is wanted."""
     if not isinstance(record, bool | Record):
         raise SettingError(
             f"record must be True, False or one such as fl.Record(every=100), got {record!r}"
         )
-    if record:
-        if out is None:
-            raise SettingError(
-                "record keeps updates in the run's directory; give out='runs/mine' too"
-            )
-        observers = (
-            *observers,
-            Recorder(Path(out) / RECORDS, Record() if record is True else record, seed),
-        )
-    return Run(
-        plan,
-        as_runtime(runtime),
-        seed,
-        steps,
-        until,
-        out,
-        observers,
-        Tracing(trace, otlp) if trace or otlp else None,
-    )
+    if not record:
+        return None
+    if out is None:
+        raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
+    return Recorder(Path(out) / RECORDS, Record() if record is True else record, seed)
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:
-    """A runtime by its name, or as it is.
+    """Return a runtime by its name, or as it is.
 
     Raises:
         SettingError: the name is unknown.
@@ -150,7 +175,7 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
 
 
 class Run:
-    """A graph at work. An iterator of Rows, and a context manager that shuts everything down."""
+    """A graph at work: an iterator of Rows, and a context manager that shuts everything down."""
 
     graph: Graph
     plan: Plan
@@ -166,44 +191,48 @@ class Run:
         observers: tuple[Observer, ...],
         tracing: Tracing | None,
     ) -> None:
+        """Open the graph in the runtime; `run` describes the arguments.
+
+        Raises:
+            RuntimeFailed: the runtime can't start.
+            SaveError: `out` exists already, or the policy could not be saved.
+        """
         self.plan = plan
         self.graph = plan.graph
         self.rows: list[Row] = []
         """The Rows so far."""
         self.reason: str | None = None
-        """Why it ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``; None while it runs."""
+        """Why the run ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``; None
+        while it goes on."""
         self._steps, self._until = steps, until
         self._goal = ""
-        """Which goal was reached, while rows that were closed already are still being given."""
+        """The goal that was reached, while rows that closed already are still being returned."""
         self._log = EventLog()
-        if not any(
-            Warned in observer.kinds for observer in observers
-        ):  # a warning reaches somebody: standard error, if nobody set `logging` up
-            observers = (
-                *observers,
-                Tap(
-                    lambda event: logging.getLogger("flowrl").warning("flowrl: %s", event.text),
-                    Warned,
-                ),
-            )
+        observers = _with_warnings(observers)
         self._stream = Stream(observers if out is None else (self._log, *observers))
-        self._cut = False
-        """Whether it was said that evaluated episodes were cut."""
-        self._final: TrainedPolicy | None = None
-        self._profiled: tuple[Profile, Profile] | None = None
-        self._profile_due = (
-            time.perf_counter() + PROFILE_SECONDS / 10
-        )  # soon, for who asks at once why it is slow
-        self._audited: Audit | None = None
-        files: dict[str, str] = {}
+        self._warned_of_cut = False
+        """Whether there was a warning that evaluated episodes were cut."""
+        self._final_policy: TrainedPolicy | None = None
+        self._final_profiles: tuple[Profile, Profile] | None = None
+        """The profile of the whole run, and that of the run without its beginning."""
+        self._final_audit: Audit | None = None
+        # The first profile comes soon, for users who ask at once why a run is slow.
+        self._next_profile = time.perf_counter() + PROFILE_SECONDS / 10
         self._dir: RunDir | None = None
         self._tracing = tracing
+        self._open(runtime, seed, out)
+        self._iterator: Iterator[Row] = iter(self._session)
+        self._stream.emit(Started(plan, self.profile))
+
+    def _open(self, runtime: Runtime, seed: int, out: str | Path | None) -> None:
+        """Open the session, then the directory, which is not made for a run that can't start."""
+        files: dict[str, str] = {}
         try:
             if out is not None:
                 files = self._files()
                 check_free(out)
-            self._session = runtime.open(plan, seed, self._stream)
-            self._session.steps = steps
+            self._session = runtime.open(self.plan, seed, self._stream)
+            self._session.steps = self._steps
         except BaseException as error:
             self.reason = "failed"
             if self._tracing is not None:
@@ -218,8 +247,6 @@ class Run:
         except BaseException as error:
             self._end("failed", error)
             raise
-        self._iterator: Iterator[Row] = iter(self._session)
-        self._stream.emit(Started(plan, self.profile))
 
     # -- rows
 
@@ -231,38 +258,43 @@ class Run:
             raise StopIteration
         try:
             row = next(self._iterator)
-            self._add(row)
+            self._add_row(row)
             solved = self._until is not None and self._until(row)
         except BaseException as error:
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+            self._end(_reason_of(error), error)
             raise
         if solved:
             self._goal = "until"
         elif self._steps is not None and row["env_steps"] >= self._steps:
             self._goal = self._goal or "steps"
-        if self._goal and not self._session.coming:
+        # A program closes several rows at once: the run ends with the last of them.
+        if self._goal and not self._session.pending_rows:
             self._end(self._goal, None)
         return row
 
-    def _rest(self) -> None:
-        """The rows that were closed already and not given yet: a program's policy is that of the last of them."""
-        while self._session.coming:
-            self._add(next(self._iterator))
+    def _take_pending_rows(self) -> None:
+        """Take the rows that closed already: a program's policy is that of the last of them."""
+        while self._session.pending_rows:
+            self._add_row(next(self._iterator))
 
-    def _add(self, row: Row) -> None:
+    def _add_row(self, row: Row) -> None:
+        """Keep a row, write it into the directory, and emit its events."""
         self.rows.append(row)
         if self._dir is not None:
             self._dir.add(row)
-            if (now := time.perf_counter()) >= self._profile_due:
+            if (now := time.perf_counter()) >= self._next_profile:
                 whole = self._session.profile()
                 self._dir.put("profile.json", to_text(whole, self._session.steady(whole)))
-                self._profile_due = now + PROFILE_SECONDS
+                self._next_profile = now + PROFILE_SECONDS
         self._stream.emit(RowClosed(row))
-        if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._cut:
-            self._cut = True
-            text = "did not end within the max_steps of Evaluate and were cut; their returns until then count. The column eval/cut_episodes goes on"
+        if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._warned_of_cut:
+            self._warned_of_cut = True
             self._stream.emit(
-                Warned(f"{self.graph.name}: {cut:g} evaluated episodes {text} counting them")
+                Warned(
+                    f"{self.graph.name}: {cut:g} evaluated episodes did not end within the "
+                    "max_steps of Evaluate and were cut; their returns until then count. The "
+                    "column eval/cut_episodes goes on counting them"
+                )
             )
 
     # -- what there is to use
@@ -274,8 +306,8 @@ class Run:
         Raises:
             GraphError: the graph has no learner, or several.
         """
-        if self._final is not None:
-            return self._final
+        if self._final_policy is not None:
+            return self._final_policy
         learners = [(n, r) for n, r in self.graph.resources.items() if isinstance(r, Learner)]
         if len(learners) != 1:
             raise GraphError(
@@ -283,6 +315,7 @@ class Run:
             )
         name, learner = learners[0]
         runners = self.graph.resources[str(learner.runners)]
+        # Another resource in their place need not have these fields.
         env, wrappers, settings = (
             (runners.env, runners.wrappers, runners.env_settings)
             if isinstance(runners, Runners)
@@ -291,34 +324,31 @@ class Run:
         handle: LearnerHandle
         with self._session.handle(name) as handle:
             weights = jax.device_get(handle.weights()[0])
-        return TrainedPolicy(
-            learner.policy,
-            handle.core.spaces,
-            weights,
-            env,
-            wrappers,
-            settings,
-            handle.core.loss.values,
-        )
+        spaces, loss_values = handle.core.spaces, handle.core.loss.values
+        return TrainedPolicy(learner.policy, spaces, weights, env, wrappers, settings, loss_values)
 
     def counts(self) -> Counter[str]:
-        """What was done so far, by the counters of `Plan.per_row`."""
+        """Return what was done so far, by the counters of `Plan.per_row`."""
         return self._session.counts()
 
     def audit(self) -> Audit:
-        """The conservation audit so far."""
-        return self._audited or self._session.audit()
+        """Return the conservation audit so far."""
+        return self._final_audit or self._session.audit()
 
     def profile(self) -> Profile:
-        """Where the time went so far, and what flowed. After the end of the run, that of the end."""
-        return self._profiled[0] if self._profiled else self._session.profile()
+        """Return where the time went, and what flowed, so far or until the end of the run."""
+        return self._final_profiles[0] if self._final_profiles else self._session.profile()
 
     def explain(self) -> Explanation:
-        """Why it is as fast as it is: where the seconds went, the bottleneck, and what changes would bring. Its beginning is left out."""
-        return explain(self._profiled[1] if self._profiled else self._session.steady())
+        """Explain why the run is as fast as it is; its beginning is left out.
+
+        Returns:
+            Where the seconds went, the bottleneck, and what changes would bring.
+        """
+        return explain(self._final_profiles[1] if self._final_profiles else self._session.steady())
 
     def curves(self) -> Curves:
-        """What every one of many runs at once told.
+        """Return the Rows of every one of many runs at once.
 
         Raises:
             GraphError: this is one run.
@@ -330,19 +360,25 @@ class Run:
     # -- saving and ending
 
     def save(self, path: str | Path) -> None:
-        """Save rows, graph, plan and policy as they are now into a directory made anew.
+        """Save rows, graph, plan and policy as they are now.
+
+        Args:
+            path: of a new directory.
 
         Raises:
             SaveError: it exists already, or the policy's class has no name that leads back to it.
         """
-        policy, told = self._policy(), self._told()
+        policy, reports = self._policy(), self._reports()
         folder = RunDir(path, self._files())
         for row in self.rows:
             folder.add(row)
-        folder.finish(policy, told)
+        folder.finish(policy, reports)
 
     def close(self) -> None:
-        """End the run: shut everything down, and save into `out` if there is one. Rows and policy stay at hand."""
+        """End the run: shut everything down, and save into `out` if it was given.
+
+        Rows and policy stay available.
+        """
         self._end("closed", None)
 
     def __enter__(self) -> Self:
@@ -354,44 +390,48 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(
-            "closed"
-            if error is None
-            else "interrupted"
-            if isinstance(error, KeyboardInterrupt)
-            else "failed",
-            error,
-        )
+        self._end("closed" if error is None else _reason_of(error), error)
 
     def _end(self, reason: str, error: BaseException | None) -> None:
+        """Shut everything down once, and save.
+
+        Args:
+            reason: why the run ends.
+            error: what ended it, if that was an error.
+        """
         if self.reason is not None:
             return
         self.reason = reason
-        with (
-            interrupts_wait() as pressed,
-            ExitStack() as last,
-        ):  # each of these is done, the last one first, whatever the others raise
+        # Each of these is done, the last one first, whatever the others raise.
+        with interrupts_wait() as pressed, ExitStack() as last:
             if self._tracing is not None:
                 last.callback(noting(error, self._tracing.close))
             last.callback(noting(error, partial(self._finish, error)))
             last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
-            for ending in (self._session.close, self._keep, self._rest, self._session.rest):
+            for ending in (
+                self._session.close,
+                self._keep_results,
+                self._take_pending_rows,
+                self._session.rest,
+            ):
                 last.callback(noting(error, ending))
         if error is None:
             self._session.interrupted |= pressed()
             self._session.raise_interrupt()
 
-    def _keep(self) -> None:
+    def _keep_results(self) -> None:
+        """Keep what can be asked for after the end, while the resources are still open."""
         if self._tracing is not None:
             edges = [(before, node.name) for node in self.graph.nodes for before in node.after]
             self._tracing.trace = lambda: Trace.of(self.graph.name, edges, self._session.spans)
         whole = self._session.profile()
-        self._profiled, self._audited = (whole, self._session.steady(whole)), self._session.audit()
-        self._final = self._policy()
+        self._final_profiles = (whole, self._session.steady(whole))
+        self._final_audit = self._session.audit()
+        self._final_policy = self._policy()
 
     def _policy(self) -> TrainedPolicy | None:
-        """The policy, if there is one."""
+        """Return the policy, if there is one."""
         try:
             return self.policy
         except GraphError:
@@ -403,29 +443,34 @@ class Run:
         if self._dir is None:
             return
         try:
-            self._dir.finish(
-                self._final,
-                self._told()
-                | (failure(error) if self.reason == "failed" and error is not None else {}),
-            )
+            files = self._reports()
+            if self.reason == "failed" and error is not None:
+                files |= failure(error)
+            self._dir.finish(self._final_policy, files)
         except OSError as problem:
             raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
 
-    def _told(self) -> dict[str, str]:
-        told = {
+    def _reports(self) -> dict[str, str]:
+        """Return the texts on the run so far, by name of the file that holds each."""
+        reports = {
             "audit.txt": str(self.audit()),
             "explain.txt": str(self.explain()),
             "profile.json": to_text(self.profile(), self.explain().profile),
         }
         if isinstance(self._session.rows, MemberRows) and self.rows:
             curves = self.curves()
-            told |= {"curves.txt": str(curves), "members.jsonl": curves.text()}
-            with suppress(SaveError):  # without matplotlib
-                told["curves.svg"] = curves.svg()
-        return told
+            reports |= {"curves.txt": str(curves), "members.jsonl": curves.text()}
+            # Without matplotlib there is no picture.
+            with suppress(SaveError):
+                reports["curves.svg"] = curves.svg()
+        return reports
 
     def _files(self) -> dict[str, str]:
-        """The texts of a run's directory. A policy that can't be saved is an error now, not after the training."""
+        """Return the first texts of a run's directory, by name of the file that holds each.
+
+        Raises:
+            SaveError: the policy can't be saved. This has to show now, not after the training.
+        """
         for resource in self.graph.resources.values():
             if isinstance(resource, Learner):
                 values.to_text(resource.policy, defaults=True, strict=True)
@@ -435,3 +480,19 @@ class Run:
             self._stream.emit(Warned(f"graph.txt can't be read back: {error}"))
             text = f"# This text can't be read back: {error}\n{self.graph.text(strict=False)}"
         return {"graph.txt": text, "plan.txt": str(self.plan)}
+
+
+def _with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+    """Return the observers, with one that logs warnings if none of them takes these.
+
+    So a warning always reaches somebody: standard error, if nobody set `logging` up.
+    """
+    if any(Warned in observer.kinds for observer in observers):
+        return observers
+    logger = logging.getLogger("flowrl")
+    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the reason for which an error ends a run."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

@@ -7,21 +7,25 @@ import shutil
 import signal
 import tempfile
 
-if (
-    "FLOWRL_TESTS" not in os.environ
-):  # in the first process; those that it starts inherit all of it, and JAX reads it when it is imported
+# In the first process; those that it starts inherit all of it, and JAX reads it on import.
+if "FLOWRL_TESTS" not in os.environ:
     os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Tests compile much and compute little: what one process compiled serves the others, and XLA takes no pains over it,
-    # nor does it split a program for several threads to compile, which is more work for cores that are busy anyway.
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    # Tests compile much and compute little: what one process compiled serves the others, and XLA
+    # takes no pains over it, nor does it split a program for several threads to compile, which is
+    # more work for cores that are busy anyway.
+    quick = (
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_use_fusion_emitters=false"
+    )
     quick += " --xla_cpu_parallel_codegen_split_count=1"
     os.environ |= {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
-        # Ray gives its workers a niceness of 15, so beside other busy processes they would get a thirtieth of a core.
+        # Ray gives its workers a niceness of 15, so beside other busy processes they would get a
+        # thirtieth of a core.
         "RAY_worker_niceness": "0",
     }
 if (
@@ -38,7 +42,8 @@ import flowrl as fl
 from flowrl.core import compiled
 
 RAY = fl.RayRuntime(processes=1)
-"""Runners on Ray for what does not care how many processes there are: each takes two seconds of a core to start."""
+"""Runners on Ray for what does not care how many processes there are: each takes two seconds of a
+core to start."""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +58,8 @@ def ray_up():
 
 @pytest.fixture(scope="module", autouse=True)
 def let_go():
-    """Behind a file: what it compiled is of no use to another, and there are some 20 MB of it for each graph."""
+    """After a file: what it compiled is of no use to another, and there are some 20 MB of it for
+    each graph."""
     yield
     REMEMBERED.clear()
     if psutil.Process().memory_info().rss > 1.2e9:
@@ -108,7 +114,8 @@ def same(a, b):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what they trace and compile; those with Ray first."""
+    """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what
+    they trace and compile; those with Ray first."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")

@@ -15,7 +15,8 @@ import flowrl as fl
 
 
 class Clockwork(gym.Env):
-    """Observes [episode, step]; each step is worth `episode + 1`. Episode k has `lengths[k % n]` steps and is cut short if k is odd."""
+    """Observes [episode, step]; each step is worth `episode + 1`. Episode k has `lengths[k % n]`
+    steps and is cut short if k is odd."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -126,7 +127,8 @@ def silent():
 
 
 class CutShort(gym.Env):
-    """Observes 1, is worth 1 a step, and is cut short after 5 steps: with a discount of 0.9 every state is worth 10."""
+    """Observes 1, is worth 1 a step, and is cut short after 5 steps: with a discount of 0.9 every
+    state is worth 10."""
 
     observation_space = gym.spaces.Box(0, 1, (1,))
     action_space = gym.spaces.Discrete(2)
@@ -160,7 +162,8 @@ class JaxCutShort(fl.JaxEnv):
 
 
 class Corridor(fl.JaxEnv):
-    """In JAX: walk right to the end, where the reward is 1. The observation is the place in [0, 1]; cut short after 20 steps."""
+    """In JAX: walk right to the end, where the reward is 1. The observation is the place in [0, 1];
+    cut short after 20 steps."""
 
     observation_space = gym.spaces.Box(0, 1, (1,))
     action_space = gym.spaces.Discrete(2)

@@ -1,4 +1,7 @@
-"""Graphs whose bottleneck is known, for it was planted: all of them sleep, `scale` times as long where the machine is busy with other work."""
+"""Graphs whose bottleneck is known, for it was planted: all of them sleep.
+
+They do so `scale` times as long where the machine is busy with other work.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ POLICY = fl.Policy(fl.MLP, hidden=(8,))
 
 
 class Slow(Clockwork):
-    """Every step takes `seconds`; those of the first that leaves a mark in a folder, if one is given, five times as long."""
+    """Every step takes `seconds`; those of the first that leaves a mark in a folder, if one is
+    given, five times as long."""
 
     def __init__(self, seconds, marks=None):
         super().__init__()

@@ -1,4 +1,7 @@
-"""Two rows of runs whose learner has four devices: losses and weights, printed as JSON. Run in a process that has four of them."""
+"""Two rows of runs whose learner has four devices: losses and weights, printed as JSON.
+
+It is run in a process that has four of them.
+"""
 
 import json
 import sys
@@ -28,7 +31,8 @@ QUICK = fl.IMPALASettings(
     policy=fl.Policy(fl.MLP, hidden=(4,)),
 )
 ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4, episodes=2))
-"""It has a warm-up, and parts of its state come out of a program in another shape than they went in, left to itself."""
+"""It has a warm-up, and parts of its state come out of a program in another shape than they went
+in, left to itself."""
 RUNS = {
     "local": (GYM, "local"),
     "xla": (JAX, fl.XlaRuntime(chunk=2)),

@@ -1,4 +1,7 @@
-"""What the update of a learner is compiled to on several devices, printed as JSON. Run in a process that has four of them."""
+"""What the update of a learner is compiled to on several devices, printed as JSON.
+
+It is run in a process that has four of them.
+"""
 
 import json
 import re
@@ -54,11 +57,13 @@ CASES = {
     "recurrent": (RNN, DISCRETE, fl.VTraceLoss(), T * 8, (4,)),
     "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.PGLoss(), T * B, ()),
 }
-"""By name: policy, spaces, loss, the steps of a minibatch, and the numbers of devices that share it."""
+"""By name: policy, spaces, loss, the steps of a minibatch, and the numbers of devices that share
+it."""
 
 
 def example(core, carry):
-    """A batch of random numbers in which each column has another number of valid rows, and the columns of sequences."""
+    """A batch of random numbers in which each column has another number of valid rows, and the
+    columns of sequences."""
     random = np.random.default_rng(0)
     t, b = (1, DRAWN) if "next_obs" in core.loss.needs else (T, B)
     action = (

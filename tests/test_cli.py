@@ -15,7 +15,7 @@ import pytest
 import flowrl as fl
 from conftest import same
 from flowrl.algos.named import build, find, parse_value
-from flowrl.cli.commands import _imports, _runtime, parse_until
+from flowrl.cli.arguments import import_named, parse_until, runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.sinks import columns
 
@@ -219,14 +219,19 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
 
             class Net(nnx.Module):
                 def __init__(self, obs_space, action_space, *, rngs):
-                    self.out = nnx.Linear(obs_space.shape[0], fl.action_outputs(action_space) + 1, rngs=rngs)
+                    outputs = fl.action_outputs(action_space) + 1
+                    self.out = nnx.Linear(obs_space.shape[0], outputs, rngs=rngs)
 
                 def __call__(self, obs):
                     x = self.out(obs)
                     return x[:, :-1], x[:, -1]
 
             def g():
-                return fl.ppo("CartPole-v1", fl.PPOSettings(envs_per_runner=2, rollout_length=8, batch_size=16, minibatch_size=None, policy=fl.Policy(Net)))
+                settings = fl.PPOSettings(
+                    envs_per_runner=2, rollout_length=8, batch_size=16, minibatch_size=None,
+                    policy=fl.Policy(Net),
+                )
+                return fl.ppo("CartPole-v1", settings)
 
             fl.run(g()) if __name__ == "__main__" else None
             """
@@ -258,8 +263,12 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
 
             def g():
                 policy = fl.Policy(fl.MLP, hidden=(4,))
-                graph = fl.pg("CartPole-v1", fl.PGSettings(envs_per_runner=2, rollout_length=8, batch_size=16, policy=policy))
-                return graph.set("runners.env", partial(Short, length=3)).set("runners.wrappers", (lambda env: env,))
+                settings = fl.PGSettings(
+                    envs_per_runner=2, rollout_length=8, batch_size=16, policy=policy
+                )
+                graph = fl.pg("CartPole-v1", settings)
+                graph = graph.set("runners.env", partial(Short, length=3))
+                return graph.set("runners.wrappers", (lambda env: env,))
 
             def p():
                 return g().set("runners.wrappers", ())
@@ -267,8 +276,8 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
         )
     )
     assert (
-        "--env arcade.py needs what makes the environment in it: arcade.py:NAME; it has Short, other, g, p"
-        in flowrl("plan", "pg", "--env", "arcade.py")[2]
+        "--env arcade.py needs what makes the environment in it: arcade.py:NAME; it has Short, "
+        "other, g, p" in flowrl("plan", "pg", "--env", "arcade.py")[2]
     )
     assert (
         "arcade.py has no function or class 'Shrt'; did you mean 'Short'?"
@@ -285,7 +294,7 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
     )
     _, _, err = flowrl("run", "arcade.py:g", "--steps", "20", "--out", "g", "--record")
     assert (
-        "records flowrl replay g --import arcade.py" in err
+        "records flowrl rerun g --import arcade.py" in err
         and "eval g --env FILE.py:FUNCTION, for the environment has no name" in err
     )
     assert "flowrl eval DIR --env FILE.py:FUNCTION" in flowrl("eval", "g")[2]
@@ -301,7 +310,10 @@ def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_
 ):
     monkeypatch.setattr(gym.envs.registration, "registry", known := dict(gym.registry))
     monkeypatch.setattr(gym, "registry", known)
-    text = "import gymnasium as gym\nfrom environments import Clockwork\ngym.register('Own/Clock-v0', entry_point=Clockwork)\n"
+    text = (
+        "import gymnasium as gym\nfrom environments import Clockwork\n"
+        "gym.register('Own/Clock-v0', entry_point=Clockwork)\n"
+    )
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/clocks.py").write_text(text)
     words = ["--import", "json", "--import", "sub/clocks.py"]
@@ -322,8 +334,8 @@ def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_
     )
     assert err.rstrip().endswith("eval c --import json --import sub/clocks.py")
     args = parser().parse_args(["run", "pg", *words, "--runtime", "ray", "--working-dir", "sub"])
-    _imports(args)
-    runtime = _runtime(args)
+    import_named(args)
+    runtime = runtime_of(args)
     assert runtime.imports == ("json", "sub/clocks.py") and runtime.init == {
         "runtime_env": {"working_dir": "sub"}
     }
@@ -335,8 +347,7 @@ def test_a_script_without_a_guard_does_not_train_when_it_is_only_imported(
     (tmp_path / "unguarded.py").write_text("import flowrl as fl\nfl.run(fl.ppo())\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert (
-        "put what starts it behind `if __name__ == '__main__':`"
-        in flowrl("check", "unguarded:g")[2]
+        "put what starts it under `if __name__ == '__main__':`" in flowrl("check", "unguarded:g")[2]
     )
 
 
@@ -361,7 +372,8 @@ def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):
 
 
 def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
-    """It ends after the two gradient steps of the first row, so the weights of a longer run are the same."""
+    """It ends after the two gradient steps of the first row, so the weights of a longer run are the
+    same."""
     weights = []
     for steps in ("64", "128"):
         given = ["--set", "lr=Linear(1e-2, 0, 2)", "--set", "policy=Policy(MLP, hidden=(8,))"]
@@ -382,7 +394,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "train.epoch=3"],
-            "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, minibatch, shuffle, learner",
+            (
+                "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, "
+                "minibatch, shuffle, learner"
+            ),
         ),
         (
             ["plan", "ppo", "--set", "trian.epochs=3"],
@@ -400,7 +415,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "lr=Linear(1e-3)"],
-            "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: 'end' and",
+            (
+                "--set lr: line 1: Linear.__init__() missing 2 required positional arguments: "
+                "'end' and"
+            ),
         ),
         (
             ["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"],
@@ -443,7 +461,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--env", "Cartpol-v1"], "did you mean 'CartPole-v1'?"),
         (
             ["plan", "ppo", "--set", "minibatch_size=100", "--untuned"],
-            "ppo.train: minibatch_size=100 does not divide the batch of 1,024 steps; take 64 or 128",
+            (
+                "ppo.train: minibatch_size=100 does not divide the batch of 1,024 steps; take 64 "
+                "or 128"
+            ),
         ),
         (
             ["run", "ppo", "--until", "return_mean"],
@@ -486,7 +507,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "ppo", "--env", "nothere.py:f"], "there is no file nothere.py"),
         (
             ["run", "ppo", "--working-dir", "."],
-            "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or leave it out",
+            (
+                "--working-dir is copied to the nodes of a Ray cluster: add --runtime ray, or "
+                "leave it out"
+            ),
         ),
         (
             ["run", "ppo", "--runtime", "xla", "--seeds", "2", "--working-dir", "."],

@@ -1,4 +1,7 @@
-"""What is compiled: once for equal settings, whatever the seed; and released again when newer settings come."""
+"""What is compiled: once for equal settings, whatever the seed.
+
+It is released again when newer settings come.
+"""
 
 import gc
 from dataclasses import dataclass
@@ -149,7 +152,8 @@ def test_programs_are_released():
 
 
 def test_graphs_that_can_not_be_compared_have_a_program_each():
-    """Graphs have the same hash if their nodes have the same names; what is in their operators may be arrays."""
+    """Graphs have the same hash if their nodes have the same names; what is in their operators may
+    be arrays."""
     kept = compiled.Recent(4)
     graphs = [stock("pg").insert(after="sample", scales=Adds(np.full(2, i))) for i in range(2)]
     assert kept.get(graphs[0], list) is not kept.get(graphs[1], list)
@@ -202,13 +206,14 @@ def test_settings_that_are_equal_but_of_another_type_are_another_function():
     assert (whole.dtype, fraction.dtype) == (np.int32, np.float32)
 
 
-def test_a_function_that_is_made_anew_with_each_item_is_told(monkeypatch):
+def test_a_function_that_is_made_again_with_each_item_is_reported(monkeypatch):
     monkeypatch.setattr(compiled, "MOST", 20)
     place = Place("g", {}, 0, HereSite)
     for _ in range(20):
         place.jitted(lambda x: x, ())
     with pytest.raises(
         fl.ContractError,
-        match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, at the top",
+        match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, "
+        r"at the top",
     ):
         place.jitted(lambda x: x, ())

@@ -75,8 +75,8 @@ def test_step_by_step_and_until():
     ]
     assert prompts(text) == [*wanted, "row 4, at sample"]
     assert (
-        "sample begins a pass\n(row 1, at sample) next\nsample -> batch: a Batch [16, 4], 64 steps\n"
-        in text
+        "sample begins a pass\n(row 1, at sample) next\n"
+        "sample -> batch: a Batch [16, 4], 64 steps\n" in text
     )
     assert (
         text.count("row 3 is closed already: 3 are; back goes back a row") == 1
@@ -133,7 +133,7 @@ def test_breaks_at_nodes_and_rows():
 @pytest.mark.parametrize(
     ("place", "stop"),
     [
-        ("train when loss>-1e9", "behind train"),  # of what it gives
+        ("train when loss>-1e9", "after train"),  # of what it gives
         ("train when advantage.max>-1e9", "at train"),  # of what it takes
         ("norm when reward.max==1", "at norm"),  # of both: it stops once
         ("train when steps>=64", "at train"),
@@ -157,18 +157,27 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
     [
         (
             "b trian",
-            "unknown node 'trian'; did you mean 'train'? Known: sample, batch, adv, norm, train, sync, report, row",
+            (
+                "unknown node 'trian'; did you mean 'train'? Known: sample, batch, adv, norm, "
+                "train, sync, report, row"
+            ),
         ),
         (
             "b",
-            "say where: break train, break train when loss>10 or break row when return_mean>100; got ''",
+            (
+                "say where: break train, break train when loss>10 or break row when "
+                "return_mean>100; got ''"
+            ),
         ),
         ("b train 5", "say where: break train"),
         ("b train when los>1", "unknown name 'los'; did you mean 'loss'? Known: steps, lag_mean"),
         ("b train when reward.most>1", "unknown number 'most'. Known: min, mean, max, nan"),
         (
             "b train when loss",
-            "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got 'loss'",
+            (
+                "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; "
+                "got 'loss'"
+            ),
         ),
         ("b row when obs.nan>0", "unknown name 'obs.nan'"),
         ("u", "say where: until train, until row or until row 5; got ''"),
@@ -176,7 +185,7 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ("show trian", "unknown node 'trian'; did you mean 'train'?"),
         ("show batch -> train", "there is no edge batch -> train; train takes from norm"),
         ("show train", "train has given nothing yet; until train, then next"),
-        ("show", "nothing is at hand here; show NODE shows what a node gave last: none has yet"),
+        ("show", "there is no item here; show NODE shows what a node gave last: none has yet"),
         ("row", "no row is closed yet; until row"),
         ("settings trian", "unknown node or resource 'trian'; did you mean 'train'?"),
         (
@@ -191,17 +200,20 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
         ),
         (
             "set runners.envs_per_runner 8",
-            "runners is made when a run begins, so a change needs a new run: flowrl debug GRAPH --set runners.envs_per_runner=8",
+            (
+                "runners is made when a run begins, so a change needs a new run: flowrl debug "
+                "GRAPH --set runners.envs_per_runner=8"
+            ),
         ),
         (
             "set learner.optimizer.max_grad_norm None",
-            "what the learner holds would have another form, so a change needs a new run",
+            "the state of the learner would have another structure, so a change needs a new run",
         ),
         ("back", "this is the beginning"),
         ("help nothing", "unknown command 'nothing'"),
     ],
 )
-def test_mistakes_are_told_and_the_session_goes_on(command, answer):
+def test_mistakes_are_reported_and_the_session_goes_on(command, answer):
     text = said(PLAN, command, "n")
     assert answer in text
     assert prompts(text) == ["row 1, at sample", "row 1, at batch"]
@@ -222,7 +234,7 @@ def test_show_counts_what_is_not_a_number():
         PLANTED, "break plant when mark.nan>2", "c", "show", "show plant->train", "show norm"
     )
     assert "break 1: plant when mark.nan>2; mark.nan is 3" in text and prompts(text)[1:] == [
-        "row 1, behind plant"
+        "row 1, after plant"
     ]
     marks = [line.split() for line in text.splitlines() if line.startswith("  mark")]
     assert marks == [["mark", "[16,", "4]", "float32", "1", "1", "1", "3"]] * 2
@@ -299,12 +311,12 @@ def test_a_change_of_the_loss_or_of_the_optimiser_keeps_the_weights_and_the_mome
     assert not same(first.policy.weights, other.policy.weights)
 
 
-def test_what_resources_are_told_beforehand_needs_a_new_run():
+def test_what_resources_are_reported_beforehand_needs_a_new_run():
     text = said(IMPALA, "set queue.max_lag 3", "set queue.on_stale pace")
     assert "queue.max_lag was None and is 3 from here on" in text
     assert (
-        "impala.queue.on_stale: resources are told of this before the first pass, so a change needs a new run: flowrl debug GRAPH --set"
-        in text
+        "impala.queue.on_stale: resources are prepared for this before the first pass, so a "
+        "change needs a new run: flowrl debug GRAPH --set" in text
     )
 
 
@@ -355,10 +367,10 @@ def counted(batch):
     return batch.with_(reward=batch["reward"] * len(COUNT))
 
 
-def test_rows_that_do_not_follow_from_the_seed_are_told():
+def test_rows_that_do_not_follow_from_the_seed_are_reported():
     text = said(PPO.insert(after="sample", odd=fl.Map(counted)), "u row 2", "back")
     assert (
-        "row 1 came out in another way than before: something in it does not follow from the seed"
+        "row 1 differs from that of the run before: something in it does not follow from the seed"
         in text
     )
 
@@ -426,7 +438,7 @@ def test_after_an_error_the_prompt_is_there_to_see_why():
     assert len(run.rows) == 2
 
 
-def test_losses_and_environments_that_fail_are_told_where_they_did():
+def test_losses_and_environments_that_fail_are_reported_where_they_did():
     text = said(PPO.set("learner.optimizer.lr", 1e38), "u row 9", "show", "q")
     assert "gave a loss or weights that are not finite" in text
     assert prompts(text)[-1].endswith("failed at train")
@@ -525,8 +537,13 @@ def look(batch):
 
 def small():
     policy = fl.Policy(fl.MLP, hidden=(8,))
-    runners = fl.Runners("CartPole-v1", policy, num_runners=1, envs_per_runner=2, rollout_length=4, wrappers=(Watched,))
-    return fl.Graph("small", runners=runners).then(sample=fl.ParallelSample(), look=fl.Map(look), report=fl.Report())
+    runners = fl.Runners(
+        "CartPole-v1", policy, num_runners=1, envs_per_runner=2, rollout_length=4,
+        wrappers=(Watched,),
+    )
+    return fl.Graph("small", runners=runners).then(
+        sample=fl.ParallelSample(), look=fl.Map(look), report=fl.Report()
+    )
 """
 
 

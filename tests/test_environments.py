@@ -1,4 +1,7 @@
-"""Environments of a user's own, however they are named, wherever they run, from Python and from the command line."""
+"""Environments of a user's own, however they are named, wherever they run.
+
+From Python and from the command line.
+"""
 
 import os
 import shlex
@@ -23,7 +26,7 @@ import numpy as np
 
 
 class Count(gym.Env):
-    """Episodes of so many steps, each worth 1. Where one is reset, a file of its name and its node is made."""
+    """Episodes of so many steps, each worth 1. A reset makes a file of its name and its node."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -35,7 +38,8 @@ class Count(gym.Env):
         super().reset(seed=seed)
         self.time = 0
         if self.name != "none":
-            Path(os.environ["MARKS"], f"{self.name}-{'lacking' if 'LACKING' in os.environ else 'has'}").touch()
+            node = "lacking" if "LACKING" in os.environ else "has"
+            Path(os.environ["MARKS"], f"{self.name}-{node}").touch()
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
@@ -65,7 +69,8 @@ def made():
 REGISTERED = """
 gym.register(f"Own/{WAY}-v0", entry_point=f"{__name__}:Count", kwargs={"name": f"{WAY}-id"})
 gym.register(
-    f"Own/{WAY}Wrapped-v0", entry_point=Count, kwargs={"name": f"{WAY}-kwargs"}, additional_wrappers=(Times.wrapper_spec(factor=10),)
+    f"Own/{WAY}Wrapped-v0", entry_point=Count, kwargs={"name": f"{WAY}-kwargs"},
+    additional_wrappers=(Times.wrapper_spec(factor=10),),
 )
 """
 
@@ -73,7 +78,10 @@ GRAPHS = """
 import flowrl as fl
 
 def small(env="CartPole-v1"):
-    settings = fl.PGSettings(num_runners=2, envs_per_runner=4, rollout_length=25, batch_size=200, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    settings = fl.PGSettings(
+        num_runners=2, envs_per_runner=4, rollout_length=25, batch_size=200,
+        policy=fl.Policy(fl.MLP, hidden=(4,)),
+    )
     return fl.pg(env, settings).insert(after="sync", play=fl.Evaluate(every=5, episodes=2))
 
 def wrapped():
@@ -115,17 +123,21 @@ def in_python(case, runtime):
     with fl.run(CASES[case](), runtime=runtime, steps=2_000) as run:
         rows = list(run)
     played = next(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
-    print(case, runtime, rows[-1]["env_steps"], run.audit().closed, played, list(run.policy.evaluate(2)), flush=True)
+    closed, returns = run.audit().closed, list(run.policy.evaluate(2))
+    print(case, runtime, rows[-1]["env_steps"], closed, played, returns, flush=True)
 
 
 def on_the_command_line(case, runtime, *words):
-    sys.modules.pop("shelled", None)  # as in a process of its own, which knows nothing of what an earlier one imported
+    # As in a process of its own, which knows nothing of what an earlier one imported.
+    sys.modules.pop("shelled", None)
     for name in [name for name in gym.registry if name.startswith("Own/Shell")]:
         del gym.registry[name]
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        status = main(["run", *words, "--runtime", runtime, "--steps", "2000", "--out", f"{{case}}-{{runtime}}"])
-    try_it = [line for line in said.getvalue().splitlines() if line.startswith("  try it")] or [f"eval {{said.getvalue()}}"]
+        options = ["--runtime", runtime, "--steps", "2000", "--out", f"{{case}}-{{runtime}}"]
+        status = main(["run", *words, *options])
+    try_it = [line for line in said.getvalue().splitlines() if line.startswith("  try it")]
+    try_it = try_it or [f"eval {{said.getvalue()}}"]
     print(f"shell {{case}} {{runtime}} {{status}} {{try_it[0].partition('eval ')[2]}}", flush=True)
 
 
@@ -137,31 +149,44 @@ def refused(what, call):
 
 
 def everything(cluster):
-    lacking = {{"LACKING": os.getcwd(), "PYTHONPATH": os.pathsep.join([sys.argv[1], os.environ["PYTHONPATH"]])}}
+    path = os.pathsep.join([sys.argv[1], os.environ["PYTHONPATH"]])
+    lacking = {{"LACKING": os.getcwd(), "PYTHONPATH": path}}
     cluster.add_node(num_cpus=1, resources={{"big": 1}}, env_vars=lacking)
     os.environ["RAY_ADDRESS"] = cluster.address
     stop = start(None, {{}})
     for runtime in ("local", "ray"):
         for case in CASES:
             in_python(case, runtime)
-    placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": fl.Actor(options={{"resources": {{"big": 1}}}})}})
-    settings = fl.IMPALASettings(num_runners=2, envs_per_runner=2, rollout_length=20, batch_size=80, report_every=5, policy=fl.Policy(fl.MLP, hidden=(4,)))
+    big = fl.Actor(options={{"resources": {{"big": 1}}}})
+    placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": big}})
+    settings = fl.IMPALASettings(
+        num_runners=2, envs_per_runner=2, rollout_length=20, batch_size=80, report_every=5,
+        policy=fl.Policy(fl.MLP, hidden=(4,)),
+    )
     with fl.run(fl.impala("Own/PythonWrapped-v0", settings), runtime=placed, steps=800) as run:
         print("placed", list(run)[-1]["env_steps"] >= 800, list(run.policy.evaluate(1)), flush=True)
     for runtime in ("local", "ray"):
-        on_the_command_line("id", runtime, "shelled.py:small", "--env", "Own/Shell-v0", "--import", "shelled.py")
+        on_the_command_line(
+            "id", runtime, "shelled.py:small", "--env", "Own/Shell-v0", "--import", "shelled.py"
+        )
         on_the_command_line("kwargs", runtime, "shelled.py:wrapped")
         on_the_command_line("class", runtime, "shelled.py:small", "--env", "shelled.py:Class")
         on_the_command_line("lambda", runtime, "shelled.py:unnamed")
         on_the_command_line("function", runtime, "shelled.py:small", "--env", "shelled.py:made")
     import packaged
     refused("id", lambda: list(fl.run(small("Own/Packaged-v0"), runtime="ray", steps=200)))
-    refused("chain", lambda: list(fl.run(small().set("sample.local", fl.chain(map=fl.Map(packaged.same))), runtime="ray", steps=200)))
-    refused("imports", lambda: list(fl.run(small(), runtime=fl.RayRuntime(imports=["packaged"]), steps=200)))
-    there = fl.RayRuntime(place={{"learner": fl.Actor(options={{"resources": {{"big": 1}}}})}})
-    refused("learner", lambda: list(fl.run(small().insert(after="sample", map=fl.Map(packaged.same)), runtime=there, steps=200)))
+    local = lambda: fl.chain(map=fl.Map(packaged.same))
+    chained = lambda: small().set("sample.local", local())
+    refused("chain", lambda: list(fl.run(chained(), runtime="ray", steps=200)))
+    importing = lambda: fl.RayRuntime(imports=["packaged"])
+    refused("imports", lambda: list(fl.run(small(), runtime=importing(), steps=200)))
+    there = fl.RayRuntime(place={{"learner": big}})
+    mapped = lambda: small().insert(after="sample", map=fl.Map(packaged.same))
+    refused("learner", lambda: list(fl.run(mapped(), runtime=there, steps=200)))
     stop()
-    on_the_command_line("packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", ".")
+    on_the_command_line(
+        "packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", "."
+    )
 
 
 if __name__ == "__main__":
@@ -175,7 +200,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory):
-    """What one driver says that runs all of it, over a node that has its folder and a node that lacks it; the folder, and where runners were."""
+    """What one driver says that runs all of it, over a node that has its folder and a node that
+    lacks it; the folder, and where runners were."""
     folder, marks = tmp_path_factory.mktemp("driver"), tmp_path_factory.mktemp("marks")
     (folder / "driver.py").write_text(
         DRIVER.format(envs=ENVS, registered=REGISTERED, graphs=GRAPHS)
@@ -257,14 +283,14 @@ def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_
         assert text.startswith(
             "pg.map: learner: " if what == "learner" else "pg.sample: runners, worker "
         )
-        assert " has no module 'packaged'" in text and "started anew" not in text
+        assert " has no module 'packaged'" in text and "restarted" not in text
         assert (
             f"; here it is in the folder {folder.resolve()}. Let Ray copy that to every node: "
             in text
         )
         assert (
-            "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the command line"
-            in text
+            "fl.RayRuntime(init={'runtime_env': {'working_dir': '.'}}), or --working-dir . on the "
+            "command line" in text
         )
     assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(
         lines, "id SettingError "

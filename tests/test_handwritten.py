@@ -1,4 +1,7 @@
-"""The loop by hand that `make bench` measures against does the same maths: one update from one batch gives the same parameters."""
+"""The loop by hand that `make bench` measures against does the same maths.
+
+One update from one batch gives the same parameters.
+"""
 
 import importlib
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 import flowrl as fl
 from flowrl.graph.site import HereSite, Place
 from flowrl.ops.batch import advantages
-from flowrl.rl.losses import standardized
+from flowrl.rl.masked import standardized
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -95,7 +98,8 @@ def test_one_update_from_one_batch_gives_the_same_parameters(hand):
     got = by_hand(learner.weights()[0].params)
     place.close()
 
-    # 320 steps of Adam let the last bits of two different programs grow; the update itself moved weights by about 0.05
+    # 320 steps of Adam let the last bits of two different programs grow; the update itself moved
+    # weights by about 0.05
     moved = max(
         float(np.abs(a - b).max())
         for a, b in zip(

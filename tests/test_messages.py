@@ -30,7 +30,10 @@ class Own(fl.Stateless):
     [
         (
             lambda b: np.clip(b["reward"], -1, 1),
-            r"ppo\.mine: TypeError: .*\(test_messages\.py:\d+\); while a graph is checked a step sees shapes: put maths",
+            (
+                r"ppo\.mine: TypeError: .*\(test_messages\.py:\d+\); while a graph is checked a "
+                r"step sees shapes: put maths"
+            ),
         ),
         (
             lambda b: b["reward"].mean(),
@@ -42,7 +45,7 @@ class Own(fl.Stateless):
         ),
     ],
 )
-def test_a_step_that_touches_arrays_is_told_the_way_out(work, says):
+def test_a_step_that_touches_arrays_is_reported_with_the_way_out(work, says):
     with pytest.raises(fl.CheckError, match=says):
         own_step(work).check()
 
@@ -65,11 +68,17 @@ def forgets_to_return(batch):
         ),
         (
             lambda b: b.rewards,
-            r"ppo\.mine: AttributeError: 'Batch' object has no attribute 'rewards' \(test_messages\.py:\d+\)",
+            (
+                r"ppo\.mine: AttributeError: 'Batch' object has no attribute 'rewards' "
+                r"\(test_messages\.py:\d+\)"
+            ),
         ),
         (
             changes_in_place,
-            r"ppo\.mine: ValueError: assignment destination is read-only .*; other nodes may have the same item: change a copy",
+            (
+                r"ppo\.mine: ValueError: assignment destination is read-only .*; other nodes may "
+                r"have the same item: change a copy"
+            ),
         ),
         (forgets_to_return, r"ppo\.batch: mine gives it None"),
     ],
@@ -80,15 +89,16 @@ def test_a_mistake_in_a_users_function_is_found_before_anything_runs(fn, says):
         PPO.insert(after="sample", mine=fl.Map(fn)).check()
 
 
-def test_a_choice_is_told_by_its_options():
+def test_a_choice_is_reported_by_its_options():
     with pytest.raises(fl.SettingError, match="takes 'stop' or 'restart', got 'restrat'"):
         PPO.set("runners.on_error", "restrat")
 
 
-def test_a_loss_and_a_network_of_the_wrong_form_are_told_the_right_one():
+def test_a_loss_and_a_network_of_the_wrong_form_are_reported_with_the_right_one():
     with pytest.raises(
         fl.CheckError,
-        match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number returned one float",
+        match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number "
+        r"returned one float",
     ):
         PPO.set("learner.loss", only_a_number).check()
     policy = fl.Policy(OneArray)
@@ -121,14 +131,14 @@ def test_the_command_line_without_a_command_lists_them(capsys):
     assert all(word in err for word in ("list", "check", "plan", "draw", "run", "eval"))
 
 
-def test_a_number_of_steps_that_is_none_is_told(capsys):
+def test_a_number_of_steps_that_is_none_is_reported(capsys):
     for text in ("inf", "1e5x", "0.5"):
         with pytest.raises(SystemExit):
             main(["run", "ppo", "--steps", text])
         assert f"must be a whole number of at least 1, got {text}" in capsys.readouterr().err
 
 
-def test_a_bare_name_is_told_the_addresses_that_end_so():
+def test_a_bare_name_is_reported_the_addresses_that_end_so():
     with pytest.raises(
         fl.SettingError,
         match=r"unknown node or resource 'lr'.*did you mean learner\.optimizer\.lr\?",
@@ -139,7 +149,8 @@ def test_a_bare_name_is_told_the_addresses_that_end_so():
 def test_a_file_without_a_function_lists_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "whole_file.py").write_text(
-        "import flowrl as fl\nfrom math import sqrt\n\ndef mine():\n    return fl.ppo()\n\nready = fl.a2c()\n"
+        "import flowrl as fl\nfrom math import sqrt\n\ndef mine():\n    return fl.ppo()\n\n"
+        "ready = fl.a2c()\n"
     )
     assert main(["check", "whole_file.py"]) == 2
     assert capsys.readouterr().err.endswith("whole_file.py:FUNCTION; it has mine, ready\n")
@@ -153,7 +164,7 @@ def test_allow_names_packages():
             fl.Graph.from_text(PPO.text(), allow=wrong)
 
 
-def test_numpy_in_a_compiled_function_is_told_the_way_out():
+def test_numpy_in_a_compiled_function_is_reported_with_the_way_out():
     with pytest.raises(
         fl.CheckError,
         match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy",
@@ -183,7 +194,8 @@ class Anneals(fl.Stateless):
 def test_a_method_of_what_may_change_is_not_compiled():
     with pytest.raises(
         fl.CheckError,
-        match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals a frozen dataclass",
+        match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals "
+        r"a frozen dataclass",
     ):
         PPO.insert(after="sample", mine=Anneals()).check()
 
@@ -192,15 +204,17 @@ class NoSpaces(gym.Env):
     pass
 
 
-def test_an_environment_without_spaces_and_one_made_already_are_told():
+def test_an_environment_without_spaces_and_one_made_already_are_reported():
     with pytest.raises(
         fl.CheckError,
-        match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets self\.observation_space and",
+        match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets "
+        r"self\.observation_space and",
     ):
         fl.ppo(NoSpaces).check()
     with pytest.raises(
         fl.SettingError,
-        match="env must be an id, a class or a function that makes an environment, got one that is made already",
+        match="env must be an id, a class or a function that makes an environment, got one that "
+        "is made already",
     ):
         fl.ppo(gym.make("CartPole-v1"))
 
@@ -208,7 +222,8 @@ def test_an_environment_without_spaces_and_one_made_already_are_told():
 def test_an_id_that_would_import_a_module_is_refused():
     with pytest.raises(
         fl.CheckError,
-        match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write 'E-v0'",
+        match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write "
+        r"'E-v0'",
     ):
         fl.ppo("evil:E-v0").check()
 
@@ -230,8 +245,11 @@ class Frozen:
 
 
 @pytest.mark.parametrize("state", [(0, 1), (), 0, np.float32(0), Frozen()], ids=repr)
-def test_a_state_that_no_step_can_change_is_told_the_way_out(state):
-    says = rf"ppo\.mine: its init returned an? {type(state).__name__}, {re.escape(repr(state))}, which a step can't change in place, .*return a dict"
+def test_a_state_that_no_step_can_change_is_reported_with_the_way_out(state):
+    says = (
+        rf"ppo\.mine: its init returned an? {type(state).__name__}, {re.escape(repr(state))}, "
+        rf"which a step can't change in place, .*return a dict"
+    )
     with pytest.raises(fl.CheckError, match=says):
         PPO.insert(after="sample", mine=Holds(state)).check()
     PPO.insert(after="sample", mine=Holds({"pair": state})).check()

@@ -18,7 +18,8 @@ import flowrl as fl
 from environments import Corridor, Planted
 from flowrl.cli.main import main
 from flowrl.core.events import Tap, Updated, Updating, Warned
-from flowrl.observe.record import Record, Recorder, find, listed, outlier, read, records
+from flowrl.observe.outliers import outlier
+from flowrl.observe.record import Record, Recorder, find, listed, read, records
 from flowrl.observe.rerun import replay
 from flowrl.observe.why import why
 from flowrl.rollout.sample import seed_of
@@ -59,7 +60,7 @@ def three(tmp_path_factory):
     "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
 )
 @pytest.mark.parametrize("graph", [PPO, IMPALA], ids=lambda g: g.name)
-def test_a_replay_tells_the_same_to_the_bit(graph, runtime, tmp_path):
+def test_a_replay_reports_the_same_to_the_bit(graph, runtime, tmp_path):
     run = recorded(graph, tmp_path / "run", runtime=runtime)
     every = [replay(tmp_path / "run", r.number) for r in records(tmp_path / "run")]
     assert len(every) >= 3
@@ -87,7 +88,7 @@ def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
     (*_, last) = records(tmp_path / "run")
     assert replay(tmp_path / "run", last.number).equal
     text = why(tmp_path / "run", last.number)
-    assert ("drawn from a replay: slot" in text) == (name == "dqn"), text
+    assert ("sampled from a replay: slot" in text) == (name == "dqn"), text
     assert "runner " in text
 
 
@@ -96,7 +97,7 @@ def test_what_is_set_is_shown_beside_both(three, capsys):
     assert (
         main(
             [
-                "replay",
+                "rerun",
                 str(out),
                 "--update",
                 "2",
@@ -131,7 +132,7 @@ def test_what_a_single_step_of_the_optimiser_does_is_seen_by_the_weights(three):
     ] == [["weights", "moved", "-"]]
 
 
-def test_what_can_not_be_set_is_told(three):
+def test_what_can_not_be_set_is_reported(three):
     _, out = three
     for change, says in {
         (
@@ -144,7 +145,10 @@ def test_what_can_not_be_set_is_told(three):
         (
             "learner.policy.hidden",
             (8,),
-        ): r"learner: \S+ is float32\[8\], but float32\[4\] was recorded; only what leaves the form",
+        ): (
+            r"learner: \S+ is float32\[8\], but float32\[4\] was recorded; only what leaves the "
+            r"tree structure"
+        ),
     }.items():
         with pytest.raises(fl.FlowrlError, match=says):
             replay(out, 2, [change])
@@ -157,7 +161,8 @@ def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
     code = """
         import sys
         from flowrl.cli.main import main
-        print(main(["replay", "out", "--update", "1"]), "ray" in sys.modules, "gymnasium.envs.classic_control" in sys.modules)
+        status = main(["rerun", "out", "--update", "1"])
+        print(status, "ray" in sys.modules, "gymnasium.envs.classic_control" in sys.modules)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     said = subprocess.run(
@@ -168,19 +173,19 @@ def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
 
 def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, capsys):
     _, out = three
-    assert main(["replay", str(out)]) == 0
+    assert main(["rerun", str(out)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "update",
         "1",
         "2",
         "3",
     ]
-    assert main(["replay", str(out), "--set", "learner.loss.clip_ratio=0.3"]) == 2
+    assert main(["rerun", str(out), "--set", "learner.loss.clip_ratio=0.3"]) == 2
     assert (
         "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
     )
-    assert "(2 before; flowrl replay" in listed(out, 1) and len(listed(out, 1).splitlines()) == 3
-    assert main(["replay", str(out), "--update", "812"]) == 2
+    assert "(2 before; flowrl rerun" in listed(out, 1) and len(listed(out, 1).splitlines()) == 3
+    assert main(["rerun", str(out), "--update", "812"]) == 2
     assert (
         "update 812 was not recorded; the nearest that were are 1, 2, 3" in capsys.readouterr().err
     )
@@ -191,7 +196,7 @@ def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, c
 # -- why
 
 
-def test_why_tells_runners_versions_episodes_and_seeds(three, capsys):
+def test_why_reports_runners_versions_episodes_and_seeds(three, capsys):
     _, out = three
     assert main(["why", str(out), "--update", "3"]) == 0
     said = capsys.readouterr().out
@@ -234,15 +239,22 @@ def test_a_planted_nan_is_traced_to_its_runner_environment_and_step(runtime, tmp
         recorded(planted(), tmp_path / "run", 9, runtime)
     facts = json.loads((tmp_path / "run/failure.json").read_text())["facts"]
     assert facts == failed.value.facts
-    assert {k: facts[k] for k in ("resource", "runner", "within", "env", "step", "field", "value")} == {
-        "resource": "runners", "runner": 1, "within": 1, "env": 3, "step": AT, "field": "reward", "value": "nan",
-    }  # fmt: skip
+    wanted = {
+        "resource": "runners",
+        "runner": 1,
+        "within": 1,
+        "env": 3,
+        "step": AT,
+        "field": "reward",
+        "value": "nan",
+    }
+    assert {k: facts[k] for k in wanted} == wanted
     seed = seed_of(0, "runners", 1) + 1
     assert main(["why", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert (
-        f"environment 3 of runners, number 1 of runner 1, gave reward nan at its step {AT} since it was made, {AT - sum((3, 2, 5, 1, 3, 2))} of its"
-        in said
+        f"environment 3 of runners, number 1 of runner 1, gave reward nan at its step {AT} since "
+        f"it was made, {AT - sum((3, 2, 5, 1, 3, 2))} of its" in said
     )
     assert f"make Planted, call reset(seed={seed}), and step it {AT} times" in said
     env = Planted(AT, seed)
@@ -258,10 +270,10 @@ def test_a_planted_nan_is_traced_to_its_runner_environment_and_step(runtime, tmp
     fl.load(tmp_path / "run", allow=["environments"])
 
 
-def test_a_runner_that_is_started_anew_lets_the_run_go_on_and_why_knows_its_new_seed(tmp_path):
+def test_a_runner_that_is_restarted_lets_the_run_go_on_and_why_knows_its_new_seed(tmp_path):
     recorded(planted(on_error="restart"), tmp_path / "run", 5)
     said = why(tmp_path / "run", 5)
-    assert "started anew by then: runner 1 (1 times)" in said
+    assert "restarted by then: runner 1 (1 time)" in said
     assert str(seed_of(0, "runners", 1, 1)) in said
     assert why(tmp_path / "run").startswith("no error ended this run; --update N")
 
@@ -270,12 +282,13 @@ def test_a_nan_of_an_environment_in_jax_is_traced_too(tmp_path):
     graph = fl.ppo(Corridor, SMALL).set("runners.env_settings", {"nan_at": 3})
     with pytest.raises(
         fl.EnvironmentFailed,
-        match="environment 0, counted over all runners, which is one of runner 0, at its step 3 with its resets",
+        match="environment 0, counted over all runners, which is one of runner 0, at its step 3 "
+        "with its resets",
     ):
         recorded(graph, tmp_path / "run")
     assert (
-        "environment 0 of the runners, one of runner 0, gave what is not finite at its step 3 since it was made"
-        in why(tmp_path / "run")
+        "environment 0 of the runners, one of runner 0, gave what is not finite at its step 3 "
+        "since it was made" in why(tmp_path / "run")
     )
 
 
@@ -301,8 +314,8 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
     assert main(["why", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert (
-        "reward is not finite in 1 place:\n  nan of runner 1, environment 2, step 21, row 4, column 2\n"
-        in said
+        "reward is not finite in 1 place:\n"
+        "  nan of runner 1, environment 2, step 21, row 4, column 2\n" in said
     )
     assert said.index("reward is not finite") < said.index("advantage is not finite")
     assert replay(tmp_path / "run", 3).equal
@@ -319,14 +332,14 @@ def wild(policy, params, batch):
     return loss + jax.numpy.log(-1.0 - loss**2), metrics
 
 
-def test_a_nan_that_the_loss_makes_is_told_so(tmp_path):
+def test_a_nan_that_the_loss_makes_is_reported_so(tmp_path):
     with pytest.raises(fl.NotFinite):
         recorded(
             fl.ppo("CartPole-v1", SMALL).set("learner.loss", wild), tmp_path / "run", record=True
         )
     assert (
-        "all of the batch and of the learner before it is finite: the update itself made what is not"
-        in why(tmp_path / "run")
+        "all of the batch and of the learner before it is finite: the update itself made what is "
+        "not" in why(tmp_path / "run")
     )
     with pytest.raises(
         fl.SaveError,
@@ -407,7 +420,10 @@ def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_
 def test_a_killed_run_leaves_whole_records(tmp_path):
     code = """
         import sys, flowrl as fl
-        s = fl.PPOSettings(num_runners=2, envs_per_runner=2, rollout_length=8, batch_size=32, epochs=1, minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)))
+        s = fl.PPOSettings(
+            num_runners=2, envs_per_runner=2, rollout_length=8, batch_size=32, epochs=1,
+            minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)),
+        )
         with fl.run(fl.ppo("CartPole-v1", s), out=sys.argv[1], record=fl.Record(every=1)) as run:
             for row in run:
                 print(row["row"], flush=True)
@@ -446,7 +462,7 @@ def test_nothing_is_recorded_nor_copied_where_nobody_asks_and_records_may_be_rem
     assert all(not x.is_deleted() for x in jax.tree.leaves(seen[0].state))
 
 
-def test_wrong_inputs_are_told(three, tmp_path, capsys):
+def test_wrong_inputs_are_reported(three, tmp_path, capsys):
     _, out = three
     with pytest.raises(
         fl.SettingError,
@@ -455,7 +471,8 @@ def test_wrong_inputs_are_told(three, tmp_path, capsys):
         fl.run(PPO, record=True)
     with pytest.raises(
         fl.SettingError,
-        match="an update is a part of the program, so that it can't be recorded; take the local runtime",
+        match="an update is a part of the program, so that it can't be recorded; take the local "
+        "runtime",
     ):
         fl.run(fl.ppo(Corridor, SMALL), runtime="xla", record=True, out=tmp_path / "xla")
     for settings in ({"every": 0}, {"around": -1}, {"most_bytes": 0}):
@@ -468,9 +485,9 @@ def test_wrong_inputs_are_told(three, tmp_path, capsys):
     assert main(["why", str(tmp_path)]) == 2
     assert "is no run's directory: it has no graph.txt" in capsys.readouterr().err
     (tmp_path / "graph.txt").write_text("")
-    assert (
-        why(tmp_path)
-        == f"this run goes on, or was killed: it left no error\n{tmp_path} holds no records of updates; run it with --record"
+    assert why(tmp_path) == (
+        f"this run goes on, or was killed: it left no error\n"
+        f"{tmp_path} holds no records of updates; run it with --record"
     )
     for wrong in (100, "yes", Record):
         with pytest.raises(

@@ -234,7 +234,7 @@ class Notes:
         return [e for e in self.events if isinstance(e, kind)]
 
 
-def test_observers_are_told_and_a_failing_one_is_switched_off():
+def test_observers_are_reported_and_a_failing_one_is_switched_off():
     class Broken:
         kinds = (RowClosed,)
         calls = 0
@@ -258,7 +258,7 @@ def test_observers_are_told_and_a_failing_one_is_switched_off():
 
 
 def test_ctrl_c_is_raised_between_passes_and_a_second_one_at_once():
-    from flowrl.runtime.base import interrupts_wait
+    from flowrl.runtime.closing import interrupts_wait
 
     done = []
     with interrupts_wait() as interrupted:
@@ -334,7 +334,7 @@ def test_an_interrupted_run_is_saved(tmp_path):
     assert Path(tmp_path / "r/rows.jsonl").read_text().count("\n") == 2
 
 
-def test_wrong_arguments_are_told_before_anything_starts(tmp_path):
+def test_wrong_arguments_are_reported_before_anything_starts(tmp_path):
     with pytest.raises(
         fl.SettingError, match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray"
     ):
@@ -418,7 +418,8 @@ class TwiceBad(Clockwork):
 def test_a_loss_may_not_report_what_every_row_has():
     with pytest.raises(
         fl.CheckError,
-        match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it another name",
+        match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it "
+        r"another name",
     ):
         fl.run(PPO.set("learner.loss", _boasting))
 

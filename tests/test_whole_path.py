@@ -1,4 +1,7 @@
-"""Numbers that only a whole run shows: what it draws, moves, loses and measures, against what its settings say."""
+"""Numbers that only a whole run shows: what it draws, moves, loses and measures.
+
+They are held against what its settings say.
+"""
 
 import itertools
 import math
@@ -11,7 +14,7 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import OperatorRan, QueueLevel, Tap, Took
 from flowrl.core.items import Row, Tally
-from flowrl.runtime.base import RowMaker
+from flowrl.runtime.rows import RowMaker
 
 MLP = fl.Policy(fl.MLP, hidden=(4,))
 DQN = {
@@ -26,7 +29,8 @@ DQN = {
 
 
 def watched(graph, see, kinds, until, runtime="local"):
-    """Run a graph until a Row; `see` gets the run and each event at the moment at which it happens."""
+    """Run a graph until a Row; `see` gets the run and each event at the moment at which it
+    happens."""
     runs = []
     with fl.run(
         graph,

@@ -1,4 +1,7 @@
-"""The part of the field's vocabulary that flowrl lacks: settings that print, draw and cut, and do no work."""
+"""The part of the field's vocabulary that flowrl lacks.
+
+Settings that print, draw and cut, and do no work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stock graphs: functions that return a Graph."""
+"""Stock algorithms: functions that return a Graph."""
 
 STOCK = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac")
-"""The names of the stock graphs: each is the function of that name in the module of that name."""
+"""The names of the stock graphs. Each is a function in the module of the same name."""

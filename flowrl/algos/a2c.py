@@ -1,8 +1,9 @@
-"""Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016)."""
+"""Advantage actor-critic (A2C), the synchronous version of A3C (Mnih et al. 2016)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
@@ -22,7 +23,23 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class A2CSettings:
-    """The settings of `a2c`. `envs` and `fragment` are per runner, `batch` in steps."""
+    """Settings of `a2c`.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 5).
+        batch_size: environment steps in the batch of one update, at least (default 40).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 7e-4).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 1.0).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
+        max_grad_norm: largest global norm of the gradients (default 0.5).
+        normalize: scale observations by running moments, in the default policy (default False).
+        report_every: updates per row of results (default 50).
+        clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
+        policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
+    """
 
     num_runners: int = 1
     envs_per_runner: int = 8
@@ -39,9 +56,20 @@ class A2CSettings:
     policy: Policy | None = None
 
 
-def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None) -> Graph:
-    """The policy gradient with n-step advantages: one gradient step per small synchronous batch."""
-    s = given(settings, A2CSettings)
+def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of A2C: one gradient step on each small batch.
+
+    It takes the policy gradient with n-step advantages. Sampling is synchronous.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `A2CSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, A2CSettings, changes)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "a2c",

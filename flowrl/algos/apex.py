@@ -1,8 +1,12 @@
-"""Ape-X (Horgan et al. 2018): DQN edited. Sampling, drawing and learning go on side by side, over a prioritized replay in shards."""
+"""Distributed DQN with a prioritized, sharded replay (Ape-X, Horgan et al. 2018).
+
+It edits the graph of DQN so that sampling, replay and learning go on side by side.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.dqn import DQNSettings, dqn
 from flowrl.algos.settings import given
@@ -14,11 +18,42 @@ from flowrl.ops.replay import InitialPriorities
 
 @dataclass(frozen=True)
 class ApexSettings(DQNSettings):
-    """The settings of `apex`: those of `dqn`, and what goes on side by side.
+    """Settings of `apex`: those of `dqn`, and those of the parallel stages.
 
-    `updates_per_step` None lets learning go as fast as it can; `queue` is in draws, `sync_every` in updates. Environment i of N explores with
-    ``epsilon ** (1 + spread x i / (N - 1))``, at first with 1, over `epsilon_steps`. The power of the importance weights stays 0.4, as it
-    does in the paper, unless `beta_steps` says otherwise.
+    Environment i of N explores with ``epsilon ** (1 + spread x i / (N - 1))``, where epsilon
+    falls from 1 over `epsilon_steps`. The exponent of the importance weights stays at 0.4, as in
+    the paper, unless `beta_steps` is above 0. Where `updates_per_step` is None, there are as many
+    updates as the learner can take.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 2).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 16).
+        buffer_size: environment steps that the replay holds (default 50_000).
+        batch_size: transitions in the batch of one update (default 64).
+        minibatch_size: transitions per gradient step; None: the whole batch (default None).
+        learning_starts: environment steps before the first update (default 1_000).
+        updates_per_step: updates per environment step; None: no limit (default 0.125).
+        target_update_every: updates between two updates of the target network (default 100).
+        tau: share of the newest parameters in each target update; 1 copies them (default 1.0).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 1e-3).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        n_step: environment steps of each return (default 3).
+        double: choose the next action with the newest parameters (default True).
+        dueling: separate value and advantages in the network (default True).
+        hidden: widths of the fully connected layers (default (64, 64)).
+        prioritized: sample transitions by priority instead of uniformly (default True).
+        beta_steps: environment steps over which the exponent rises; 0: never (default 0).
+        epsilon: base of the exploration probabilities once it has fallen from 1 (default 0.4).
+        epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
+        max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
+        report_every: updates per row of results (default 100).
+        policy: policy to act and to train; None: QNetwork(`hidden`, `dueling`) (default None).
+        spread: how much epsilon differs between environments; 0: not at all (default 7.0).
+        shards: parts of the replay, each for environments of its own (default 2).
+        in_flight: requests to each runner at the same time (default 2).
+        queue_capacity: batches that the queue before the learner holds (default 4).
+        sync_every: updates between two publications of weights to the runners (default 10).
     """
 
     num_runners: int = 2
@@ -35,9 +70,22 @@ class ApexSettings(DQNSettings):
     sync_every: int = 10
 
 
-def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None) -> Graph:
-    """Three stages: sampling into the replay; drawing from it; and behind a queue learning."""
-    s = given(settings, ApexSettings)
+def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of Ape-X: three stages that go on side by side.
+
+    The first samples into the replay, the second samples batches from the replay, and the third,
+    after a queue, learns.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `ApexSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, ApexSettings, changes)
+    # Without priorities in the replay, nothing would read those that are computed at the runners.
     local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)) if s.prioritized else None
     return (
         dqn(env, s)

@@ -1,4 +1,4 @@
-"""The policy of a stock graph for which none is given."""
+"""The default policy of a stock graph."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from flowrl.rl.policies import Policy
 
 
 def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
-    """A CNN where the environment shows images of bytes large enough for it, else an MLP.
+    """Return the policy for an environment: a CNN for large images of bytes, otherwise an MLP.
 
     Args:
-        env: what the policy is for; one is made to see its spaces.
-        normalize: shift and scale observations by running moments, in the MLP; None where the graph has no such setting.
+        env: the environment that the policy is for; one is made to read its spaces.
+        normalize: shift and scale observations by running moments, in the MLP; None where the
+            graph has no such setting.
 
     Raises:
-        SettingError: `normalize`, and the environment shows images.
+        SettingError: `normalize` is True and the environment shows images.
     """
     try:
         images = shows_images(probe(env, (), {})[0].obs)
-    except FlowrlError:  # of the environment, which the graph's check will report
+    except FlowrlError:
+        # The graph's check will report what is wrong with the environment.
         images = False
     if images and normalize:
         raise SettingError(
-            f"normalize: the policy {NOT_NORMALIZED}, or give policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers"
+            f"normalize: the policy {NOT_NORMALIZED}, or give "
+            "policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers"
         )
     if images:
         return Policy(CNN)

@@ -1,4 +1,8 @@
-"""Deep Q-learning (Mnih et al. 2015): double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n-step."""
+"""Deep Q-learning (DQN, Mnih et al. 2015), with double, dueling and prioritized variants.
+
+Double Q-learning is by van Hasselt et al. (2016), the dueling network by Wang et al. (2016) and
+the prioritized replay by Schaul et al. (2016). Returns may span several steps (`n_step`).
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,37 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class DQNSettings:
-    """The settings of `dqn`. `envs` and `fragment` are per runner; `epsilon_steps` and `start` in steps of all environments together.
+    """Settings of `dqn`.
 
-    `batch` transitions are drawn `updates_per_step` times a step, and trained on in gradient steps of `minibatch` each (None: of all at once).
-    `policy` is in place of the one that `hidden` and `dueling` make. Where draws are `prioritized`, the power of their importance weights rises
-    from 0.4 to 1 over `beta_steps` steps of all environments together (0: never).
+    Each update samples `batch_size` transitions from the replay and takes one gradient step for
+    every `minibatch_size` of them. With `prioritized`, the exponent of the importance weights
+    rises from 0.4 to 1 over `beta_steps`. Environment steps are those of all environments
+    together; a round is one rollout of every runner.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 4).
+        buffer_size: environment steps that the replay holds (default 50_000).
+        batch_size: transitions in the batch of one update (default 64).
+        minibatch_size: transitions per gradient step; None: the whole batch (default None).
+        learning_starts: environment steps before the first update (default 1_000).
+        updates_per_step: updates per environment step; None: one per round (default 0.125).
+        target_update_every: updates between two updates of the target network (default 100).
+        tau: share of the newest parameters in each target update; 1 copies them (default 1.0).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 1e-3).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        n_step: environment steps of each return (default 1).
+        double: choose the next action with the newest parameters (default True).
+        dueling: separate value and advantages in the network (default False).
+        hidden: widths of the fully connected layers (default (64, 64)).
+        prioritized: sample transitions by priority instead of uniformly (default False).
+        beta_steps: environment steps over which the exponent rises; 0: never (default 100_000).
+        epsilon: probability of a random action once it has fallen from 1 (default 0.05).
+        epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
+        max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
+        report_every: updates per row of results (default 100).
+        policy: policy to act and to train; None: QNetwork(`hidden`, `dueling`) (default None).
     """
 
     num_runners: int = 1
@@ -57,11 +87,23 @@ class DQNSettings:
     policy: Policy | None = None
 
 
-def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None) -> Graph:
-    """Sample, add, draw, train: every rate is written down."""
-    s = given(settings, DQNSettings)
+def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of DQN: sample, add to the replay, sample from the replay, train.
+
+    Every ratio between these steps is a setting.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `DQNSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, DQNSettings, changes)
     policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling)
     explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
+    # Only a prioritized replay keeps the errors of the transitions that were trained on.
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
     return Graph(
         "dqn",

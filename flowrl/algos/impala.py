@@ -1,8 +1,12 @@
-"""IMPALA (Espeholt et al. 2018): sampling never waits for learning; V-trace corrects for the age of the data."""
+"""IMPALA: asynchronous sampling with V-trace (Espeholt et al. 2018).
+
+Sampling never waits for learning; V-trace corrects for the age of the data.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
@@ -23,7 +27,28 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class IMPALASettings:
-    """The settings of `impala`. `envs` and `fragment` are per runner, `batch` in steps, `queue` in batches."""
+    """Settings of `impala`.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 2).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 50).
+        batch_size: environment steps in the batch of one update, at least (default 500).
+        in_flight: requests to each runner at the same time (default 2).
+        queue_capacity: batches that the queue before the learner holds (default 16).
+        max_lag: largest policy lag in updates; older batches are dropped; None: any (default None).
+        epochs: passes over the batch in one update (default 1).
+        minibatch_size: environment steps per gradient step; None: the whole batch (default None).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 5e-4).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        vtrace_lambda: weight of longer traces in V-trace (default 1.0).
+        vf_coef: coefficient of the value loss (default 0.5).
+        ent_coef: coefficient of the entropy bonus (default 0.01).
+        max_grad_norm: largest global norm of the gradients (default 40.0).
+        report_every: updates per row of results (default 10).
+        clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
+        policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
+    """
 
     num_runners: int = 2
     envs_per_runner: int = 8
@@ -45,9 +70,22 @@ class IMPALASettings:
     policy: Policy | None = None
 
 
-def impala(env: Make = "CartPole-v1", settings: IMPALASettings | None = None) -> Graph:
-    """Two stages: sampling, and behind a queue learning. Weights go back with every update."""
-    s = given(settings, IMPALASettings)
+def impala(
+    env: Make = "CartPole-v1", settings: IMPALASettings | None = None, **changes: Any
+) -> Graph:
+    """Return the graph of IMPALA: two stages, sampling and learning, with a queue between them.
+
+    The runners get new weights after every update.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `IMPALASettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, IMPALASettings, changes)
     policy = s.policy or default_policy(env)
     loss = VTraceLoss(
         gamma=s.gamma, vtrace_lambda=s.vtrace_lambda, vf_coef=s.vf_coef, ent_coef=s.ent_coef

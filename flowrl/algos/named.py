@@ -1,4 +1,7 @@
-"""From what a user names on the command line to a Graph: stock names, functions in packages and files, saved texts."""
+"""Graphs, environments and values by the names that a user gives on the command line.
+
+A graph may be named as a stock graph, as a function in a package or file, or as a saved text.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ import cloudpickle
 
 from flowrl.algos import STOCK
 from flowrl.core.importing import importing
+from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.jax_envs import ADAPTERS
 from flowrl.errors import GraphError, SettingError, a, unknown
@@ -28,30 +32,47 @@ from flowrl.graph.graph import Graph
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a graph comes from: a function with its environment and settings, or a graph as it is."""
+    """Source of a graph: a function with its environment and settings, or a finished graph."""
 
     name: str
     build: Callable[..., Graph]
+    """The function that returns the graph."""
     env: str | None
-    """The default environment; None where the function takes none."""
+    """The default environment of the function, None where it has none."""
     takes_env: bool
+    """Whether the function has a parameter for the environment."""
     settings: Mapping[str, Any]
     """The settings that the function has, with their defaults."""
     kind: type | None
     """The settings dataclass, if there is one."""
     hints: Mapping[str, Any]
+    """The annotated types of the settings, by name."""
 
     def graph(self, env: Make | None, changes: Mapping[str, Any]) -> Graph:
-        """Build it. `changes`: settings by name."""
+        """Build the graph.
+
+        Args:
+            env: the environment; None for the default of the function.
+            changes: settings by name, in place of their defaults.
+
+        Raises:
+            GraphError: the function returned no Graph.
+        """
         args = [env] if self.takes_env and env is not None else []
-        made = self.build(*args, **({"settings": self.kind(**changes)} if self.kind else changes))
-        if not isinstance(made, Graph):
-            raise GraphError(f"{self.name} returned {a(made)}, not a Graph")
-        return made
+        keywords = {"settings": self.kind(**changes)} if self.kind else changes
+        graph = self.build(*args, **keywords)
+        if not isinstance(graph, Graph):
+            raise GraphError(f"{self.name} returned {a(graph)}, not a Graph")
+        return graph
 
 
 def find(name: str, allow: Collection[str] = ()) -> Source:
-    """The source that a GRAPH argument names: a stock name, ``package.module:function``, ``file.py:function``, or a saved ``graph.txt``.
+    """Return the source that a GRAPH argument names.
+
+    Args:
+        name: a stock name, ``package.module:function``, ``file.py:function``, a saved
+            ``graph.txt`` or the directory of a run.
+        allow: packages beyond flowrl that a saved graph may import.
 
     Raises:
         GraphError: there is no such thing.
@@ -59,47 +80,59 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
     if name in STOCK:
         return _source(name, getattr(importlib.import_module(f"flowrl.algos.{name}"), name))
     if name.endswith(".txt") or (Path(name) / "graph.txt").is_file():
-        path = Path(name) if name.endswith(".txt") else Path(name) / "graph.txt"
-        if not path.is_file():
-            raise GraphError(f"there is no file {name}")
-        graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
-        return Source(
-            graph.name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={}
-        )
+        return _saved(name, allow)
     where, colon, function = name.rpartition(":")
-    if name.endswith(".py"):
-        raise GraphError(
-            f"{name} needs the function in it that makes the graph: {name}:FUNCTION; it has {', '.join(_functions(name)) or 'none'}"
-        )
-    if not colon and (Path(name).is_dir() or len(Path(name).parts) > 1):
-        there = (
-            "has no graph.txt, so it is no run's directory"
-            if Path(name).is_dir()
-            else "is not there"
-        )
-        raise GraphError(
-            f"{name} {there}; name a run's directory, a stock graph ({', '.join(STOCK)}), or file.py:function"
-        )
-    if not colon:
-        raise GraphError(
-            f"{unknown('graph', name, STOCK)}; or name one of your own as package.module:function or file.py:function"
-        )
-    target = (
-        getattr(file_module(where), function, None) if where.endswith(".py") else values.named(name)
-    )
+    if not colon or name.endswith(".py"):
+        raise GraphError(_no_graph(name))
+    is_file = where.endswith(".py")
+    target = getattr(file_module(where), function, None) if is_file else values.named(name)
+    # Known modules list their functions, so that a misspelt one is found.
     if target is None:
-        raise GraphError(
-            f"{where} has no {unknown('function', function, _functions(where)).removeprefix('unknown ')}"
-        )
+        hint = unknown("function", function, _functions(where)).removeprefix("unknown ")
+        raise GraphError(f"{where} has no {hint}")
     if isinstance(target, Graph):
-        return Source(name, lambda: target, None, takes_env=False, settings={}, kind=None, hints={})
+        return _finished(name, target)
     if not callable(target):
         raise GraphError(f"{name} is {a(target)}; it must be a function that returns a Graph")
     return _source(function, target)
 
 
+def _finished(name: str, graph: Graph) -> Source:
+    """Return the source of a graph that is built already, which takes no settings."""
+    return Source(name, lambda: graph, None, takes_env=False, settings={}, kind=None, hints={})
+
+
+def _saved(name: str, allow: Collection[str]) -> Source:
+    """Return the source of a graph that was saved as a text, by its file or its directory."""
+    path = Path(name) if name.endswith(".txt") else Path(name) / "graph.txt"
+    if not path.is_file():
+        raise GraphError(f"there is no file {name}")
+    graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
+    return _finished(graph.name, graph)
+
+
+def _no_graph(name: str) -> str:
+    """Say why a name without a function in it names no graph, and what would."""
+    if name.endswith(".py"):
+        functions = ", ".join(_functions(name)) or "none"
+        wanted = f"{name} needs the function in it that makes the graph: {name}:FUNCTION"
+        return f"{wanted}; it has {functions}"
+    is_folder = Path(name).is_dir()
+    if is_folder or len(Path(name).parts) > 1:
+        problem = "has no graph.txt, so it is no run's directory" if is_folder else "is not there"
+        stock = ", ".join(STOCK)
+        ways = f"name a run's directory, a stock graph ({stock}), or file.py:function"
+        return f"{name} {problem}; {ways}"
+    hint = unknown("graph", name, STOCK)
+    return f"{hint}; or name one of your own as package.module:function or file.py:function"
+
+
 def environment(text: str) -> Make:
-    """The environment that ``--env`` names: an id as it is, or what ``file.py:function`` or ``package.module:Class`` leads to.
+    """Return the environment that ``--env`` names.
+
+    Args:
+        text: an id, which is returned as it is, or ``file.py:function`` or
+            ``package.module:Class``, which is loaded.
 
     Raises:
         GraphError: there is no such thing.
@@ -107,16 +140,17 @@ def environment(text: str) -> Make:
     """
     where, _, name = text.rpartition(":")
     if text.endswith(".py"):
-        raise GraphError(
-            f"--env {text} needs what makes the environment in it: {text}:NAME; it has {', '.join(_makers(text)) or 'none'}"
-        )
+        makers = ", ".join(_makers(text)) or "none"
+        wanted = f"--env {text} needs what makes the environment in it: {text}:NAME"
+        raise GraphError(f"{wanted}; it has {makers}")
+    # Ids may hold a colon, too: gymnax:NAME, and Gymnasium's own module:NAME-v0.
     if not where or where in ADAPTERS or re.search(r"-v\d+$", name):
         return text
-    found = getattr(file_module(where), name, None) if where.endswith(".py") else values.named(text)
+    is_file = where.endswith(".py")
+    found = getattr(file_module(where), name, None) if is_file else values.named(text)
     if found is None:
-        raise GraphError(
-            f"{where} has no {unknown('function or class', name, _makers(where)).removeprefix('unknown ')}"
-        )
+        hint = unknown("function or class", name, _makers(where)).removeprefix("unknown ")
+        raise GraphError(f"{where} has no {hint}")
     if not callable(found):
         raise SettingError(
             f"--env {text} is {a(found)}; name a function or a class that makes an environment"
@@ -125,27 +159,32 @@ def environment(text: str) -> Make:
 
 
 def _makers(path: str) -> list[str]:
-    """The functions and classes that a file defines."""
+    """Return the names of the functions and classes that a file defines."""
     module = file_module(path)
     return [
-        n
-        for n, v in vars(module).items()
-        if (inspect.isfunction(v) or inspect.isclass(v)) and v.__module__ == module.__name__
+        name
+        for name, value in vars(module).items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
     ]
 
 
 def _functions(path: str) -> list[str]:
-    """The functions and graphs that a file defines."""
+    """Return the names of the functions and graphs that a file defines."""
     module = file_module(path)
     return [
-        n
-        for n, v in vars(module).items()
-        if isinstance(v, Graph) or (inspect.isfunction(v) and v.__module__ == module.__name__)
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, Graph)
+        or (inspect.isfunction(value) and value.__module__ == module.__name__)
     ]
 
 
 def file_module(path: str) -> Any:
-    """A file as a module under its own name, that workers get by value.
+    """Import a file as a module of its own name, which workers receive by value.
+
+    Args:
+        path: where the file is.
 
     Raises:
         GraphError: there is no such file, it can't be imported, or another module has its name.
@@ -155,15 +194,17 @@ def file_module(path: str) -> Any:
         raise GraphError(f"there is no file {path}")
     name = file.stem
     known = sys.modules.get(name)
-    origin = (
-        known.__file__
-        if known is not None
-        else getattr(importlib.util.find_spec(name), "origin", None)
-    )
+    if known is not None:
+        origin = known.__file__
+    else:
+        origin = getattr(importlib.util.find_spec(name), "origin", None)
     if origin is not None and Path(origin).resolve() != file:
         raise GraphError(f"{path} has the name of another module, {origin}; rename it")
-    if known is not None:
-        return known
+    return known if known is not None else _import_file(name, path, file)
+
+
+def _import_file(name: str, path: str, file: Path) -> Any:
+    """Import a file as the module `name`; `path` is the user's name for it, for errors."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise GraphError(f"{path} can't be imported")
@@ -172,53 +213,60 @@ def file_module(path: str) -> Any:
         with importing(path):
             spec.loader.exec_module(module)
     except Exception as error:
+        # A module that was only half executed must not be found by the next import.
         del sys.modules[name]
         raise GraphError(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+    # Other processes may not have the file, so its functions are sent as a whole.
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
 def _source(name: str, function: Callable[..., Any]) -> Source:
+    """Return the source of a function, whose settings are a dataclass or its own parameters."""
     parameters = inspect.signature(function).parameters
     hints = typing.get_type_hints(function)
     env = parameters.get("env")
-    default = env.default if env is not None and isinstance(env.default, str) else None
+    takes_env = env is not None
+    default_env = env.default if env is not None and isinstance(env.default, str) else None
+    # As in the stock graphs, all settings may be fields of one dataclass.
     if "settings" in parameters:
         kind = _dataclass_in(hints.get("settings"))
         if kind is None:
             raise GraphError(f"{name}: its parameter `settings` must be annotated with a dataclass")
-        settings = {f.name: _default(f) for f in dataclasses.fields(kind)}
-        return Source(
-            name, function, default, env is not None, settings, kind, typing.get_type_hints(kind)
-        )
-    settings = {k: p.default for k, p in parameters.items() if k != "env"}
-    missing = [k for k, v in settings.items() if v is inspect.Parameter.empty]
+        settings = {field.name: _default(field) for field in dataclasses.fields(kind)}
+        hints = typing.get_type_hints(kind)
+        return Source(name, function, default_env, takes_env, settings, kind, hints)
+    # Otherwise every other parameter is a setting; it is optional, so it must have a default.
+    settings = {k: parameter.default for k, parameter in parameters.items() if k != "env"}
+    missing = [k for k, value in settings.items() if value is inspect.Parameter.empty]
     if missing:
-        raise GraphError(
-            f"{name}: its parameter{'s' * (len(missing) > 1)} {', '.join(missing)} must have a default to be a setting"
-        )
-    return Source(name, function, default, env is not None, settings, None, hints)
+        word = plural(len(missing), "parameter")
+        names = ", ".join(missing)
+        raise GraphError(f"{name}: its {word} {names} must have a default to be a setting")
+    return Source(name, function, default_env, takes_env, settings, None, hints)
 
 
 def _dataclass_in(hint: Any) -> type | None:
+    """Return the dataclass in an annotated type such as ``PPOSettings | None``."""
     options: Sequence[Any] = typing.get_args(hint) or (hint,)
     return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return (
-        field.default_factory()
-        if field.default_factory is not dataclasses.MISSING
-        else field.default
-    )
+    """Return the default value of a dataclass's field."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 MADE = re.compile(r"[\s(\[{]*[A-Za-z_][\w.]*\s*\(")
-"""How a text begins that builds a value of flowrl's, such as ``Linear(``, or a tuple of them."""
+"""The beginning of a text that builds a flowrl value, such as ``Linear(``, or a tuple of them."""
 
 
 def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value") -> Any:
-    """A value from the command line: a Python literal, one of flowrl's own frozen values, or else the text itself.
+    """Read a value from the command line.
+
+    It is a Python literal, one of flowrl's own frozen values, or else the text itself.
 
     >>> parse_value("1e-3"), parse_value("(64, 64)"), parse_value("None"), parse_value("relu")
     (0.001, (64, 64), None, 'relu')
@@ -227,15 +275,16 @@ def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value"
 
     Args:
         text: what the user wrote.
-        allow: packages beyond flowrl that ``load("package:name")`` in it may import.
-        source: where it is from, for errors.
+        allow: packages beyond flowrl that ``load("package:name")`` in the text may import.
+        source: where the text is from, for errors.
 
     Raises:
-        GraphError: it builds a value, and is not written as one.
+        GraphError: the text seems to build a value, but is not written as one.
     """
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
+        # Words such as relu stay texts; only what looks like a call is read as a flowrl value.
         if MADE.match(text):
             return values.from_text(text, allow=allow, source=source, what="value")
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
@@ -244,17 +293,27 @@ def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value"
 def build(
     source: Source, env: Make | None, tuned: Mapping[str, Any], changes: Sequence[tuple[str, Any]]
 ) -> Graph:
-    """The graph of a source, with its settings and then single fields changed.
+    """Build the graph of a source, with settings changed first and single fields after them.
+
+    Args:
+        source: where the graph comes from.
+        env: the environment; None for the default of the source.
+        tuned: settings by name, which come before those of `changes`.
+        changes: pairs of a name and a value. A name with a dot is the address of a field of the
+            graph, such as ``train.epochs``; any other is a setting of the source.
 
     Raises:
-        SettingError: a setting is unknown or can't take the value, or `env` is given to a function that takes none.
+        SettingError: a setting is unknown or can't take the value, or `env` is given to a
+            function that takes none.
     """
     if env is not None and not source.takes_env:
         raise SettingError(
-            f"{source.name} takes no environment, so --env {env_name(env)} can't be used; leave it out"
+            f"{source.name} takes no environment, "
+            f"so --env {env_name(env)} can't be used; leave it out"
         )
     if env is None and source.takes_env and source.env is None:
         raise SettingError(f"{source.name} needs an environment: --env ID")
+    # A field is the address of a part of the graph, so the graph has to be built before it is set.
     settings, fields = dict(tuned), []
     for name, value in changes:
         if "." in name:
@@ -273,15 +332,18 @@ def build(
 
 
 def imports_for(text: str) -> list[str]:
-    """What must be imported, as ``--import`` takes it, for a saved text: the packages and files of what it loads."""
-    modules = dict.fromkeys(re.findall(r'load\("([\w.]+):', text))
-    return list(
-        dict.fromkeys(_import_of(module) for module in modules if not module.startswith("flowrl."))
-    )
+    """Return what ``--import`` must name for a saved text: the packages and files that it loads."""
+    modules = re.findall(r'load\("([\w.]+):', text)
+    imports = (_import_of(module) for module in modules if not module.startswith("flowrl."))
+    # A dict keeps the order and drops what is named twice.
+    return list(dict.fromkeys(imports))
 
 
 def _import_of(module: str) -> str:
-    """A module as ``--import`` takes it: a file that is no package's by its path, anything else by its package."""
+    """Return a module as ``--import`` takes it.
+
+    A file that belongs to no package is named by its path, any other module by its package.
+    """
     if module in cloudpickle.list_registry_pickle_by_value():
         return os.path.relpath(str(sys.modules[module].__file__))
     return module.partition(".")[0]

@@ -1,8 +1,9 @@
-"""The vanilla policy gradient with a learned baseline (Sutton et al. 2000; Williams 1992)."""
+"""Policy gradient with a learned baseline (Sutton et al. 2000; Williams 1992)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
@@ -22,7 +23,21 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class PGSettings:
-    """The settings of `pg`. `envs` and `fragment` are per runner, `batch` in steps."""
+    """Settings of `pg`.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 128).
+        batch_size: environment steps in the batch of one update, at least (default 1024).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 3e-3).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 0.97).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
+        normalize: scale observations by running moments, in the default policy (default False).
+        clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
+        policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
+    """
 
     num_runners: int = 1
     envs_per_runner: int = 8
@@ -37,9 +52,20 @@ class PGSettings:
     policy: Policy | None = None
 
 
-def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None) -> Graph:
-    """Returns minus a learned value, one gradient step per large synchronous batch."""
-    s = given(settings, PGSettings)
+def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of the policy gradient: one gradient step on each large batch.
+
+    Advantages are returns minus a learned value. Sampling is synchronous.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `PGSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, PGSettings, changes)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     return Graph(
         "pg",

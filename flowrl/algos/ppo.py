@@ -1,8 +1,12 @@
-"""Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation (Schulman et al. 2016)."""
+"""Proximal policy optimisation (PPO, Schulman et al. 2017).
+
+The advantages come from generalised advantage estimation (Schulman et al. 2016).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
@@ -22,7 +26,30 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """The settings of `ppo`. `envs` and `fragment` are per runner, `batch` and `minibatch` in steps."""
+    """Settings of `ppo`.
+
+    The probability ratio is that of the newest policy to the behaviour policy.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 128).
+        batch_size: environment steps in the batch of one update, at least (default 1024).
+        epochs: passes over the batch in one update (default 10).
+        minibatch_size: environment steps per gradient step; None: the whole batch (default 128).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 3e-4).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 0.95).
+        clip_ratio: how far the probability ratio may move from 1 (default 0.2).
+        value_clip: how far a value may move from the old value; None: any distance (default None).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
+        target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
+        max_grad_norm: largest global norm of the gradients (default 0.5).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide rewards by the running deviation of returns (default False).
+        clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
+        policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
+    """
 
     num_runners: int = 1
     envs_per_runner: int = 8
@@ -44,13 +71,25 @@ class PPOSettings:
     policy: Policy | None = None
 
 
-def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None) -> Graph:
-    """Clipped surrogate objective, several epochs of minibatches per batch, synchronous sampling: lag 0."""
-    s = given(settings, PPOSettings)
+def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of PPO: several epochs of minibatches on each batch.
+
+    Its loss is the clipped surrogate objective. Sampling is synchronous, so the policy lag is 0.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "CartPole-v1").
+        settings: the settings; None for the defaults of `PPOSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, PPOSettings, changes)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     loss = PPOLoss(
         clip_ratio=s.clip_ratio, value_clip=s.value_clip, ent_coef=s.ent_coef, target_kl=s.target_kl
     )
+    # Rewards are scaled by the deviation of returns, which are discounted as in training.
     scale = s.gamma if s.normalize_rewards else None
     return Graph(
         "ppo",

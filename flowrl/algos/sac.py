@@ -1,8 +1,9 @@
-"""Soft actor-critic with a price of entropy that finds itself (Haarnoja et al. 2018b)."""
+"""Soft actor-critic with a learned temperature (SAC, Haarnoja et al. 2018b)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
@@ -23,7 +24,28 @@ from flowrl.rollout.runners import Runners
 
 @dataclass(frozen=True)
 class SACSettings:
-    """The settings of `sac`. `envs` and `fragment` are per runner; `start` in steps of all environments together."""
+    """Settings of `sac`.
+
+    Environment steps are those of all environments together.
+
+    Args:
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 1).
+        rollout_length: steps per environment in one rollout (default 1).
+        buffer_size: environment steps that the replay holds (default 1_000_000).
+        batch_size: transitions in the batch of one update (default 256).
+        minibatch_size: transitions per gradient step; None: the whole batch (default None).
+        learning_starts: environment steps before the first update (default 100).
+        updates_per_step: updates per environment step (default 1.0).
+        tau: share of the newest parameters in each target update; 1 copies them (default 0.005).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 3e-4).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        n_step: environment steps of each return (default 1).
+        alpha: initial temperature of the entropy (default 1.0).
+        target_entropy: entropy to aim at, in nats; None: minus action dimensions (default None).
+        report_every: updates per row of results (default 200).
+        policy: policy to act and to train; None: SACNetwork(`alpha`) (default None).
+    """
 
     num_runners: int = 1
     envs_per_runner: int = 1
@@ -43,9 +65,20 @@ class SACSettings:
     policy: Policy | None = None
 
 
-def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None) -> Graph:
-    """Sampled actions into a replay, and an update for every step."""
-    s = given(settings, SACSettings)
+def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **changes: Any) -> Graph:
+    """Return the graph of SAC: stochastic actions go into a replay, from which it learns.
+
+    By default there is one update for every environment step.
+
+    Args:
+        env: the environment: an id, or a function that makes one (default "Pendulum-v1").
+        settings: the settings; None for the defaults of `SACSettings`.
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, SACSettings, changes)
     policy = s.policy or Policy(SACNetwork, alpha=s.alpha)
     return Graph(
         "sac",

@@ -1,6 +1,7 @@
-"""Tuned settings by (graph, environment). The command line uses them by default and says so in a run's first line.
+"""Tuned settings by graph and environment, which the command line uses by default.
 
-`docs/learning.md` shows what they reach, over seeds; those for Atari games are published ones, not measured there.
+The first line that a run prints names them. `docs/learning.md` shows the returns that they reach,
+over several seeds; the settings for Atari games are published ones and are not measured there.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ DQN: Mapping[str, Any] = {
     "double": False,
     "report_every": 4,
 }
-"""128 gradient steps every 256 environment steps, as in RL Baselines3 Zoo, and a target network
-that moves between them. The learning rates fall to 0."""
+"""The settings that the tuned graphs of DQN and Ape-X share.
+
+They take 128 gradient steps every 256 environment steps, as in RL Baselines3 Zoo, and update the
+target network in between. The learning rates fall to 0.
+"""
 
 TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "CartPole-v1"): {
@@ -57,7 +61,8 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "gae_lambda": 0.94,
         "normalize": True,
     },
-    # Schulman et al. 2017, table 5, with the 4 epochs of OpenAI Baselines and a constant rate.
+    # These are from Schulman et al. 2017, table 5, but with the 4 epochs of OpenAI Baselines and
+    # a constant learning rate.
     ("ppo", "ALE/*"): {
         "envs_per_runner": 8,
         "rollout_length": 128,
@@ -80,15 +85,17 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "ent_coef": 0.01,
         "policy": Policy(MLP, activation="relu"),
     },
-    # OpenAI Baselines.
+    # These are the settings of OpenAI Baselines.
     ("a2c", "ALE/*"): {
         "envs_per_runner": 16,
         "batch_size": 80,
         "ent_coef": 0.01,
         "clip_rewards": 1.0,
     },
-    ("pg", "ALE/*"): {"clip_rewards": 1.0},  # Mnih et al. 2015
-    ("impala", "ALE/*"): {"clip_rewards": 1.0},  # Espeholt et al. 2018
+    # Rewards are clipped as in Mnih et al. 2015.
+    ("pg", "ALE/*"): {"clip_rewards": 1.0},
+    # Rewards are clipped as in Espeholt et al. 2018.
+    ("impala", "ALE/*"): {"clip_rewards": 1.0},
     ("impala", "CartPole-v1"): {"lr": 1e-3, "gamma": 0.98},
     ("appo", "ALE/*"): {"clip_rewards": 1.0},
     # Several epochs and a small clip range keep the critic fitted and the policy from collapsing.
@@ -119,9 +126,13 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 
 def tuned(graph: str, env: str) -> dict[str, Any]:
-    """Return the tuned settings of a stock graph for an environment; empty where there are none.
+    """Return the tuned settings of a stock graph for an environment, empty where there are none.
 
-    An environment of gymnax has those of Gymnasium's of the same name.
+    An environment of gymnax has the same settings as Gymnasium's environment of that name.
+
+    Args:
+        graph: the name of the stock graph, such as ``ppo``.
+        env: the id of the environment.
 
     >>> tuned("impala", "ALE/Pong-v5")
     {'clip_rewards': 1.0}

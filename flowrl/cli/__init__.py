@@ -1,1 +1,1 @@
-"""The command line."""
+"""The `flowrl` command: its arguments, its commands and what it prints."""

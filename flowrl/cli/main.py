@@ -13,7 +13,9 @@ from flowrl.cli import commands
 from flowrl.errors import FlowrlError
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
-"""Makes a command: its name, what it does, and what is called."""
+"""A function that adds a command: its name, its help, and the function that runs it."""
+
+RUNTIMES = ("local", "ray", "xla")
 
 GRAPH_HELP = (
     "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
@@ -25,16 +27,17 @@ ENV_HELP = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows the commands where none is given."""
+    """Parser that prints the list of commands where none is given."""
 
     def error(self, message: str) -> NoReturn:
+        # The message names COMMAND where it is missing.
         if "COMMAND" in message:
             self.print_help(sys.stderr)
         super().error(message)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of every command."""
+    """Return the parser of all commands and their arguments."""
     top = _Parser(
         "flowrl",
         description="Reinforcement learning algorithms as graphs: check, plan, draw, run.",
@@ -45,166 +48,210 @@ def parser() -> argparse.ArgumentParser:
     def command(
         name: str, text: str, act: Callable[[argparse.Namespace], int]
     ) -> argparse.ArgumentParser:
-        made = parts.add_parser(name, help=text, description=text, allow_abbrev=False)
-        made.set_defaults(act=act)
-        made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        return made
+        added = parts.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(act=act)
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return added
 
-    command("list", "the stock graphs, a line each", commands.list_stock)
-    _graph(
-        command("check", "check a graph and say everything that is wrong with it", commands.check)
+    _add_graph_commands(command)
+    _add_run(command)
+    _add_debug(command)
+    _add_run_readers(command)
+    return top
+
+
+def _add_graph_commands(command: Command) -> None:
+    """Add the commands that look at a graph without running it."""
+    command("list", "list the stock graphs", commands.list_stock)
+    _graph_arguments(
+        command("check", "check a graph and report everything that is wrong", commands.check)
     )
-    made = command("plan", "what a run will do, in numbers", commands.plan)
-    _graph(made)
-    made.add_argument(
+
+    plan = command("plan", "show what a run will do, in numbers", commands.plan)
+    _graph_arguments(plan)
+    plan.add_argument(
         "--runtime",
-        choices=["local", "ray", "xla"],
+        choices=RUNTIMES,
         default="local",
-        help="xla: also what can be part of one program",
+        help="xla: also show what can be part of one program",
     )
-    made = command("draw", "draw a graph", commands.draw)
-    _graph(made)
-    made.add_argument("--format", choices=["text", "mermaid", "dot", "svg"], default="text")
-    made.add_argument(
-        "-o", metavar="FILE", dest="file", help="write there instead of to standard output"
+
+    draw = command("draw", "draw a graph", commands.draw)
+    _graph_arguments(draw)
+    draw.add_argument("--format", choices=["text", "mermaid", "dot", "svg"], default="text")
+    draw.add_argument(
+        "-o", metavar="FILE", dest="file", help="write to this file instead of standard output"
     )
-    made = command(
-        "diff", "what differs between two graphs, and the runs that they left", commands.diff
+
+    diff = command(
+        "diff", "show what differs between two graphs, and between their runs", commands.diff
     )
-    _graph(made)
-    made.add_argument(
-        "other", metavar="OTHER", help="what it is compared with, likewise; --set changes this one"
+    _graph_arguments(diff)
+    diff.add_argument(
+        "other",
+        metavar="OTHER",
+        help="the graph to compare with, named in the same ways; --set changes this one",
     )
-    made = command("run", "train", commands.run)
-    _graph(made)
-    made.add_argument("--runtime", choices=["local", "ray", "xla"], default="local")
-    made.add_argument(
+
+
+def _add_run(command: Command) -> None:
+    """Add the command that trains."""
+    run = command("run", "train", commands.run)
+    _graph_arguments(run)
+    run.add_argument("--runtime", choices=RUNTIMES, default="local")
+    run.add_argument(
         "--working-dir",
         metavar="DIR",
         help="copy this folder to every node of the Ray cluster, for modules of your own in it",
     )
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument(
         "--seeds",
         type=_count,
         metavar="N",
-        help="so many runs at once, by one program (needs --runtime xla)",
+        help="train with N seeds at once in one program (needs --runtime xla)",
     )
-    made.add_argument(
+    run.add_argument(
         "--steps", type=_count, metavar="N", help="stop after this many environment steps"
     )
-    made.add_argument(
+    run.add_argument(
         "--until",
         metavar="'NAME>=NUMBER'",
         help="stop when this holds for a row, such as 'return_mean>=475'",
     )
-    made.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
-    made.add_argument(
+    run.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
+    _record_arguments(run)
+    _output_arguments(run)
+
+
+def _record_arguments(run: argparse.ArgumentParser) -> None:
+    """Add which updates a run records."""
+    run.add_argument(
         "--record",
         action="store_true",
-        help="keep the first update and those that stand out, for flowrl replay and why",
+        help="record the first update and outliers, for flowrl rerun and flowrl why",
     )
-    made.add_argument("--record-every", type=_count, metavar="N", help="and also every so many")
-    made.add_argument(
+    run.add_argument(
+        "--record-every", type=_count, metavar="N", help="also record every N-th update"
+    )
+
+
+def _output_arguments(run: argparse.ArgumentParser) -> None:
+    """Add where the rows and the trace of a run go."""
+    run.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object per row on standard output, and nothing else there",
+        help="print one JSON object per row on standard output, and nothing else there",
     )
-    made.add_argument(
+    run.add_argument(
         "--trace",
         metavar="FILE",
-        help="write what every process did and when: Perfetto opens it; a picture, if it ends in .svg",
+        help="write what every process did and when, for Perfetto; as a picture if FILE ends "
+        "in .svg",
     )
-    made.add_argument(
+    run.add_argument(
         "--otlp",
         metavar="ENDPOINT",
-        help="send the same to a collector of OpenTelemetry, such as http://localhost:4318",
+        help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
     )
-    made.add_argument(
+    run.add_argument(
         "--to",
         metavar="SINK",
         action="append",
         default=[],
         help="rows also go to csv[:FILE], tensorboard[:DIR], wandb:PROJECT or mlflow:EXPERIMENT",
     )
-    _seeing(command)
-    return top
 
 
-def _seeing(command: Command) -> None:
-    """The commands that look at a run."""
-    made = command("debug", "train step by step: stop, look, change, go back", commands.debug)
-    _graph(made)
-    made.add_argument("--seed", type=int, default=0)
-    made = command(
+def _add_debug(command: Command) -> None:
+    """Add the debugger."""
+    debug = command("debug", "train step by step: stop, look, change, go back", commands.debug)
+    _graph_arguments(debug)
+    debug.add_argument("--seed", type=int, default=0)
+
+
+def _add_run_readers(command: Command) -> None:
+    """Add the commands that read the directory of a run."""
+    explain = command(
         "explain",
-        "why a run was as fast as it was, and what would make it faster",
+        "show why a run was as fast as it was, and what would make it faster",
         commands.explain,
     )
-    made.add_argument("dir", metavar="DIR", help="a run's directory")
-    made.add_argument("--json", action="store_true", help="as JSON")
-    made = command(
-        "eval", "play episodes with a saved policy, greedily unless --sampled", commands.evaluate
+    _directory_argument(explain)
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    _add_eval(command)
+
+    _add_record_readers(command)
+
+
+def _add_record_readers(command: Command) -> None:
+    """Add the commands that read the recorded updates of a run."""
+    rerun = command(
+        "rerun",
+        "run a recorded update again, without Ray and the environment; without --update, list "
+        "the recorded updates",
+        commands.rerun,
     )
-    made.add_argument("dir", metavar="DIR", help="a run's directory")
-    made.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
-    made.add_argument("--episodes", type=_count, default=20, metavar="N")
-    made.add_argument(
-        "--sampled",
-        action="store_true",
-        help="draw actions from the policy (from action values: epsilon-greedily, with 0.05)",
-    )
-    made.add_argument(
-        "--max-steps",
-        type=_count,
-        metavar="N",
-        help="of an episode, which is cut after so many; 30,000 by default",
-    )
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
-        "--import",
-        metavar="PACKAGE",
-        action="append",
-        default=[],
-        dest="allow",
-        help="a package or file.py that may be imported for the policy",
-    )
-    made = command(
-        "replay",
-        "run a recorded update again, without Ray and the environment; without --update, list those there are",
-        commands.replay,
-    )
-    _recorded(made)
-    made.add_argument(
+    _update_arguments(rerun)
+    rerun.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
         default=[],
         dest="changes",
-        help="and once more so: learner.loss.clip_ratio=0.3",
+        help="also run it with this setting, such as learner.loss.clip_ratio=0.3",
     )
-    made.add_argument(
-        "--import",
-        metavar="PACKAGE",
-        action="append",
-        default=[],
-        dest="allow",
-        help="a package or file.py of your own that it needs",
+    _import_argument(rerun, "import a package or file.py of your own that the update needs")
+
+    why = command(
+        "why",
+        "show which runners, environments and seeds made the batch of an update; without "
+        "--update, what ended the run",
+        commands.why,
     )
-    _recorded(
-        command(
-            "why",
-            "which runners, environments and seeds made the batch of an update; without --update, what ended the run",
-            commands.why,
-        )
+    _update_arguments(why)
+
+
+def _add_eval(command: Command) -> None:
+    """Add the command that plays episodes with a saved policy."""
+    evaluate = command(
+        "eval", "play episodes with a saved policy, greedily unless --sampled", commands.evaluate
+    )
+    _directory_argument(evaluate)
+    evaluate.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
+    evaluate.add_argument("--episodes", type=_count, default=20, metavar="N")
+    evaluate.add_argument(
+        "--sampled",
+        action="store_true",
+        help="sample actions from the policy (from action values: epsilon-greedily, with 0.05)",
+    )
+    evaluate.add_argument(
+        "--max-steps",
+        type=_count,
+        metavar="N",
+        help="end every episode after N steps; 30,000 by default",
+    )
+    evaluate.add_argument("--seed", type=int, default=0)
+    _import_argument(evaluate, "a package or file.py that may be imported for the policy")
+
+
+def _directory_argument(command: argparse.ArgumentParser) -> None:
+    """Add the directory of a run."""
+    command.add_argument("dir", metavar="DIR", help="a run's directory")
+
+
+def _import_argument(command: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--import`` with its help."""
+    command.add_argument(
+        "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help=text
     )
 
 
-def _graph(made: argparse.ArgumentParser) -> None:
-    """Which graph, and how it is changed."""
-    made.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
-    made.add_argument("--env", metavar="ENV", help=ENV_HELP)
-    made.add_argument(
+def _graph_arguments(command: argparse.ArgumentParser) -> None:
+    """Add which graph, and how it is changed."""
+    command.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
+    command.add_argument("--env", metavar="ENV", help=ENV_HELP)
+    command.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
@@ -212,29 +259,38 @@ def _graph(made: argparse.ArgumentParser) -> None:
         dest="changes",
         help="a setting of the graph's function, or node.field",
     )
-    made.add_argument(
-        "--untuned", action="store_true", help="leave the tuned settings for this environment out"
+    # Like --help, it replaces what the command does.
+    command.add_argument(
+        "--help-settings",
+        action="store_const",
+        const=commands.help_settings,
+        dest="act",
+        help="list the settings that --set takes by name, with their meaning, and do nothing else",
     )
-    made.add_argument(
-        "--import",
-        metavar="PACKAGE",
-        action="append",
-        default=[],
-        dest="allow",
-        help="import a package or file.py, in every process: environments it registers, code a saved graph needs",
+    command.add_argument(
+        "--untuned", action="store_true", help="leave out the tuned settings for this environment"
+    )
+    _import_argument(
+        command,
+        "import a package or file.py in every process: for environments that it registers, or "
+        "for code that a saved graph needs",
     )
 
 
-def _recorded(made: argparse.ArgumentParser) -> None:
-    """Which recorded update."""
-    made.add_argument("dir", metavar="DIR", help="a run's directory")
-    made.add_argument(
-        "--update", type=_count, metavar="N", help="which: the learner's version before it, and 1"
+def _update_arguments(command: argparse.ArgumentParser) -> None:
+    """Add which recorded update."""
+    _directory_argument(command)
+    command.add_argument(
+        "--update",
+        type=_count,
+        metavar="N",
+        help="the number of the update: 1 more than the policy version before it",
     )
-    made.add_argument("--learner", metavar="NAME", help="whose, if there are several")
+    command.add_argument("--learner", metavar="NAME", help="the learner, if there are several")
 
 
 def _count(text: str) -> int:
+    """Read a whole number of at least 1, such as ``1e6`` or ``10_000``."""
     try:
         number = float(text.replace("_", "").replace(",", ""))
     except ValueError:
@@ -245,26 +301,35 @@ def _count(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 where all went well, 1 where a goal was not reached, 2 after a mistake, 130 after Ctrl-C."""
+    """Run one command and return its exit status.
+
+    The status is 0 where all went well, 1 where a goal was not reached or a rerun differs, 2 after
+    a mistake, and 130 after Ctrl-C.
+
+    Args:
+        argv: the words after ``flowrl``; those of this process by default.
+    """
     args = parser().parse_args(argv)
     try:
         return int(args.act(args))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        # The reader, such as `head`, has gone; Python must not write to it again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - a user sees one message, never a traceback, unless asked for
-        _complain(error, debug=args.debug)
+    except Exception as error:  # noqa: BLE001 - a user sees a message, a traceback with --debug
+        _print_error(error, debug=args.debug)
         return 2
 
 
-def _complain(error: Exception, *, debug: bool) -> None:
+def _print_error(error: Exception, *, debug: bool) -> None:
+    """Print an error as one message, with the traceback before it if `debug`."""
     if debug:
         traceback.print_exception(error)
     kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
-    notes = "".join(
-        f" ({note})" for note in getattr(error, "__notes__", ()) if note.startswith("in ")
-    )
+    # The runtimes add the address of the node as a note.
+    addresses = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
+    notes = "".join(f" ({note})" for note in addresses)
     hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows where)"
     print(f"flowrl: {kind}{error}{notes}{hint}", file=sys.stderr)

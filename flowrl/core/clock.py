@@ -1,4 +1,4 @@
-"""Where the time goes: every instant of a thread at work belongs to exactly one node and one kind of work."""
+"""Clocks of threads: every instant of a thread belongs to one node and one kind of work."""
 
 from __future__ import annotations
 
@@ -27,24 +27,34 @@ KINDS = (
     "other",
     "outside",
 )
-"""``start``: making environments, processes and programs; ``waiting``: for something to do; ``blocked``: for room behind; ``outside``: between
-rows, in the code of who runs the graph."""
+"""The kinds of work.
+
+``start`` is making environments, processes and programs; ``waiting`` is waiting for something to
+do; ``blocked`` is waiting for capacity downstream; ``outside`` is the time between rows, in the
+code that runs the graph.
+"""
 IDLE = ("waiting", "blocked", "outside")
-"""The kinds in which a thread does nothing of the graph's."""
+"""The kinds in which a thread does no work of the graph."""
 TRACE = "FLOWRL_TRACE"
-"""The environment variable that, if it is not empty, has clocks keep spans, in this process and in those that a run starts."""
+"""The environment variable that makes clocks keep spans, if it is not empty.
+
+It holds for this process and for those that a run starts.
+"""
 SPANS = 200_000
-"""How many of its last spans a clock keeps until they are fetched."""
+"""The number of its last spans that a clock keeps until they are fetched."""
 
 AHEAD = time() - perf_counter()
-"""What is to be added to times of this process to get the seconds since 1970."""
+"""Seconds to add to times of this process to get the seconds since 1970."""
 
 Spent = Mapping[tuple[str, str], float]
-"""Seconds by node (empty where none is at work) and kind."""
+"""Seconds by node (empty where none is at work) and kind of work."""
 
 
 class Span(NamedTuple):
-    """A time from `start` to `end`, of `time.perf_counter`, in which a node did one kind of work."""
+    """The time from `start` to `end` in which a node did one kind of work.
+
+    Both are seconds of `time.perf_counter`.
+    """
 
     node: str
     kind: str
@@ -52,47 +62,59 @@ class Span(NamedTuple):
     end: float
 
     def later(self, seconds: float) -> Span:
-        """By a clock that is so far ahead."""
+        """Return the same as measured by a clock that is so many seconds ahead."""
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 
 class Mark(NamedTuple):
-    """A moment at which something was handed on: ``put`` into a queue, ``taken`` out of it, ``gave`` (a worker its fragment), ``came`` (to us)."""
+    """A moment at which an item was handed on."""
 
     node: str
-    """That was at work."""
+    """The node that was at work."""
     what: str
+    """The event.
+
+    An item was ``put`` into a queue or ``taken`` out of it; a worker ``gave`` its rollout, which
+    ``came`` to this process.
+    """
     where: str
     """The queue, or the process of the worker."""
     at: float
+    """The moment, in seconds of `time.perf_counter`."""
     item: int
-    """By which what was put is known when it is taken."""
+    """A number by which an item that was put is recognised when it is taken."""
 
     def later(self, seconds: float) -> Mark:
-        """By a clock that is so far ahead."""
+        """Return the same as measured by a clock that is so many seconds ahead."""
         return self._replace(at=self.at + seconds)
 
 
 class Reading(NamedTuple):
-    """What a clock tells: the seconds so far, and the spans since it was read the last time, if it keeps any."""
+    """The state of a clock: the seconds so far, and the spans since its last reading, if any."""
 
     spent: Spent = MappingProxyType({})
+    """The seconds so far, by node and kind of work."""
     spans: tuple[Span | Mark, ...] = ()
+    """The spans and marks since the last reading; empty where the clock keeps none."""
     ahead: float = 0.0
-    """`AHEAD` of its process."""
+    """`AHEAD` of the clock's process."""
 
 
 class Clock:
-    """The seconds of one thread or process by node and kind, from `since` on: a time of `time.perf_counter`, or the moment it is made.
+    """Count of the seconds of one thread or process, by node and kind of work.
 
-    `spans`: the last of what it counted, one by one, where `TRACE` says that these are wanted.
+    Where `TRACE` is set, `spans` holds the last `SPANS` times that it counted, one by one.
+
+    Args:
+        kind: the kind of work at first.
+        since: the time of `time.perf_counter` from which it counts; None for now.
     """
 
     def __init__(self, kind: str, since: float | None = None) -> None:
         self.stack = [kind]
         self.node = ""
         self.slot = ("", kind)
-        """What is being counted."""
+        """The node and kind to which the current time belongs."""
         self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.since = perf_counter() if since is None else since
         self.spans: deque[Span | Mark] | None = (
@@ -100,26 +122,26 @@ class Clock:
         )
 
     def at(self, node: str) -> None:
-        """From now on this node is at work."""
-        now = (
-            perf_counter()
-        )  # as in `_count`, which a call would make a third slower: this is done twice for each hop
+        """Count the time from now on for this node."""
+        # This repeats `_count`, because a call makes it a third slower: it runs twice for each hop.
+        now = perf_counter()
         self.spent[self.slot] += now - self.since
         if self.spans is not None:
             self.spans.append(Span(*self.slot, self.since, now))
         self.since, self.node, self.slot = now, node, (node, self.stack[-1])
 
     def enter(self, kind: str) -> None:
-        """From now on it is this kind of work."""
+        """Count the time from now on as this kind of work."""
         self._count(self.node, kind)
         self.stack.append(kind)
 
     def leave(self) -> None:
-        """It is what it was before again."""
+        """Count the time from now on as the kind of work before the last `enter`."""
         self.stack.pop()
         self._count(self.node, self.stack[-1])
 
     def _count(self, node: str, kind: str) -> None:
+        """Count the time up to now, and from now on for this node and kind."""
         now = perf_counter()
         self.spent[self.slot] += now - self.since
         if self.spans is not None:
@@ -127,97 +149,121 @@ class Clock:
         self.since, self.slot = now, (node, kind)
 
     def move(self, seconds: float, old: str, new: str) -> None:
-        """Say that some of the seconds of one kind were of another."""
+        """Count some of this node's seconds of one kind as another kind."""
         self.spent[self.node, old] -= seconds
         self.spent[self.node, new] += seconds
 
     def read(self) -> Spent:
-        """The seconds by node and kind, up to now. Any thread may ask."""
+        """Return the seconds by node and kind, up to now; any thread may call this."""
+        # Copied first: the thread of this clock may go on counting meanwhile.
         slot, since, spent = self.slot, self.since, self.spent.copy()
         return {**spent, slot: spent.get(slot, 0.0) + perf_counter() - since}
 
     def mark(self, what: str, where: str, item: Any = None) -> None:
-        """Note that something was handed on, where spans are kept."""
+        """Record that an item was handed on, where spans are kept.
+
+        Args:
+            what: the event, one of those of `Mark`.
+            where: the queue, or the process of the worker.
+            item: the item; its identity is recorded.
+        """
         if self.spans is not None:
+            # The identity of the item links the mark of its put to that of its take.
             self.spans.append(Mark(self.node, what, where, perf_counter(), id(item)))
 
     def reading(self) -> Reading:
-        """All that it tells; each span only once."""
-        spans = self.spans or ()
-        return Reading(
-            self.read(),
-            tuple(self.spans.popleft() for _ in range(len(spans))) if self.spans else (),
-            AHEAD,
-        )
+        """Return the seconds so far, and the spans since the last reading: each span only once."""
+        spent = self.read()
+        if not self.spans:
+            return Reading(spent, (), AHEAD)
+        # The thread of this clock may append meanwhile, so a fixed number is taken, one by one.
+        spans = tuple(self.spans.popleft() for _ in range(len(self.spans)))
+        return Reading(spent, spans, AHEAD)
 
 
 EPOCHS: deque[Span] = deque(maxlen=SPANS)
-"""Epochs of updates, of this process, until they are fetched."""
-_began = [0.0]
+"""The last epochs of updates in this process, until they are fetched."""
+_epoch_start = [0.0]
 
 
 def update_begins() -> None:
-    """The epochs that end from now on are those of another update."""
-    _began[0] = perf_counter()
+    """Count the epochs that end from now on as those of another update."""
+    _epoch_start[0] = perf_counter()
 
 
 def epoch_ended(number: Any, _: Any) -> None:
-    """Note it. Called from within an update, where spans are kept."""
+    """Record the end of an epoch; called from within an update, where spans are kept.
+
+    Args:
+        number: the index of the epoch in its update, from 0.
+    """
     now = perf_counter()
-    EPOCHS.append(Span("", f"epoch {int(number) + 1}", _began[0], now))
-    _began[0] = now
+    EPOCHS.append(Span("", f"epoch {int(number) + 1}", _epoch_start[0], now))
+    _epoch_start[0] = now
 
 
 def traced() -> dict[str, str]:
-    """`TRACE`, as a process that is started is to have it."""
+    """Return the environment variable `TRACE` for a process that is about to be started."""
     return {TRACE: os.environ.get(TRACE, "")}
 
 
 def by_kind(spent: Spent) -> dict[str, float]:
-    """The seconds by kind alone."""
-    found: defaultdict[str, float] = defaultdict(float)
+    """Return the seconds by kind of work, added up over nodes."""
+    seconds_by_kind: defaultdict[str, float] = defaultdict(float)
     for (_, kind), seconds in spent.items():
-        found[kind] += seconds
-    return dict(found)
+        seconds_by_kind[kind] += seconds
+    return dict(seconds_by_kind)
 
 
-class _Here(threading.local):
+class _OfThread(threading.local):
+    """The clock of each thread."""
+
     def __init__(self) -> None:
         self.clock = Clock("outside")
 
 
-_here = _Here()
+_of_thread = _OfThread()
 
 
 def here() -> Clock:
-    """The clock by which this thread works."""
-    return _here.clock
+    """Return the clock of this thread."""
+    return _of_thread.clock
 
 
 class Work(ContextDecorator):
-    """A kind of work: ``with STEP: ...`` counts towards the clock of the thread, and so does what a function marked ``@STEP`` does."""
+    """A kind of work that counts towards the clock of the thread.
+
+    It counts the block in ``with STEP: ...``, and each call of a function that is marked ``@STEP``.
+
+    Args:
+        kind: one of `KINDS`.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def __enter__(self) -> None:
-        _here.clock.enter(self.kind)
+        _of_thread.clock.enter(self.kind)
 
     def __exit__(self, *_: object) -> None:
-        _here.clock.leave()
+        _of_thread.clock.leave()
 
 
 class By:
-    """``with By(clock): ...``: this thread works by that clock."""
+    """Context in which another clock counts for this thread: ``with By(clock): ...``.
+
+    Args:
+        clock: the clock that counts in the block.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
     def __enter__(self) -> None:
-        self.before, _here.clock = _here.clock, self.clock
+        self.before, _of_thread.clock = _of_thread.clock, self.clock
 
     def __exit__(self, *_: object) -> None:
-        _here.clock = self.before
+        _of_thread.clock = self.before
 
 
 (

@@ -1,4 +1,4 @@
-"""What must not happen while user's code is imported."""
+"""Guard against runs that start while a user's code is only being imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _importing: list[str] = []
 
 @contextmanager
 def importing(who: str) -> Iterator[None]:
-    """While user's code is imported for `who`, no run may start: a script without a main guard would train again."""
+    """Let no run start in this context, in which user's code is imported for `who`.
+
+    Without that, a script without a main guard would train again.
+    """
     _importing.append(who)
     try:
         yield
@@ -24,9 +27,10 @@ def forbid_while_importing() -> None:
     """Refuse to start a run where one is only being imported.
 
     Raises:
-        GraphError: with the way out.
+        GraphError: user's code is being imported; the error has the way out.
     """
     if _importing:
         raise GraphError(
-            f"a run starts while {_importing[-1]} imports this script; put what starts it behind `if __name__ == '__main__':`"
+            f"a run starts while {_importing[-1]} imports this script; "
+            "put what starts it under `if __name__ == '__main__':`"
         )

@@ -1,4 +1,7 @@
-"""What flows along the edges of a graph: `Batch`, `Trained`, and the `Row` that a run gives out; `Filling`, a count of what came."""
+"""Items that flow along the edges of a graph: `Batch` and `Trained`; and the `Row` of a run.
+
+`Filling` is a count in the state of an operator that collects items.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,16 @@ Array = Any
 
 
 class Filling(int):
-    """A number in a state that only grows, and on which nothing depends until it reaches `mark`: the abstract trace skips what lies between."""
+    """A number in a state that only grows, and on which nothing depends until it reaches `mark`.
+
+    The abstract trace skips the numbers in between.
+    """
 
     mark: int
+    """The number from which on something depends on it."""
 
     def __new__(cls, number: int, mark: int) -> Self:
-        """A number on its way to a mark."""
+        """Return a number that grows to a mark."""
         self = super().__new__(cls, number)
         self.mark = mark
         return self
@@ -34,16 +41,20 @@ class Filling(int):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """Experience, time-major.
+    """Experience of T steps in B columns, time-major.
 
-    `data` holds one array per field, ``[T, B, ...]``: ``obs action reward terminated truncated logp value valid``
-    and what operators add. `columns` holds what there is once per column, ``[B, ...]``: ``bootstrap_obs`` (the
-    observation after the last row), ``version`` (of the weights that acted), ``producer`` (the runner's index), ``env`` (the environment's number,
-    counted over all runners) and ``first`` (the steps that it had gone before the first row: those of one fragment follow on from the last's if
-    this is where that ended).
+    The layout is that of Gymnasium's NEXT_STEP mode: the row after one with ``terminated`` or
+    ``truncated`` is masked. It holds the episode's final observation, kept for bootstrapping, and
+    has ``valid`` 0; the next episode starts after it.
 
-    The form is Gymnasium's NEXT_STEP: after a row with ``terminated`` or ``truncated`` comes one that holds the
-    episode's final observation and has ``valid`` 0; the next episode starts behind it.
+    Args:
+        data: one array per field, ``[T, B, ...]``: ``obs action reward terminated truncated logp
+            value valid`` and the fields that operators add.
+        columns: one array per column field, ``[B, ...]``: ``bootstrap_obs`` (the observation after
+            the last row), ``version`` (the policy version of the behaviour policy), ``producer``
+            (the runner's index), ``env`` (the environment's number, counted over all runners) and
+            ``first`` (the steps that the environment had taken before the first row: a rollout
+            continues the one before if its ``first`` is where that one ended).
     """
 
     data: dict[str, Array]
@@ -57,7 +68,7 @@ class Batch:
 
     @property
     def steps(self) -> int:
-        """T x B, invalid rows included: a static number."""
+        """T x B, masked rows included; a static number."""
         rows, columns = self.shape
         return int(rows * columns)
 
@@ -67,98 +78,132 @@ class Batch:
         return self.data[name]
 
     def with_(self, **fields: Array) -> Batch:
-        """A batch that has these data fields too."""
+        """Return a batch that has these data fields ``[T, B, ...]`` too."""
         return replace(self, data={**self.data, **fields})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """NumPy arrays are pickled as one: each one alone would cost more to send than a small batch holds."""
+        """Pickle NumPy arrays as one.
+
+        Each of them alone would cost more to send than a small batch holds.
+        """
         arrays = [*self.data.values(), *self.columns.values()]
+        # JAX arrays and shapes have a way of their own to be pickled.
         if not all(isinstance(x, np.ndarray) for x in arrays):
             return (Batch, (self.data, self.columns))
         return (_unpacked, (tuple(self.data), tuple(self.columns), Packed(arrays)))
 
     @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
-        """Batches of the same length in time, side by side: ``[T, B1], [T, B2]`` become ``[T, B1 + B2]``."""
+        """Return batches of the same length in time side by side.
+
+        ``[T, B1]`` and ``[T, B2]`` become ``[T, B1 + B2]``.
+        """
         if len(batches) == 1:
             return batches[0]
-        first = batches[0]
         with CONCAT:
-            return Batch(
-                {k: concatenate([b.data[k] for b in batches], axis=1) for k in first.data},
-                {k: concatenate([b.columns[k] for b in batches], axis=0) for k in first.columns},
-            )
+            data = _joined([batch.data for batch in batches], axis=1)
+            return Batch(data, _joined([batch.columns for batch in batches], axis=0))
+
+
+def _joined(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, Array]:
+    """Return each field's arrays, joined along an axis."""
+    joined = {}
+    for name in parts[0]:
+        joined[name] = concatenate([part[name] for part in parts], axis)
+    return joined
 
 
 def _unpacked(data: Sequence[str], columns: Sequence[str], arrays: Packed) -> Batch:
-    return Batch(
-        dict(zip(data, arrays, strict=False)), dict(zip(columns, arrays[len(data) :], strict=True))
-    )
+    """Return the batch of which `Packed` holds the arrays, those of `data` first."""
+    fields = dict(zip(data, arrays, strict=False))
+    return Batch(fields, dict(zip(columns, arrays[len(data) :], strict=True)))
 
 
 ALIGNED = 64
-"""Where arrays begin, in bytes: XLA reads those in place."""
+"""Arrays begin at multiples of this many bytes: XLA reads such arrays in place."""
 
 
 class Packed(list[Any]):
-    """NumPy arrays that are pickled as one."""
+    """A list of NumPy arrays that are pickled as one buffer."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        starts = np.cumsum([0, *(-(-x.nbytes // ALIGNED) * ALIGNED for x in self)]).tolist()
+        starts = np.cumsum([0, *(_aligned(x.nbytes) for x in self)]).tolist()
         buffer = np.empty(starts[-1], np.uint8)
+        # The last start is the size of the buffer, at which no array begins.
         for start, x in zip(starts, self, strict=False):
             buffer[start : start + x.nbytes] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-        return (_unpack, (tuple((x.dtype.str, x.shape) for x in self), buffer))
+        layout = tuple((x.dtype.str, x.shape) for x in self)
+        return (_unpack, (layout, buffer))
+
+
+def _aligned(size: int) -> int:
+    """Return a number of bytes, rounded up to a multiple of `ALIGNED`."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def _unpack(layout: Sequence[tuple[str, tuple[int, ...]]], buffer: np.ndarray[Any, Any]) -> Packed:
+    """Return the arrays in a buffer, as views of it, from the type and shape of each."""
     arrays, start = Packed(), 0
     for dtype, shape in layout:
         x = np.frombuffer(buffer, dtype, math.prod(shape), start).reshape(shape)
         arrays.append(read_only(x))
-        start += -(-x.nbytes // ALIGNED) * ALIGNED
+        start += _aligned(x.nbytes)
     return arrays
 
 
 def nbytes(x: Array) -> int:
-    """The bytes of an array of any kind, abstract ones too."""
+    """Return the bytes of an array of any kind, abstract ones too."""
     return int(math.prod(x.shape) * x.dtype.itemsize)
 
 
 def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array, which nobody may write to any more: what a node yields may go to several others, and comes so from Ray."""
+    """Return the array itself, after it was made read-only.
+
+    An item that a node yields may go to several others, and arrays from Ray are read-only, too.
+    """
     x.flags.writeable = False
     return x
 
 
 def concatenate(xs: Sequence[Array], axis: int) -> Array:
-    """`numpy.concatenate` for arrays of any one kind: NumPy, JAX, or abstract."""
+    """Return arrays joined along an axis; they may be NumPy, JAX, remote or abstract ones."""
     if all(isinstance(x, np.ndarray) for x in xs):
         return read_only(np.concatenate(xs, axis))
     if any(isinstance(x, RemoteArray) for x in xs):
         return join(xs, axis)
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in xs):
-        rests = {(*x.shape[:axis], *x.shape[axis + 1 :], str(x.dtype)) for x in xs}
-        if len(rests) > 1:  # jax tells what does not fit
-            return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
-        shape = xs[0].shape
-        return jax.ShapeDtypeStruct(
-            (*shape[:axis], sum(x.shape[axis] for x in xs), *shape[axis + 1 :]), xs[0].dtype
-        )
+        return _abstract_concatenate(xs, axis)
     return jnp.concatenate(xs, axis)
+
+
+def _abstract_concatenate(xs: Sequence[Array], axis: int) -> Array:
+    """Return the shape and type of arrays joined along an axis."""
+    other_axes = {(*x.shape[:axis], *x.shape[axis + 1 :], str(x.dtype)) for x in xs}
+    # JAX raises an error that says what does not fit, or finds the common type.
+    if len(other_axes) > 1:
+        return jax.eval_shape(lambda *ys: jnp.concatenate(ys, axis), *xs)
+    shape = xs[0].shape
+    length = sum(x.shape[axis] for x in xs)
+    return jax.ShapeDtypeStruct((*shape[:axis], length, *shape[axis + 1 :]), xs[0].dtype)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Metrics:
-    """Named numbers, packed: `values` is one ``float32[len(names)]`` that may stay on the device."""
+    """Named numbers, packed into one array.
+
+    Args:
+        names: the names of the numbers.
+        values: ``float32[len(names)]``, which may stay on the device.
+    """
 
     names: tuple[str, ...] = field(metadata={"static": True})
     values: Array
 
     @staticmethod
     def pack(named: Mapping[str, Array]) -> Metrics:
-        """Pack scalars under their names."""
+        """Return scalars packed under their names."""
+        # One array in place of many: each would be fetched from the device on its own.
         values = [jnp.asarray(v, jnp.float32) for v in named.values()]
         return Metrics(tuple(named), jnp.stack(values))
 
@@ -166,38 +211,48 @@ class Metrics:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Trained:
-    """What one `learner.update` did: the steps that it was handed, its metrics and its lag."""
+    """Result of one `learner.update`: the steps of its batch, its metrics and its policy lag."""
 
     steps: int = field(metadata={"static": True})
+    """The steps of the batch."""
     metrics: Metrics
+    """The metrics of the update."""
     lag: tuple[Array, Array]
-    """Mean and maximum of (version before the update - version of the data)."""
+    """Mean and maximum of (policy version before the update - policy version of the data)."""
     feedback: dict[str, Array] = field(default_factory=dict)
-    """By column ``[B]``, what those may want to know who gave it: ``producer``; of what was drawn from a replay ``slot``, ``stamp``, ``shard`` and,
-    if the loss tells it, ``priority``."""
+    """Arrays ``[B]``, one number per column, for the producers of the batch.
+
+    They are ``producer``, and for a batch sampled from a replay ``slot``, ``stamp``, ``shard`` and,
+    if the loss reports it, ``priority``.
+    """
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tally:
-    """What gathered since the last Row: the updates, and what the runners tell of their episodes."""
+    """Everything that was gathered since the last Row, from which the next one is made."""
 
     updates: tuple[Trained, ...]
+    """The results of the updates since the last Row."""
     episodes: dict[str, Array]
-    """Scalars: ``env_steps`` (valid ones) and ``episodes`` since the last Row; ``return_mean`` and ``length_mean``."""
+    """Scalars that runners report of their episodes.
+
+    They are ``env_steps`` (valid ones) and ``episodes`` since the last Row, ``return_mean`` and
+    ``length_mean``.
+    """
     metrics: dict[str, Any] = field(default_factory=dict)
-    """What operators and environments measured since then, by name; the loop puts it in."""
+    """The metrics of operators and environments since the last Row, by name; the loop adds them."""
 
 
 COLUMNS = (
-    "row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes", "return_mean", "length_mean",
-    "seconds", "steps_per_second", "lag_mean", "lag_max", "loss",
+    "row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes", "return_mean",
+    "length_mean", "seconds", "steps_per_second", "lag_mean", "lag_max", "loss",
 )  # fmt: skip
 """The keys that every Row has, in every runtime."""
 
 
 class Row(Mapping[str, float]):
-    """One row of results. A read-only mapping from names to numbers; NaN where there is none yet.
+    """One row of results: a read-only mapping from names to numbers, NaN where there is none yet.
 
     >>> Row({"row": 1, "loss": 0.5})["loss"]
     0.5
@@ -220,28 +275,37 @@ class Row(Mapping[str, float]):
 
 
 def bytes_of(item: Any) -> int:
-    """The bytes of an item's arrays; 0 where it has none."""
+    """Return the bytes of an item's arrays; 0 where it has none."""
     if isinstance(item, Batch):
         return sum(map(nbytes, item.data.values())) + sum(map(nbytes, item.columns.values()))
     return sum(nbytes(x) for x in jax.tree.leaves(item) if hasattr(x, "dtype"))
 
 
 def steps_of(item: Any) -> int:
-    """The steps in an item; 0 where it has none."""
+    """Return the steps in an item; 0 where it has none."""
     return item.steps if isinstance(item, Batch | Trained) else 0
 
 
 def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
-    """Mean and maximum of how many updates old the columns ``[B]`` of a batch are."""
+    """Return the mean and maximum policy lag of a batch, in updates.
+
+    Args:
+        version: the policy version of the learner.
+        versions: ``[B]``, the policy versions of the batch's columns.
+    """
     lag = version - versions
     return lag.mean(), lag.max()
 
 
 def plain_copy(tree: Any) -> Any:
-    """A copy of a tree of arrays, with random keys as plain numbers: what computes with the tree's own may reuse their buffers."""
-    return jax.tree.map(
-        lambda x: (
-            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.copy(x)
-        ),
-        tree,
-    )
+    """Return a copy of a tree of arrays, with random keys as plain numbers.
+
+    A function that computes with the tree's own arrays may then reuse their buffers.
+    """
+
+    def copy(x: Array) -> Array:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(x)
+        return jnp.copy(x)
+
+    return jax.tree.map(copy, tree)

@@ -1,4 +1,4 @@
-"""What each node of a run did, in whole numbers."""
+"""Counts of what each node of a run did, in whole numbers."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from collections.abc import Mapping
 
 
 class At(threading.local):
-    """Where a thread is: the node at work; empty while resources open."""
+    """The node at work in a thread; empty while resources open."""
 
     node = ""
 
 
 class Ledger:
-    """What each node did, in whole numbers: what the plan predicts, the run counts and the audit compares."""
+    """Counts of what each node did, in whole numbers.
+
+    The plan predicts them, the run counts them, and the audit compares both.
+    """
 
     def __init__(self) -> None:
         self.at = At()
         self.counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         """By node and resource: calls, bytes and the like, as the verbs report them."""
         self.put: Counter[tuple[str, str]] = Counter()
+        """By edge: items that were handed over."""
         self.got: Counter[tuple[str, str]] = Counter()
-        """By edge: items handed over, and items whose step was gone through to its end."""
+        """By edge: items whose step ran to its end."""
         self.put_steps: Counter[tuple[str, str]] = Counter()
+        """By edge: steps in the items of `put`."""
         self.got_steps: Counter[tuple[str, str]] = Counter()
+        """By edge: steps in the items of `got`."""
         self.dropped: Counter[tuple[str, str]] = Counter()
-        """By edge into a queue: items that had to go, or were too old."""
+        """By edge into a queue: items that were dropped, for it was full or they were too old."""
         self.dropped_steps: Counter[tuple[str, str]] = Counter()
+        """By edge into a queue: steps in the items of `dropped`."""
 
     def count(self, resource: str, numbers: Mapping[str, int]) -> None:
-        """Add to the counters of the node at work, for a resource."""
+        """Add numbers to the counters of the node at work, for a resource."""
         counts = self.counts[self.at.node, resource]
         for name, number in numbers.items():
             counts[name] += number

@@ -1,4 +1,4 @@
-"""One axis of devices: arrays that are split over them, and sums over what each of them has."""
+"""One axis of devices: arrays that are split over them, and sums over their parts."""
 
 from __future__ import annotations
 
@@ -13,41 +13,48 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 Array = Any
 AXIS = "data"
-"""The name of the axis."""
+"""The name of the axis of devices."""
 
 
 @cache
 def devices(count: int | None = None) -> Mesh | AbstractMesh:
-    """So many devices of this process along one axis, all of them by default.
+    """Return a mesh of devices of this process along one axis.
 
-    Where the process has fewer, the function that asks runs in another process, and here only its shapes are computed: the mesh is abstract.
+    Args:
+        count: the number of devices; None for all.
     """
-    count = count or jax.local_device_count()
-    if count > jax.local_device_count():
-        return AbstractMesh((count,), (AXIS,), axis_types=(AxisType.Auto,))
+    size = count or jax.local_device_count()
+    # Fewer devices than that: the function of the mesh runs in another process, and here only its
+    # shapes are computed, for which an abstract mesh is enough.
+    if size > jax.local_device_count():
+        return AbstractMesh((size,), (AXIS,), axis_types=(AxisType.Auto,))
     return jax.make_mesh(
-        (count,), (AXIS,), devices=jax.local_devices()[:count], axis_types=(AxisType.Auto,)
+        (size,), (AXIS,), devices=jax.local_devices()[:size], axis_types=(AxisType.Auto,)
     )
 
 
 def split(x: Any, axis: int) -> Any:
-    """An array with an axis split over the devices, where their number divides it; within a program a constraint on one."""
+    """Return an array with an axis split over the devices, where their number divides it.
+
+    Within a compiled function this is a constraint on the array. Values that are no arrays are
+    returned as they are.
+    """
     size = jax.local_device_count()
     if size == 1 or not isinstance(x, jax.Array | np.ndarray):
         return x
     fits = x.ndim > axis and x.shape[axis] % size == 0
-    where = NamedSharding(
-        devices(), PartitionSpec(*[None] * axis, AXIS) if fits else PartitionSpec()
-    )
-    return (
-        jax.lax.with_sharding_constraint(x, where)
-        if isinstance(x, jax.core.Tracer)
-        else jax.device_put(x, where)
-    )
+    spec = PartitionSpec(*[None] * axis, AXIS) if fits else PartitionSpec()
+    sharding = NamedSharding(devices(), spec)
+    if isinstance(x, jax.core.Tracer):
+        return jax.lax.with_sharding_constraint(x, sharding)
+    return jax.device_put(x, sharding)
 
 
 def on_one(x: jax.Array) -> jax.Array:
-    """An array that several devices hold whole, as it lies on the first of them; any other as it is."""
+    """Return the copy on the first device of an array that several devices hold whole.
+
+    Any other array is returned as it is.
+    """
     if (
         isinstance(x, jax.core.Tracer)
         or len(x.sharding.device_set) == 1
@@ -59,13 +66,16 @@ def on_one(x: jax.Array) -> jax.Array:
 
 
 def shared(fn: Callable[..., Any], count: int, given: Any, returned: Any) -> Callable[..., Any]:
-    """A function that `count` devices run side by side, each on its part of the arrays.
+    """Return a function that `count` devices run side by side, each on its part of the arrays.
 
     Args:
-        fn: what each runs. It sees its own part, and adds up over all by `total`.
-        count: of devices.
-        given: a `jax.sharding.PartitionSpec` for each argument, or a tree of them: which axis is split.
-        returned: the same for what it returns. What is not split must be equal on all devices.
+        fn: the function that each device runs. It sees its own part, and adds up over all by
+            `total`.
+        count: the number of devices.
+        given: a `jax.sharding.PartitionSpec` for each argument, or a tree of them: which axis is
+            split.
+        returned: the same for the outputs. An output that is not split must be equal on all
+            devices.
     """
     return jax.shard_map(
         fn, mesh=devices(count), in_specs=given, out_specs=returned, check_vma=False
@@ -73,33 +83,47 @@ def shared(fn: Callable[..., Any], count: int, given: Any, returned: Any) -> Cal
 
 
 def total(tree: Any) -> Any:
-    """The sum of arrays over the devices that run this function side by side; the arrays themselves where one runs it alone."""
+    """Return the sums of arrays over the devices that run this function side by side.
+
+    Where one device runs it alone, these are the arrays themselves.
+    """
     return jax.lax.psum(tree, AXIS) if _side_by_side() else tree
 
 
 def mean_of_devices(tree: Any, weight: Array) -> Any:
-    """The means of arrays over the devices that run this function side by side, each weighed by its `weight`: the arrays where one runs it alone.
+    """Return the means of arrays over the devices that run this function side by side.
 
-    Whole numbers, and random keys, are the same on all devices and stay as they are. Numbers of a weight of 0 may be NaN: they do not count.
+    Where one device runs it alone, these are the arrays themselves. Whole numbers, and random keys,
+    are the same on all devices and stay as they are. Numbers of a weight of 0 may be NaN: they do
+    not count.
+
+    Args:
+        tree: the arrays of this device.
+        weight: a scalar, how much they count.
     """
     if not _side_by_side():
         return tree
-    leaves, form = jax.tree.flatten(tree)
-    weight = weight.astype(jnp.float32)  # of one type all of them are added up by one message
-    weighed = {
-        i: jnp.where(weight > 0, x * weight, 0)
+    leaves, structure = jax.tree.flatten(tree)
+    # Arrays of one type are added up by one message between the devices.
+    weight_f32 = weight.astype(jnp.float32)
+    weighted = {
+        i: jnp.where(weight_f32 > 0, x * weight_f32, 0)
         for i, x in enumerate(leaves)
         if jnp.issubdtype(x.dtype, jnp.floating)
     }
-    everything, weights = total((weighed, weight))
-    means = {i: x / jnp.maximum(weights, 1) for i, x in everything.items()}
-    return jax.tree.unflatten(form, [means.get(i, x) for i, x in enumerate(leaves)])
+    sums, weights = total((weighted, weight_f32))
+    means = {i: x / jnp.maximum(weights, 1) for i, x in sums.items()}
+    return jax.tree.unflatten(structure, [means.get(i, x) for i, x in enumerate(leaves)])
 
 
 def number() -> Array:
-    """The number of the device among those that run this function side by side; 0 where one runs it alone."""
+    """Return the index of this device among those that run this function side by side.
+
+    It is 0 where one device runs it alone.
+    """
     return jax.lax.axis_index(AXIS) if _side_by_side() else 0
 
 
 def _side_by_side() -> bool:
+    """Return whether this code is traced within a function of `shared`."""
     return AXIS in jax.sharding.get_abstract_mesh().manual_axes

@@ -1,4 +1,4 @@
-"""What operators and environments measure: gathered from every thread, and told with the next Row."""
+"""Metrics of operators and environments, gathered from every thread for the next Row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from flowrl.errors import ContractError
 
 Array = Any
 MOST = 1_000
-"""Arrays of one metric that stay on the device; when there are more of them before a Row closes, these are brought here."""
+"""The arrays of one metric that may stay on the device.
+
+When there are more of them before a Row closes, they are brought to this process and summed up.
+"""
 KINDS = (jnp.floating, jnp.integer, jnp.bool_)
+"""The kinds of arrays that a metric may be."""
 SUFFIXES = ("", "/min", "/max")
-"""Of the columns that each metric has."""
+"""The ends of the names of the columns that each metric has: mean, minimum and maximum."""
 
 
 class Summed(NamedTuple):
-    """A number of values: their sum, the least and the most of them. NaN where any is NaN."""
+    """Summary of values: how many there are, their sum, and the least and the most of them.
+
+    The sum, the least and the most are NaN where any value is NaN.
+    """
 
     number: int = 0
     total: float = 0.0
@@ -33,32 +40,44 @@ class Summed(NamedTuple):
 
     @staticmethod
     def of(values: Any) -> Summed:
-        """Of an array of numbers."""
+        """Return the summary of an array of numbers."""
         x = np.asarray(values, np.float64).reshape(-1)
-        return (
-            Summed(x.size, float(x.sum()), float(x.min()), float(x.max())) if x.size else Summed()
-        )
+        if not x.size:
+            return Summed()
+        return Summed(x.size, float(x.sum()), float(x.min()), float(x.max()))
 
     def plus(self, other: Summed) -> Summed:
-        """Of both."""
+        """Return the summary of the values of both."""
+        # NumPy's minimum of a NaN is NaN; Python's depends on the order.
         least, most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
         return Summed(
             self.number + other.number, self.total + other.total, float(least), float(most)
         )
 
     def columns(self, name: str) -> dict[str, float]:
-        """As a Row tells it: the mean under the name itself, then the least and the most; NaN where no value came."""
-        told = (self.total / self.number, self.least, self.most) if self.number else (math.nan,) * 3
-        return dict(zip(names_of(name), told, strict=True))
+        """Return the columns of a Row: the mean under the name itself, then the least and the most.
+
+        They are NaN where there is no value.
+        """
+        values = (math.nan,) * 3
+        if self.number:
+            values = (self.total / self.number, self.least, self.most)
+        return dict(zip(names_of(name), values, strict=True))
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """The columns of a metric: ``x``, ``x/min`` and ``x/max``."""
+    """Return the names of a metric's columns: ``x``, ``x/min`` and ``x/max``."""
     return tuple(f"{name}{suffix}" for suffix in SUFFIXES)
 
 
 def misnamed(name: Any, prefix: str = "") -> str:
-    """What is wrong with the name of a metric; nothing if it can be a column, behind `prefix`, beside those that every Row has.
+    """Return what is wrong with the name of a metric; empty if nothing is.
+
+    It must be able to be a column beside those that every Row has.
+
+    Args:
+        name: the name.
+        prefix: what stands before the name in the column.
 
     >>> misnamed("loss")
     "'loss' is a column that every Row has already; give the metric another name"
@@ -73,67 +92,78 @@ def misnamed(name: Any, prefix: str = "") -> str:
 
 
 class Metered:
-    """What was measured since the last Row. Any thread may add to it."""
+    """Metrics that were measured since the last Row; any thread may add to them."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
-        """All that were ever told, each with who told it first."""
+        """All metrics that were ever reported, each with who reported it first."""
         self._lock = threading.Lock()
         self._sums: dict[str, Summed] = {}
         self._arrays: dict[str, list[Array]] = {}
 
     def expect(self, names: Iterable[str]) -> None:
-        """These are told with every Row, NaN where there is no value."""
+        """Report these metrics with every Row, NaN where there is no value."""
         with self._lock:
             for name in names:
                 self.names.setdefault(name, "")
 
     def add(self, name: str, value: Any, by: str = "") -> None:
-        """Add one value: a number, or an array of shape [], which stays where it is until the Row closes.
+        """Add one value of a metric.
+
+        Args:
+            name: the name of the metric.
+            value: a number, or an array of shape [], which stays where it is until the Row closes.
+            by: who reports it.
 
         Raises:
-            ContractError: it is no such thing, or the name can't be a column.
+            ContractError: the value is neither, or the name can't be a column.
         """
         if name not in self.names and (wrong := misnamed(name)):
             raise ContractError(wrong)
-        if isinstance(value, jax.core.Tracer):
-            raise ContractError(
-                f"metric '{name}' is told within a compiled function; let that return it, and tell it outside"
-            )
-        if not isinstance(value, bool | int | float):
-            shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", object)
-            if shape != () or not any(jnp.issubdtype(dtype, kind) for kind in KINDS):
-                got = repr(value) if shape is None else f"{dtype}{list(shape)}"
-                raise ContractError(
-                    f"metric '{name}' is one number or an array of shape [], got {got}; take its mean first: ctx.run(jnp.mean, x)"
-                )
+        _check_value(name, value)
         with self._lock:
             self.names[name] = self.names.get(name) or by
             if isinstance(value, bool | int | float | np.ndarray | np.generic):
-                self._sums[name] = self._sums.get(name, Summed()).plus(
-                    Summed(1, *(float(value),) * 3)
-                )
+                number = float(value)
+                self._plus(name, Summed(1, number, number, number))
+            # A shape of the abstract trace has no value, but its metric is known from now on.
             elif not isinstance(value, jax.ShapeDtypeStruct):
-                held = self._arrays.setdefault(name, [])
-                held.append(value)
-                if len(held) > MOST:
-                    self._sums[name] = self._sums.get(name, Summed()).plus(
-                        Summed.of([np.asarray(x) for x in held])
-                    )
-                    held.clear()
+                self._keep(name, value)
+
+    def _plus(self, name: str, summed: Summed) -> None:
+        """Add a summary to that of a metric, with the lock held."""
+        self._sums[name] = self._sums.get(name, Summed()).plus(summed)
+
+    def _keep(self, name: str, array: Array) -> None:
+        """Keep an array where it is, with the lock held; too many of them are summed up."""
+        kept = self._arrays.setdefault(name, [])
+        kept.append(array)
+        if len(kept) > MOST:
+            self._plus(name, Summed.of([np.asarray(x) for x in kept]))
+            kept.clear()
 
     def merge(self, sums: Mapping[str, Summed], by: str = "") -> None:
-        """Add what was summed elsewhere."""
+        """Add summaries that another process made.
+
+        Args:
+            sums: the summaries by metric.
+            by: who reports them.
+        """
         with self._lock:
             for name, summed in sums.items():
                 self.names[name] = self.names.get(name) or by
-                self._sums[name] = self._sums.get(name, Summed()).plus(summed)
+                self._plus(name, summed)
 
     def drain(self) -> dict[str, tuple[Summed, tuple[Array, ...]]]:
-        """What there is, and forget it: by name what was summed up, and values that are not yet."""
+        """Return all values and forget them.
+
+        They are, by metric, the summary so far and the arrays that are not in it yet.
+        """
+        # Most graphs have no metrics, and need no lock.
         if not self.names:
             return {}
         with self._lock:
+            # Exchanged under the lock, so that no value is lost or counted twice.
             sums, self._sums = self._sums, {}
             arrays, self._arrays = self._arrays, {}
             return {
@@ -142,9 +172,27 @@ class Metered:
             }
 
 
+def _check_value(name: str, value: Any) -> None:
+    """Refuse a value that is neither a number nor an array of shape []."""
+    if isinstance(value, jax.core.Tracer):
+        raise ContractError(
+            f"metric '{name}' is reported within a compiled function; "
+            "let that return it, and report it outside"
+        )
+    if isinstance(value, bool | int | float):
+        return
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", object)
+    if shape != () or not any(jnp.issubdtype(dtype, kind) for kind in KINDS):
+        got = repr(value) if shape is None else f"{dtype}{list(shape)}"
+        raise ContractError(
+            f"metric '{name}' is one number or an array of shape [], got {got}; "
+            "take its mean first: ctx.run(jnp.mean, x)"
+        )
+
+
 def summed(drained: Mapping[str, tuple[Summed, tuple[Array, ...]]]) -> dict[str, Summed]:
-    """What was drained, with all of it summed up. Waits for the device."""
+    """Return the summaries of drained metrics, arrays included; this waits for the device."""
     return {
-        name: known.plus(Summed.of(jax.device_get(list(rest))))
-        for name, (known, rest) in drained.items()
+        name: so_far.plus(Summed.of(jax.device_get(list(arrays))))
+        for name, (so_far, arrays) in drained.items()
     }

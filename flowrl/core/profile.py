@@ -1,4 +1,7 @@
-"""Where the time of a run went up to a moment, and what flowed: what tables, reports and explanations are made of."""
+"""Profile of a run: where its time went up to a moment, and what flowed.
+
+Tables, reports and explanations are made of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,126 +18,130 @@ from flowrl.core.clock import IDLE, Spent, by_kind
 
 @dataclass(frozen=True)
 class Profile:
-    """A run up to a moment, all of it plain data. The difference of two, ``later - earlier``, is the time between them."""
+    """A run up to a moment, as plain data.
+
+    The difference of two profiles, ``later - earlier``, is the profile of the time between them.
+    """
 
     seconds: float = 0.0
-    """Since it was opened."""
+    """Seconds since the run was opened."""
     rows: int = 0
+    """Rows that closed."""
     env_steps: int = 0
+    """Environment steps of these rows."""
     processes: Mapping[str, Spent] = field(default_factory=dict)
     """By process or thread: seconds by node and kind of work."""
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By such a thread, the nodes that it runs."""
+    """By thread that runs stages: the nodes that it runs."""
     counts: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     """By node and resource: what the verbs counted."""
     edges: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """By edge: items, and steps in them."""
     queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By queue: the items that it holds, and may hold."""
+    """By queue: the items that it holds, and the items that it may hold."""
     ops: Mapping[str, str] = field(default_factory=dict)
     """By node: the name of its operator."""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By resource: what its handle tells of itself."""
+    """By resource: the facts that its handle reports."""
     cores: int = 1
+    """The cores of this machine."""
     busy: float = 0.0
-    """Seconds of all cores of this machine at work, with whatever; NaN where the system does not tell."""
+    """Seconds of all cores of this machine at any work; NaN where the system does not report it."""
     findings: tuple[str, ...] = ()
+    """The findings about the run, as text."""
 
     def __sub__(self, earlier: Profile) -> Profile:
-        return Profile(
-            self.seconds - earlier.seconds,
-            self.rows - earlier.rows,
-            self.env_steps - earlier.env_steps,
-            {
-                name: _less(spent, earlier.processes.get(name, {}))
+        return replace(
+            self,
+            seconds=self.seconds - earlier.seconds,
+            rows=self.rows - earlier.rows,
+            env_steps=self.env_steps - earlier.env_steps,
+            processes={
+                name: _added(spent, earlier.processes.get(name, {}))
                 for name, spent in self.processes.items()
             },
-            self.stages,
-            {
-                key: _less(numbers, earlier.counts.get(key, {}))
+            counts={
+                key: _added(numbers, earlier.counts.get(key, {}))
                 for key, numbers in self.counts.items()
             },
-            {
-                edge: (
-                    n - earlier.edges.get(edge, (0, 0))[0],
-                    s - earlier.edges.get(edge, (0, 0))[1],
-                )
-                for edge, (n, s) in self.edges.items()
-            },
-            self.queues,
-            self.ops,
-            {
+            edges=self._edges_since(earlier),
+            facts={
                 name: _since(facts, earlier.facts.get(name, {}))
                 for name, facts in self.facts.items()
             },
-            self.cores,
-            self.busy - earlier.busy,
-            self.findings,
+            busy=self.busy - earlier.busy,
         )
 
+    def _edges_since(self, earlier: Profile) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the items and steps that passed each edge since an earlier moment."""
+        since = {}
+        for edge, (items, steps) in self.edges.items():
+            items_before, steps_before = earlier.edges.get(edge, (0, 0))
+            since[edge] = (items - items_before, steps - steps_before)
+        return since
+
     def wall(self, process: str) -> float:
-        """The seconds of a process, which are the sum of all that it did."""
+        """Return the seconds of a process, which are the sum over all kinds of work."""
         return sum(self.processes[process].values())
 
     def uptime(self, process: str) -> float:
-        """The seconds of a process without those in which it was started or compiled, at least 1e-9: what its speed and shares are of."""
+        """Return the seconds of a process without those in which it was started or compiled.
+
+        Its speed and its shares are computed from them. They are at least 1e-9.
+        """
         return max(self.wall(process) - by_kind(self.processes[process]).get("start", 0.0), 1e-9)
 
     @property
     def going(self) -> float:
         """The seconds in which no thread that runs stages compiled, at least 1e-9."""
-        return max(
-            self.seconds
-            - max(
-                (self.wall(t) - self.uptime(t) for t in self.stages if t in self.processes),
-                default=0.0,
-            ),
-            1e-9,
-        )
+        threads = [thread for thread in self.stages if thread in self.processes]
+        # Threads compile at the same time: the longest of them is what the run waited for.
+        longest_start = max((self.wall(t) - self.uptime(t) for t in threads), default=0.0)
+        return max(self.seconds - longest_start, 1e-9)
 
     def node_seconds(self, node: str) -> dict[str, float]:
-        """The seconds of a node by kind of work, in all threads that run stages."""
-        return by_kind(
-            {
-                key: x
-                for thread in self.stages
-                for key, x in self.processes.get(thread, {}).items()
-                if key[0] == node
-            }
-        )
+        """Return the seconds of a node by kind of work, in all threads that run stages.
+
+        Where several threads ran the node, the last one counts.
+        """
+        spent: dict[tuple[str, str], float] = {}
+        for thread in self.stages:
+            seconds_of_thread = self.processes.get(thread, {})
+            spent.update({key: x for key, x in seconds_of_thread.items() if key[0] == node})
+        return by_kind(spent)
 
     def work(self, thread: str) -> dict[tuple[str, str], float]:
-        """What a thread that runs stages does, by node and kind. What waits for an update behind the node that dispatched it is that node's."""
+        """Return the seconds of a thread that runs stages, by node and kind of work.
+
+        Seconds in which a node after the one that dispatched an update waits for that update count
+        for the one that dispatched it.
+        """
         names = self.stages[thread]
-        trainer = next(
-            (
-                n
-                for n in names
-                if any(c.get("updates") for (m, _), c in self.counts.items() if m == n)
-            ),
-            "",
-        )
-        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        trainer = self._trainer(names)
+        spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (node, kind), seconds in self.processes[thread].items():
             if kind in IDLE or kind == "start":
                 continue
-            late = (
-                trainer
-                and kind == "update"
-                and (not node or (node in names and names.index(node) > names.index(trainer)))
-            )
-            found[trainer if late else node, kind] += seconds
-        return dict(found)
+            for_trainer = trainer and kind == "update" and _is_after(node, trainer, names)
+            spent[trainer if for_trainer else node, kind] += seconds
+        return dict(spent)
+
+    def _trainer(self, names: tuple[str, ...]) -> str:
+        """Return the first of these nodes that updated a learner; empty if none did."""
+        updating = {node for (node, _), counts in self.counts.items() if counts.get("updates")}
+        return next((name for name in names if name in updating), "")
 
     def sampling(self) -> list[str]:
-        """The threads that sampling has to do with: what it feeds; all of them, if it ever waits for room."""
+        """Return the threads that sampling depends on.
+
+        They run the samplers or nodes downstream of them; they are all threads if sampling ever
+        waited for capacity downstream.
+        """
         samplers = {
             node for (node, _), counts in self.counts.items() if counts.get("sampled_steps")
         }
-        fed = set(samplers)
-        for node in self.ops:  # what comes before stands before
-            fed |= {node} if any(b == node and a in fed for a, b in self.edges) else set()
-        held = any(
+        fed = self._downstream(samplers)
+        blocked = any(
             self.node_seconds(names[0]).get("blocked", 0.0) > 0
             for names in self.stages.values()
             if samplers & {*names}
@@ -142,15 +149,24 @@ class Profile:
         return [
             thread
             for thread, names in self.stages.items()
-            if held or not samplers or not names or fed & {*names}
+            if blocked or not samplers or not names or fed & {*names}
         ]
 
+    def _downstream(self, nodes: set[str]) -> set[str]:
+        """Return these nodes and all nodes downstream of them."""
+        reached = set(nodes)
+        # One pass is enough: in `ops` a node stands after those upstream of it.
+        for node in self.ops:
+            if any(target == node and source in reached for source, target in self.edges):
+                reached.add(node)
+        return reached
+
     def total(self, counter: str) -> int:
-        """A counter, summed over all nodes."""
+        """Return a counter, summed over all nodes and resources."""
         return sum(numbers.get(counter, 0) for numbers in self.counts.values())
 
     def workers(self, resource: str) -> dict[str, dict[str, float]]:
-        """By worker of a resource that is elsewhere: its seconds by kind."""
+        """Return the seconds by kind of work, by worker of a resource with remote workers."""
         return {
             name: by_kind(spent)
             for name, spent in self.processes.items()
@@ -158,76 +174,101 @@ class Profile:
         }
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, for `Profile.of`."""
+        """Return the profile as plain data, which `Profile.of` reads."""
+        # The keys of JSON are texts, so pairs become the beginnings of lists.
         plain = asdict(self)
         for name in ("counts", "edges"):
-            plain[name] = [[*key, value] for key, value in plain[name].items()]
-        plain["processes"] = {
-            name: [[*key, value] for key, value in spent.items()]
-            for name, spent in self.processes.items()
-        }
+            plain[name] = _entries_of(plain[name])
+        plain["processes"] = {name: _entries_of(spent) for name, spent in self.processes.items()}
         return plain
 
     @staticmethod
-    def of(told: Mapping[str, Any]) -> Profile:
-        """What `plain` gave."""
-        plain = dict(told)
+    def of(data: Mapping[str, Any]) -> Profile:
+        """Return the profile of which `plain` returned the data."""
+        plain = dict(data)
         plain["processes"] = {
-            name: {(node, kind): x for node, kind, x in spent}
-            for name, spent in plain["processes"].items()
+            name: _spent_of(entries) for name, entries in plain["processes"].items()
         }
         plain["counts"] = {(node, resource): numbers for node, resource, numbers in plain["counts"]}
-        plain["edges"] = {(a, b): tuple(numbers) for a, b, numbers in plain["edges"]}
-        plain["queues"] = {name: tuple(x) for name, x in plain["queues"].items()}
-        plain["stages"] = {name: tuple(x) for name, x in plain["stages"].items()}
+        plain["edges"] = {
+            (source, target): tuple(numbers) for source, target, numbers in plain["edges"]
+        }
+        plain["queues"] = {name: tuple(numbers) for name, numbers in plain["queues"].items()}
+        plain["stages"] = {name: tuple(nodes) for name, nodes in plain["stages"].items()}
         return Profile(**{**plain, "findings": tuple(plain["findings"])})
 
 
+def _entries_of(by_pair: Mapping[tuple[str, str], Any]) -> list[list[Any]]:
+    return [[*pair, value] for pair, value in by_pair.items()]
+
+
+def _spent_of(entries: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], float]:
+    return {(node, kind): seconds for node, kind, seconds in entries}
+
+
+def _is_after(node: str, other: str, names: tuple[str, ...]) -> bool:
+    """Return whether a node runs after another one in a thread; the thread itself does, too."""
+    return not node or (node in names and names.index(node) > names.index(other))
+
+
 def to_text(whole: Profile, steady: Profile) -> str:
-    """A run and the part of it that tells its speed, as JSON."""
+    """Return the profile of a run, and that of the part which shows its speed, as JSON."""
     return json.dumps({"whole": whole.plain(), "steady": steady.plain()}) + "\n"
 
 
 def from_text(text: str) -> tuple[Profile, Profile]:
-    """What `to_text` wrote."""
-    told = json.loads(text)
-    return Profile.of(told["whole"]), Profile.of(told["steady"])
+    """Return the two profiles that `to_text` wrote."""
+    both = json.loads(text)
+    return Profile.of(both["whole"]), Profile.of(both["steady"])
 
 
 def use(spent: Mapping[str, float]) -> float:
-    """The share of its time in which a process works. To be started is no work."""
-    return (sum(spent.values()) - idle(spent) - spent.get("start", 0.0)) / max(
-        sum(spent.values()), 1e-9
-    )
+    """Return the share of its time in which a process works; being started is no work."""
+    seconds = sum(spent.values())
+    return (seconds - idle(spent) - spent.get("start", 0.0)) / max(seconds, 1e-9)
 
 
 def idle(spent: Mapping[str, float]) -> float:
-    """The seconds in which nothing of the graph was done."""
+    """Return the seconds in which no work of the graph was done."""
     return sum(spent.get(kind, 0.0) for kind in IDLE)
 
 
-def _less(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What was added; a process that was started anew began at 0. A clock may find out later that time was of another kind."""
-    anew = sum(now.values()) < sum(before.values())
-    return {key: x if anew else max(x - before.get(key, 0), 0) for key, x in now.items()}
+def _added(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return what was added to numbers since an earlier moment."""
+    # A process that was started again began at 0.
+    if sum(now.values()) < sum(before.values()):
+        return dict(now)
+    # A clock may find out later that time was of another kind: what was added is never negative.
+    return {key: max(number - before.get(key, 0), 0) for key, number in now.items()}
 
 
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists count what happened, so their differences do; all else is as it is now."""
-    return {
-        key: [a - b for a, b in zip(x, before[key], strict=True)]
-        if isinstance(x, list) and len(before.get(key, ())) == len(x)
-        else x
-        for key, x in now.items()
-    }
+    """Return the facts of the time since an earlier moment.
+
+    Lists count events, so they become differences; all other facts are as they are now.
+    """
+    facts = {}
+    for key, fact in now.items():
+        comparable = isinstance(fact, list) and len(before.get(key, ())) == len(fact)
+        facts[key] = _differences(fact, before[key]) if comparable else fact
+    return facts
+
+
+def _differences(now: list[Any], before: list[Any]) -> list[Any]:
+    return [number - earlier for number, earlier in zip(now, before, strict=True)]
 
 
 def machine() -> tuple[int, float]:
-    """The cores of this machine, and the seconds that they were at work since it was started; NaN where the system does not tell."""
+    """Return the cores of this machine, and the seconds that they worked since it was started.
+
+    The seconds are NaN where the system does not report them.
+    """
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return os.cpu_count() or 1, float("nan")
     cores: Iterable[str] = [line for line in lines if line.startswith("cpu") and line[3].isdigit()]
+    # The fourth and fifth number are the time in which cores were idle or waited for a disk.
     user, nice, system, _, _, irq, soft = map(int, lines[0].split()[1:8])
-    return max(1, len(list(cores))), (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+    ticks = user + nice + system + irq + soft
+    return max(1, len(list(cores))), ticks / os.sysconf("SC_CLK_TCK")

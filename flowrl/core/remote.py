@@ -1,4 +1,7 @@
-"""Arrays that lie in other processes: known here by shape and type, and fetched where their values are used."""
+"""Remote arrays: they are in other processes, and fetched where their values are used.
+
+This process knows their shapes and types.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,46 @@ Array = Any
 
 
 class Source(Protocol):
-    """What can give the values of arrays that lie elsewhere, called its leaves."""
+    """Source of the values of remote arrays, which are its leaves."""
 
     def array(self, leaf: int) -> np.ndarray[Any, Any]:
-        """Bring one here."""
+        """Fetch one array, given its index."""
 
     def wait(self) -> None:
-        """Until they are computed."""
+        """Wait until the arrays are computed."""
 
     def done(self) -> bool:
-        """Whether they are."""
+        """Return whether the arrays are computed."""
 
 
 class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """One array elsewhere. Operators move it like any other; what does reach for its values brings them here."""
+    """One array in another process.
 
-    __slots__ = ("_here", "dtype", "leaf", "shape", "source")
+    Operators pass it on like any other array. Code that uses its values makes it fetch them, once.
+
+    Args:
+        shape: its shape.
+        dtype: its type.
+        source: fetches its values.
+        leaf: its index in the source.
+    """
+
+    __slots__ = ("_fetched", "dtype", "leaf", "shape", "source")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, source: Source, leaf: int) -> None:
         self.shape = shape
         self.dtype = dtype
         self.source = source
         self.leaf = leaf
-        self._here: np.ndarray[Any, Any] | None = None
+        self._fetched: np.ndarray[Any, Any] | None = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if self._here is None:
-            self._here = self.source.array(self.leaf)
-        return self._here if dtype in (None, self.dtype) else self._here.astype(dtype)
+        # Fetched once: several operators may use the values.
+        if self._fetched is None:
+            self._fetched = self.source.array(self.leaf)
+        if dtype in (None, self.dtype):
+            return self._fetched
+        return self._fetched.astype(dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
         return getattr(ufunc, method)(*(near(x) for x in inputs), **settings)
@@ -57,46 +72,48 @@ class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.shape[0]
 
     def block_until_ready(self) -> RemoteArray:
-        """Wait until it is computed, there."""
+        """Wait until the array is computed in its process, and return it without fetching it."""
         self.source.wait()
         return self
 
     def is_ready(self) -> bool:
-        """Whether it is computed."""
+        """Return whether the array is computed."""
         return self.source.done()
 
 
 class Joining:
-    """Arrays that are to be joined where they are used."""
+    """Source of one array that is joined from parts where its values are used.
+
+    Args:
+        parts: the arrays, some of them remote.
+        axis: the axis along which they are joined.
+    """
 
     def __init__(self, parts: Sequence[Any], axis: int) -> None:
         self.parts = parts
         self.axis = axis
 
     def array(self, leaf: int) -> np.ndarray[Any, Any]:
-        """Bring all parts here and join them."""
+        """Fetch all parts and return them joined."""
         return np.concatenate([near(x) for x in self.parts], self.axis)
 
     def wait(self) -> None:
-        """For all parts."""
+        """Wait until all parts are computed."""
         jax.block_until_ready(self.parts)
 
     def done(self) -> bool:
-        """Whether all parts are computed."""
+        """Return whether all parts are computed."""
         return all(x.is_ready() for x in self.parts if isinstance(x, RemoteArray))
 
 
 def join(xs: Sequence[Any], axis: int) -> RemoteArray:
-    """Arrays side by side, some of which are far."""
+    """Return arrays joined along an axis as a remote array; some of them are remote."""
     first = xs[0].shape
-    return RemoteArray(
-        (*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]),
-        xs[0].dtype,
-        Joining(xs, axis),
-        0,
-    )
+    length = sum(x.shape[axis] for x in xs)
+    shape = (*first[:axis], length, *first[axis + 1 :])
+    return RemoteArray(shape, xs[0].dtype, Joining(xs, axis), 0)
 
 
 def near(tree: Any) -> Any:
-    """A tree whose far arrays were brought here."""
+    """Return a tree with the values of its remote arrays, which are fetched."""
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, RemoteArray) else x, tree)

@@ -1,4 +1,4 @@
-"""Format numbers for people to read."""
+"""Numbers as text for people to read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def plural(count: float, word: str) -> str:
 
 
 def amount(n: Fraction, word: str) -> str:
-    """Format a number of things, such as ``3 minibatches`` or ``1.25 calls``."""
+    """Return a number of things as text, such as ``3 minibatches`` or ``1.25 calls``."""
     number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
     return f"{number} {plural(float(n), word)}"
 
 
 def in_bytes(n: int) -> str:
-    """Format a number of bytes with its unit, such as ``36.6 KB``."""
+    """Return a number of bytes with its unit, such as ``36.6 KB``."""
     size = float(n)
     for unit in ("B", "KB", "MB"):
         if size < 1000:

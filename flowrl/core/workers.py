@@ -10,29 +10,44 @@ from flowrl.core.clock import Reading
 
 
 class Done:
-    """A future that is done."""
+    """A future that is done.
+
+    Args:
+        value: the result of its call.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def result(self) -> Any:
-        """The value."""
+        """Return the value."""
         return self.value
 
 
 class Failed:
-    """A future whose call raised."""
+    """A future whose call raised.
+
+    Args:
+        error: the error that it raised.
+    """
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
     def result(self) -> Any:
-        """Raise it."""
+        """Raise the error."""
         raise self.error
 
 
 class HereWorkers:
-    """Workers as plain objects in this process; a call runs at once."""
+    """Workers as plain objects in this process, whose calls run at once.
+
+    Args:
+        count: the number of workers.
+        make: makes a worker from its index and its restart count.
+        pick: picks the index of the future that `wait` returns, from their number; None for the
+            first.
+    """
 
     def __init__(
         self, count: int, make: Callable[[int, int], Any], pick: Callable[[int], int] | None = None
@@ -45,40 +60,46 @@ class HereWorkers:
         return len(self.objects)
 
     def put(self, value: Any) -> Any:
-        """The value itself."""
+        """Return the value itself: in this process it need not be sent."""
         return value
 
     def submit(self, index: int, method: str, *args: Any) -> Done | Failed:
-        """Call the method now."""
+        """Call a method of a worker now, and return a future that is done."""
+        # An error is raised by `result`, as it is where workers are remote.
         try:
             return Done(getattr(self.objects[index], method)(*args))
-        except Exception as error:  # noqa: BLE001 - raised where the result is asked for, as everywhere
+        except Exception as error:  # noqa: BLE001 - `result` raises it
             return Failed(error)
 
     def current(self, future: Any) -> bool:
-        """Always."""
+        """Return True: all workers are in this process, which is still at work."""
         return True
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
-        """Close the worker, as far as it can be, and make it anew."""
+        """Close a worker, as far as it can be closed, and make it again."""
         with suppress(Exception):
             self.objects[index].close()
         self.objects[index] = self.make(index, restart_count)
 
     def ready(self, value: Any) -> bool:
-        """Always, so that what a seed leads to does not depend on the machine."""
+        """Return True, so that the results of a seed do not depend on the machine."""
         return True
 
     def clocks(self) -> dict[str, Reading]:
-        """None: they work by the clock of this thread."""
+        """Return no readings: the time of these workers counts for the clock of this thread."""
         return {}
 
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
-        """All are done: the first one, or one drawn by lot."""
-        return None if not futures else self.pick(len(futures)) if self.pick else 0
+        """Return the index of a future that is done, None if there is none.
+
+        All are done, so it is the first one, or the one that `pick` picks.
+        """
+        if not futures:
+            return None
+        return self.pick(len(futures)) if self.pick else 0
 
     def close(self) -> None:
-        """Close every worker."""
-        with ExitStack() as each:
+        """Close every worker, the last one first, even if one of them raises."""
+        with ExitStack() as closing:
             for worker in self.objects:
-                each.callback(worker.close)
+                closing.callback(worker.close)

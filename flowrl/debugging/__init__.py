@@ -1,1 +1,1 @@
-"""The debugger: a run that stops where it is told to, is looked at, changed, and gone back in."""
+"""The debugger: it stops a run at chosen places, shows and changes it, and goes back in it."""

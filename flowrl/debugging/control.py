@@ -1,4 +1,4 @@
-"""What drives a run that is debugged: where it stops, what flowed along its edges, what was changed when, and the way back."""
+"""Control of a debugged run: where it stops, its items and changes, and the way back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from types import FrameType
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowrl.core.events import OperatorRan, Took
 from flowrl.core.items import Row, Trained
-from flowrl.core.texts import amount
+from flowrl.core.texts import amount, plural
 from flowrl.debugging.breaks import ROWS, Break, Spot
 from flowrl.debugging.changes import change, settings
 from flowrl.errors import FlowrlError, GraphError, NotFinite, unknown
@@ -28,28 +28,33 @@ from flowrl.runtime.base import Session
 
 
 class Unwind(BaseException):
-    """Leaves a run in the midst of a pass: the debugger quits, or goes back. Never an error, so that nothing on the way takes it for one."""
+    """Exception that leaves a run within a pass, because the debugger quits or goes back.
+
+    It is no `Exception`, so that no handler on the way takes it for an error.
+    """
 
 
 class Change(NamedTuple):
-    """A setting that was changed, and at which event of the run."""
+    """Change of a setting, with the place in the run at which it was made."""
 
     tick: int
+    """How many events of the run came before the change."""
     address: str
     value: Any
 
 
 class Control:
-    """An observer that stops the run which it observes, and `ask`s what to do then.
+    """Observer that stops the run which it observes, and calls `ask` to know what to do then.
 
-    A run is one stage after another in one thread, so the same seed leads to the same events in the same order. To go back is to run from the
-    beginning to the end of a row, with every change made at the event at which it was made the first time.
+    A run is one stage after another in one thread, so the same seed leads to the same events in
+    the same order. To go back is to run from the beginning to the end of a row, with every change
+    made at the event at which it was made the first time.
 
     Args:
-        plan: what to run.
-        seed: of the run.
-        ask: called wherever the run stops; it goes on once this returns.
-        say: takes a line for the user.
+        plan: the plan to run.
+        seed: the seed of the run.
+        ask: a function that is called wherever the run stops; the run goes on once it returns.
+        say: a function that prints a line for the user.
     """
 
     live = True
@@ -65,51 +70,62 @@ class Control:
         self.run: Run
         self.breaks: dict[int, Break] = {}
         self.goal: Break | None = Break("")
-        """Where to stop once."""
+        """The place to stop at once, None for none."""
         self.changes: list[Change] = []
+        """The changes that the user made and did not undo."""
         self.over = False
+        """Whether the user quit."""
         self.pressed = False
-        """Whether Ctrl-C was."""
-        self.begin: int | None = None
-        """The row behind which a fresh run is to stop; None in one that the user leads."""
-        self.before: list[Row] = []
-        """The rows of the run before it."""
-        self._fresh()
+        """Whether Ctrl-C was pressed and has not stopped the run yet."""
+        self.return_row: int | None = None
+        """The row after which a repeated run stops; None in a run that the user steers."""
+        self.previous_rows: list[Row] = []
+        """The rows of the run before the repeated one."""
+        self._reset()
 
-    def _fresh(self) -> None:
+    def _reset(self) -> None:
+        """Forget the last run, but not the changes and breaks of the user."""
         self.plan = self.first
         self.spot = Spot(1, "at")
         self.error: BaseException | None = None
         self.item: Any = None
-        """What the run has in hand where it stands."""
+        """The item that the node takes or yields where the run stands."""
         self.took: dict[str, Any] = {}
+        """The last item that each node took."""
         self.given: dict[str, Any] = {}
-        """By node: the last item that it took, and that it gave."""
+        """The last item that each node yielded."""
         self.rows: list[Row] = []
         self.tick = 0
-        """Events so far."""
-        self.marks = [1]
-        """By row: the event behind which it stood; that of the beginning first."""
-        self._due = list(self.changes)
-        self._met: set[int] = set()
+        """The number of events so far."""
+        self.row_ticks = [1]
+        """The `tick` at which each row was closed, that of the beginning first."""
+        self._pending_changes = list(self.changes)
+        """Changes of the run before that are still to be made in the repeated one."""
+        self._stopped_by: set[int] = set()
+        """The breaks that have stopped the run for the item that its node takes now."""
 
     @property
     def session(self) -> Session:
-        """The run's, with its stages and handles."""
+        """The session of the run, with its stages and handles."""
         return self.run._session  # noqa: SLF001 - a debugger looks inside
 
     # -- running
 
     def work(self) -> Run:
-        """Run, once more whenever the user goes back, until the user quits. Returns the last run, which is closed."""
+        """Run until the user quits, and again from the beginning whenever the user goes back.
+
+        Returns:
+            The last run, which is closed.
+        """
         with on_interrupt(self._press):
             while not self.over:
-                self._fresh()
+                self._reset()
                 self.run = run(self.first, seed=self.seed, observers=[self])
-                self._go()
+                self._iterate()
         return self.run
 
-    def _go(self) -> None:
+    def _iterate(self) -> None:
+        """Go through the rows of a run; show an error of it to the user."""
         try:
             with self.run:
                 for row in self.run:
@@ -117,133 +133,159 @@ class Control:
         except Unwind as left:
             if left.__cause__ is not None:
                 raise left.__cause__ from None
-            self.run.reason = "closed"  # it was left, not lost
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told to the user, who may look at what led to it
+            # The user left the run, so it did not fail.
+            self.run.reason = "closed"
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the user looks into it
             self.over = _quit_by_pdb(error)
             if not self.over:
                 self._failed(error)
 
     def _press(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle Ctrl-C: stop at the next node, or at once where it comes a second time."""
         if self.pressed:
             raise KeyboardInterrupt
         self.pressed = True
 
     def __call__(self, event: Took | OperatorRan) -> None:
-        """Stop here, if anything says so."""
-        again_on_interrupt(self._press)  # pdb, once it goes on, has put its own in this place
+        """Take an event of the run, and stop there if there is a reason to."""
+        # When pdb lets the run go on, it leaves a handler of its own in place of this one.
+        again_on_interrupt(self._press)
         try:
             self._take(event)
-        except Exception as error:  # raised where the run was started, for here it would only switch this observer off
+        except Exception as error:
+            # An ordinary error of an observer only switches it off; this one must end the run.
             raise Unwind from error
 
     def _take(self, event: Took | OperatorRan) -> None:
+        """Remember the item of an event, make the changes that belong here, and maybe stop."""
         self.tick += 1
-        self._catch_up()
+        self._repeat_changes()
         row = len(self.rows) + 1
         if isinstance(event, Took):
             self.took[event.node] = event.item
-            self._arrive(Spot(row, "at", event.node), event.item)
+            self._stop_if_wanted(Spot(row, "at", event.node), event.item)
         elif event.item is not None:
             self.given[event.node] = event.item
-            self._arrive(Spot(row, "behind", event.node), event.item)
+            self._stop_if_wanted(Spot(row, "after", event.node), event.item)
 
-    def _arrive(self, spot: Spot, item: Any) -> None:
+    def _stop_if_wanted(self, spot: Spot, item: Any) -> None:
+        """Stop at a spot if there is a reason to."""
         why = self._why(spot, item)
         if why is not None:
             self.spot, self.item = spot, item
             self._stop(why)
 
     def _closed(self, row: Row) -> None:
+        """Remember and show a row that has closed, and maybe stop there."""
         self.tick += 1
         self.rows.append(row)
-        self.marks.append(self.tick)
-        self._catch_up()
+        self.row_ticks.append(self.tick)
+        self._repeat_changes()
         number = len(self.rows)
-        if self.begin is None:
+        if self.return_row is None:
+            result = f"return {shown(row['return_mean'])}, loss {row['loss']:.4g}"
+            self.say(f"row {number}: {row['env_steps']:,} steps, {result}")
+        elif self._differs(number, row):
             self.say(
-                f"row {number}: {row['env_steps']:,} steps, return {shown(row['return_mean'])}, loss {row['loss']:.4g}"
+                f"row {number} differs from that of the run before: "
+                "something in it does not follow from the seed"
             )
-        elif number <= len(self.before) and _timeless(row) != _timeless(self.before[number - 1]):
-            self.say(
-                f"row {number} came out in another way than before: something in it does not follow from the seed"
-            )
-        self._arrive(Spot(number, "closed"), row)
+        self._stop_if_wanted(Spot(number, "closed"), row)
 
-    def _catch_up(self) -> None:
-        """Make those changes that were made at this event when it came the last time."""
-        while self._due and self._due[0].tick <= self.tick:
-            due = self._due.pop(0)
-            self.plan = change(self.session, self.plan, due.address, due.value)
+    def _differs(self, number: int, row: Row) -> bool:
+        """Return whether a row of a repeated run is another one than in the run before."""
+        if number > len(self.previous_rows):
+            return False
+        return _timeless(row) != _timeless(self.previous_rows[number - 1])
+
+    def _repeat_changes(self) -> None:
+        """Make the changes that were made at this event in the run before."""
+        while self._pending_changes and self._pending_changes[0].tick <= self.tick:
+            repeated = self._pending_changes.pop(0)
+            self.plan = change(self.session, self.plan, repeated.address, repeated.value)
 
     # -- stopping
 
     def _why(self, spot: Spot, item: Any) -> str | None:
-        """Why to stop here, in words; None to go on."""
+        """Return why to stop here, empty where that needs no words; None to go on."""
+        # Ctrl-C also stops a run that is repeated, wherever it is by then.
         if self.pressed and spot.how == "at":
             self.pressed = False
-            self._lead()
+            self._hand_over()
             return "interrupted"
-        if self.begin is not None:
-            there = spot.how == "at" if self.begin == 0 else spot == Spot(self.begin, "closed")
-            if there:
-                self._lead()
-            return "" if there else None
+        # A repeated run passes all breaks until it is where the user wants to be.
+        if self.return_row is not None:
+            beginning = self.return_row == 0 and spot.how == "at"
+            if beginning or spot == Spot(self.return_row, "closed"):
+                self._hand_over()
+                return ""
+            return None
         for number, stop in self.breaks.items():
-            if (met := self._meets(number, stop, spot, item)) is not None:
-                return "; ".join([f"break {number}: {stop}", *met])
-        met = None if self.goal is None else self._meets(0, self.goal, spot, item)
-        return None if met is None else "".join(met)
+            if (reasons := self._reasons(number, stop, spot, item)) is not None:
+                return "; ".join([f"break {number}: {stop}", *reasons])
+        # The goal of `next` and `until` has the number 0, which no break has.
+        reasons = None if self.goal is None else self._reasons(0, self.goal, spot, item)
+        return None if reasons is None else "".join(reasons)
 
-    def _lead(self) -> None:
-        """From here on the user leads again."""
-        self.begin = None
-        self.changes = [c for c in self.changes if c not in self._due]
-        self._due = []
+    def _hand_over(self) -> None:
+        """Let the user steer again, without the changes that have not been repeated yet."""
+        self.return_row = None
+        self.changes = [c for c in self.changes if c not in self._pending_changes]
+        self._pending_changes = []
 
-    def _meets(self, number: int, stop: Break, spot: Spot, item: Any) -> list[str] | None:
-        """What makes a break stop here, in words if there are any; None where it does not. It does so once for an item."""
+    def _reasons(self, number: int, stop: Break, spot: Spot, item: Any) -> list[str] | None:
+        """Return why a break stops here, as a list of texts; None where it does not.
+
+        A break stops once for an item: where its node takes it, or else where it yields one.
+        """
+        # The next node takes an item, so what stopped the run before is done with.
         if spot.how == "at":
-            self._met.discard(number)
-        if (
-            stop.node not in ((ROWS,) if spot.how == "closed" else (spot.node, ""))
-            or number in self._met
-        ):
+            self._stopped_by.discard(number)
+        places = (ROWS,) if spot.how == "closed" else (spot.node, "")
+        if stop.node not in places or number in self._stopped_by:
             return None
+        # Without a condition on its items, a node stops the run only where it takes one.
         if stop.when is None:
-            return None if spot.how == "behind" else []
-        if stop.by_row and spot.how == "behind":
-            return None
-        held = (self.rows[-1] if self.rows else None) if stop.by_row else item
-        value = looking.number(held, stop.when.name)
+            return None if spot.how == "after" else []
+        if stop.by_row:
+            if spot.how == "after":
+                return None
+            compared = self.rows[-1] if self.rows else None
+        else:
+            compared = item
+        value = looking.number(compared, stop.when.name)
         if value is None or not stop.when.holds(value):
             return None
         if spot.how == "at":
-            self._met.add(number)
+            self._stopped_by.add(number)
         return [f"{stop.when.name} is {value:.6g}"]
 
     def _stop(self, why: str) -> None:
+        """Ask the user what to do here; leave the run where the user quits or goes back."""
         if why:
             self.say(why)
+        # A goal holds for one stop only; the command that the user gives next sets another.
         self.goal = None
         if self.spot.how != "closed":
             self.say(self.here())
         self.ask()
-        if self.over or self.begin is not None:
+        if self.over or self.return_row is not None:
             raise Unwind
 
     def _failed(self, error: BaseException) -> None:
+        """Show an error that ended the run, and ask the user what to do."""
         self.error, self.pressed = error, False
-        self._lead()
-        self.spot = Spot(
-            len(self.rows) + 1, "failed at" if (node := self._culprit(error)) else "failed", node
-        )
+        self._hand_over()
+        node = self._culprit(error)
+        self.spot = Spot(len(self.rows) + 1, "failed at" if node else "failed", node)
         self.item = self.took.get(node)
         kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
         self.say(f"{kind}{error}".removesuffix(": "))
         self.ask()
 
     def _culprit(self, error: BaseException) -> str:
-        """The node at which a run failed, as far as it was one."""
+        """Return the node at which a run failed, empty where it was none."""
+        # A loss is checked when a row closes, so the node at work then is not the one that trained.
         trained = (node for node, item in self.given.items() if isinstance(item, Trained))
         if isinstance(error, NotFinite):
             return next(trained, "")
@@ -253,133 +295,147 @@ class Control:
     # -- what a user asks for
 
     def here(self) -> str:
-        """The node where the run stands and what it has in hand, in a line."""
-        spot, taken = self.spot, looking.brief(self.item)
-        if spot.how == "behind":
-            return f"{spot.node} gave {taken}"
+        """Describe in a line the node where the run stands, and its item."""
+        spot, item = self.spot, looking.brief(self.item)
+        if spot.how == "after":
+            return f"{spot.node} gave {item}"
         source = self.unit(spot.node).ctx.source
-        return f"{source} -> {spot.node}: {taken}" if source else f"{spot.node} begins a pass"
+        return f"{source} -> {spot.node}: {item}" if source else f"{spot.node} begins a pass"
 
     def unit(self, node: str) -> Unit:
-        """A node at work.
+        """Return a node of the running graph.
 
         Raises:
-            GraphError: there is none of this name.
+            GraphError: there is no node of this name.
         """
-        units = {
-            name: unit for loop in self.session.turns.loops for name, unit in loop.units.items()
-        }
+        loops = self.session.turns.loops
+        units = {name: unit for loop in loops for name, unit in loop.units.items()}
         if node not in units:
             raise GraphError(unknown("node", node, units))
         return units[node]
 
     def on_edge(self, before: str, after: str | None = None) -> Any:
-        """The last item that a node gave, to `after` if named.
+        """Return the last item that a node yielded.
+
+        Args:
+            before: the node.
+            after: the node that the item went to, None for any.
 
         Raises:
-            GraphError: there is no such node or edge, or nothing was given yet.
+            GraphError: there is no such node or edge, or the node has yielded nothing yet.
         """
         self.unit(before)
         if after is not None:
             self.unit(after)
             sources = next(n.after for n in self.plan.graph.nodes if n.name == after)
             if before not in sources:
-                raise GraphError(
-                    f"there is no edge {before} -> {after}; {after} takes from {', '.join(sources) or 'no node'}"
-                )
+                takes = f"{after} takes from {', '.join(sources) or 'no node'}"
+                raise GraphError(f"there is no edge {before} -> {after}; {takes}")
         if before not in self.given:
             raise GraphError(f"{before} has given nothing yet; until {before}, then next")
         return self.given[before]
 
     def set(self, address: str, value: Any) -> str:
-        """Change a setting from here on, and say what it was and is.
+        """Change a setting from here on, and return a line with its old and new value.
+
+        Args:
+            address: the setting, as `Graph.set` takes it.
+            value: its new value.
 
         Raises:
             FlowrlError: it can't be changed, or not in this run.
         """
         self.alive()
-        before = settings(self.plan.graph)
+        old = self._setting(address)
         self.plan = change(self.session, self.plan, address, value)
         self.changes.append(Change(self.tick, address, value))
-        old, new = (
-            to_text(known.get(address), defaults=False)
-            for known in (before, settings(self.plan.graph))
-        )
+        new = self._setting(address)
         return f"{address} was {old} and is {new} from here on"
 
+    def _setting(self, address: str) -> str:
+        """Return the value of a setting as text."""
+        return to_text(settings(self.plan.graph).get(address), defaults=False)
+
     def alive(self) -> None:
-        """See that the run goes on.
+        """Check that the run can go on.
 
         Raises:
-            GraphError: it is over.
+            GraphError: the run has failed.
         """
         if self.error is not None:
             raise GraphError(
-                "the run is over: it failed; look at it with show, where, settings and pdb, or go back, or quit"
+                "the run is over: it failed; look at it with show, where, settings and pdb, "
+                "or go back, or quit"
             )
 
     def back(self) -> None:
-        """Go to the end of the last row, or from there to that of the row before it.
+        """Go to the end of the last row, or from there to the end of the row before it.
 
         Raises:
             GraphError: this is the beginning.
         """
-        row = len(self.rows) - (self.spot.how == "closed")
-        if row < 0 or (row == 0 and self.tick <= self.marks[0] and self.error is None):
+        row = len(self.rows)
+        # At the end of a row, going back means the row before it.
+        if self.spot.how == "closed":
+            row -= 1
+        if row < 0 or (row == 0 and self.tick <= self.row_ticks[0] and self.error is None):
             raise GraphError("this is the beginning")
-        kept = [c for c in self.changes if c.tick <= self.marks[row]]
+        # A change that was made after the row's end will not have been made there.
+        kept = [c for c in self.changes if c.tick <= self.row_ticks[row]]
         for each in self.changes:
-            self.say(
-                f"set {each.address} {each.value} {'stays' if each in kept else 'came later, and is undone'}"
-            )
-        self.changes, self.before, self.begin = kept, self.rows, row
-        self.say(f"running {row} row{'s' * (row != 1)} again" if row else "beginning again")
+            result = "stays" if each in kept else "came later, and is undone"
+            self.say(f"set {each.address} {each.value} {result}")
+        self.changes, self.previous_rows, self.return_row = kept, self.rows, row
+        self.say(f"running {row} {plural(row, 'row')} again" if row else "beginning again")
 
     def where(self) -> str:
-        """The nodes in a list, an arrow at the one where the run stands, what each holds; and how far it is."""
+        """List the nodes and what each holds, with an arrow at the node where the run stands."""
         ledger, graph = self.session.counts(), self.plan.graph
-        channels, held = self.session.turns.channels, self.session.audit().held_steps
-        wide, kinds = (
-            max(map(len, names))
-            for names in ([n.name for n in graph.nodes], [type(n.op).__name__ for n in graph.nodes])
-        )
-        lines = [
-            f"{graph.name}, seed {self.seed}, {self.spot}: {ledger['sampled_steps']:,} steps sampled, {amount(Fraction(ledger['updates']), 'update')}"
-        ]
-        before = ""
+        held = self.session.audit().held_steps
+        width = max(len(node.name) for node in graph.nodes)
+        kinds_width = max(len(type(node.op).__name__) for node in graph.nodes)
+        updates = amount(Fraction(ledger["updates"]), "update")
+        place = f"{graph.name}, seed {self.seed}, {self.spot}"
+        lines = [f"{place}: {ledger['sampled_steps']:,} steps sampled, {updates}"]
+        previous = ""
         for node in graph.nodes:
-            holds = f"holds {held[node.name]:,} steps" if node.name in held else ""
-            if node.name in channels:
-                holds = f"holds {len(channels[node.name])} of {channels[node.name].capacity}"
-            source = f"<- {', '.join(node.after)}" if node.after not in ((), (before,)) else ""
+            # A node that takes from the line above it needs no arrow to say so.
+            source = f"<- {', '.join(node.after)}" if node.after not in ((), (previous,)) else ""
+            facts = "  ".join(filter(None, (source, self._holds(node.name, held))))
             mark = "->" if node.name == self.spot.node else "  "
-            lines.append(
-                f"{mark} {node.name:<{wide}}  {type(node.op).__name__:<{kinds}}  {'  '.join(filter(None, (source, holds)))}".rstrip()
-            )
-            before = node.name
+            kind = type(node.op).__name__
+            lines.append(f"{mark} {node.name:<{width}}  {kind:<{kinds_width}}  {facts}".rstrip())
+            previous = node.name
         return "\n".join(lines)
+
+    def _holds(self, node: str, held_steps: Mapping[str, int]) -> str:
+        """Describe what a node holds, empty where it holds nothing."""
+        channels = self.session.turns.channels
+        if node in channels:
+            return f"holds {len(channels[node])} of {channels[node].capacity}"
+        return f"holds {held_steps[node]:,} steps" if node in held_steps else ""
 
 
 def _timeless(row: Row) -> dict[str, float]:
-    """A row without what differs from run to run."""
+    """Return a row without what differs from run to run."""
     timed = ("seconds", "steps_per_second")
     return {name: x for name, x in row.items() if name not in timed and not math.isnan(x)}
 
 
 def _quit_by_pdb(error: BaseException | None) -> bool:
-    """Whether somebody quit pdb, within an operator or an environment."""
+    """Return whether the user quit pdb within an operator or an environment."""
     return error is not None and (isinstance(error, BdbQuit) or _quit_by_pdb(error.__cause__))
 
 
 def again_on_interrupt(act: Callable[[int, FrameType | None], None]) -> None:
-    """Let Ctrl-C do this from now on, where it is for this thread to say."""
+    """Let Ctrl-C call a function from now on; only the main thread can set that."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, act)
 
 
 @contextmanager
 def on_interrupt(act: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Let Ctrl-C do this for a while."""
+    """Let Ctrl-C call a function within a ``with`` block."""
     before = signal.getsignal(signal.SIGINT)
     again_on_interrupt(act)
     try:

@@ -1,9 +1,9 @@
-"""`fl.debug`: the debugger's prompt, as pdb's is."""
+"""The prompt of the debugger, which works like that of pdb: `fl.debug`."""
 
 from __future__ import annotations
 
 import cmd
-import pdb  # noqa: T100 - it is led into here
+import pdb  # noqa: T100 - one of the commands starts it
 import re
 import signal
 import sys
@@ -51,7 +51,7 @@ SHORT = {
     "q": "quit",
     "h": "help",
 }
-"""The letters that stand for commands."""
+"""The abbreviation of each command that has one."""
 
 
 def debug(
@@ -61,14 +61,15 @@ def debug(
     stdin: IO[str] | None = None,
     stdout: IO[str] | None = None,
 ) -> Run:
-    """Run a graph in this process and thread, and stop before its first node: `help` tells what to do from there.
+    """Run a graph in this process and thread, and stop before its first node.
 
-    ``breakpoint()`` in any operator or environment opens pdb, as in every run of the local runtime.
+    The command `help` lists what can be done from there. ``breakpoint()`` in any operator or
+    environment opens pdb, as in every run of the local runtime.
 
     Args:
-        graph: what to run.
-        seed: of every random number in the run.
-        stdin: where commands come from; standard input by default. The end of it quits.
+        graph: the graph or plan to run.
+        seed: the seed of every random number in the run (default 0).
+        stdin: where commands are read from; standard input by default. Its end quits.
         stdout: where everything is written; standard output by default.
 
     Returns:
@@ -76,15 +77,23 @@ def debug(
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
-        SettingError: the seed can't be taken.
+        SettingError: the runtime can't take the seed.
     """
-    return Prompt(
-        graph if isinstance(graph, Plan) else plan_of(graph), seed, stdin, stdout
-    ).control.work()
+    plan = graph if isinstance(graph, Plan) else plan_of(graph)
+    return Prompt(plan, seed, stdin, stdout).control.work()
 
 
 class Prompt(cmd.Cmd):
-    """Reads commands wherever a run stops. The docstring of each is its help."""
+    """Prompt that reads commands wherever a run stops.
+
+    The docstring of each command is its help text, which `help` prints.
+
+    Args:
+        plan: the plan to run.
+        seed: the seed of the run.
+        stdin: where commands are read from; standard input by default.
+        stdout: where everything is written; standard output by default.
+    """
 
     def __init__(
         self, plan: Plan, seed: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None
@@ -92,7 +101,7 @@ class Prompt(cmd.Cmd):
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
         self.echo = not self.stdin.isatty()
-        """Whether commands are written too, so that what comes of a script reads as a session does."""
+        """Whether commands are written too, so that the output of a script reads like a session."""
         self.control = Control(plan, seed, self.ask, self.say)
         self.moved = ""
         """The last `next` or `until`, which an empty line repeats."""
@@ -105,9 +114,8 @@ class Prompt(cmd.Cmd):
 
     def ask(self) -> None:
         """Read commands until one of them lets the run go on."""
-        if isinstance(
-            getattr(sys.gettrace(), "__self__", None), pdb.Pdb
-        ):  # it goes on elsewhere, not within the prompt
+        # pdb would go on tracing in the code of the prompt; it is meant for the code of the user.
+        if isinstance(getattr(sys.gettrace(), "__self__", None), pdb.Pdb):
             sys.settrace(None)
         self.prompt = f"({self.control.spot}) "
         while True:
@@ -120,14 +128,15 @@ class Prompt(cmd.Cmd):
     # -- lines
 
     def precmd(self, line: str) -> str:
-        """Write it, if nobody saw it being typed."""
+        """Write the line, if nobody saw it being typed."""
         if self.echo:
             self.say("" if line == "EOF" else line)
         return line
 
     def onecmd(self, line: str) -> bool:
-        """Do what a line says, and tell of a mistake in it. Returns whether the run goes on."""
+        """Execute a line, print a mistake in it, and return whether the run goes on."""
         word, _, rest = line.strip().partition(" ")
+        # `cmd` turns the end of the input into this line.
         word = "quit" if line == "EOF" else SHORT.get(word, word)
         if not word:
             return self.emptyline()
@@ -140,42 +149,46 @@ class Prompt(cmd.Cmd):
             return bool(getattr(self, f"do_{word}")(rest.strip()))
         except FlowrlError as error:
             self.say(str(error))
-        except Exception as error:  # noqa: BLE001 - of an item's own code, such as its repr: the session goes on
+        except Exception as error:  # noqa: BLE001 - an item's own code, such as its repr, may raise
             self.say(f"{type(error).__name__}: {error}")
         return False
 
     def emptyline(self) -> bool:
-        """The last `next` or `until` once more."""
+        """Repeat the last `next` or `until`."""
         return self.onecmd(self.moved) if self.moved else False
 
     def completedefault(self, text: str, *_: Any) -> list[str]:
-        """Nodes and addresses that begin so."""
+        """Return the nodes and addresses that begin with a text."""
         graph = self.control.plan.graph
-        return [
-            name
-            for name in (*(n.name for n in graph.nodes), *settings(graph))
-            if name.startswith(text)
-        ]
+        names = [*(node.name for node in graph.nodes), *settings(graph)]
+        return [name for name in names if name.startswith(text)]
 
     # -- going on
 
     def _go(self, goal: Break | None) -> bool:
+        """Let the run go on until a goal, None for none."""
         self.control.alive()
         self.control.goal = goal
         return True
 
     def do_next(self, rest: str) -> bool:
-        """`next` (n): go on to where the next node takes an item."""
+        """`next` (n): go on until the next node takes an item."""
         return self._go(Break(""))
 
     def do_until(self, rest: str) -> bool:
-        """`until NODE` (u): go on to where NODE takes an item; `until NODE when loss>10`; `until row`, `until row 5`: until it closes."""
+        """`until NODE` (u): go on until NODE takes an item.
+
+        `until NODE when loss>10` stops on a condition; `until row` and `until row 5` stop when
+        that row closes.
+        """
         node, when = _place(rest, "until train, until row or until row 5")
+        # A number after `row` is short for a condition; for a past row, the next one would meet it.
         if node == ROWS and when.isdecimal():
             closed = len(self.control.rows)
             if int(when) <= closed:
+                verb = "is" if closed == 1 else "are"
                 raise GraphError(
-                    f"row {when} is closed already: {closed} {'is' if closed == 1 else 'are'}; back goes back a row"
+                    f"row {when} is closed already: {closed} {verb}; back goes back a row"
                 )
             return self._go(stop_at(self.control.plan, ROWS, f"row>={when}"))
         return self._go(stop_at(self.control.plan, node, when))
@@ -185,7 +198,10 @@ class Prompt(cmd.Cmd):
         return self._go(None)
 
     def do_back(self, rest: str) -> bool:
-        """`back`: to the end of the last row, or from there to that of the row before: runs from the seed again, with every `set` in its place."""
+        """`back`: go to the end of the last row, or from there to the end of the row before it.
+
+        It runs again from the seed, with every `set` at its place.
+        """
         self.control.back()
         return True
 
@@ -197,25 +213,25 @@ class Prompt(cmd.Cmd):
     # -- where to stop
 
     def do_break(self, rest: str) -> None:
-        """`break NODE` (b): stop whenever NODE takes an item; `break NODE when loss>10`, reward.mean or obs.nan; `break row when return_mean>100`."""
+        """`break NODE` (b): stop whenever NODE takes an item.
+
+        `break NODE when loss>10` stops on a condition, also of reward.mean or obs.nan;
+        `break row when return_mean>100` stops at a row.
+        """
         breaks = self.control.breaks
         number = max(breaks, default=0) + 1
-        breaks[number] = stop_at(
-            self.control.plan,
-            *_place(
-                rest, "break train, break train when loss>10 or break row when return_mean>100"
-            ),
-        )
+        examples = "break train, break train when loss>10 or break row when return_mean>100"
+        node, when = _place(rest, examples)
+        breaks[number] = stop_at(self.control.plan, node, when)
         self.say(f"break {number}: {breaks[number]}")
 
     def do_breaks(self, rest: str) -> None:
-        """`breaks`: all of them."""
-        self.say(
-            "\n".join(f"break {n}: {b}" for n, b in self.control.breaks.items()) or "no breaks"
-        )
+        """`breaks`: list all breaks."""
+        lines = [f"break {n}: {b}" for n, b in self.control.breaks.items()]
+        self.say("\n".join(lines) or "no breaks")
 
     def do_clear(self, rest: str) -> None:
-        """`clear N`: remove a break; `clear`: all."""
+        """`clear N`: remove a break; `clear`: remove all breaks."""
         breaks = self.control.breaks
         if rest and rest not in map(str, breaks):
             raise GraphError(unknown("break", rest, map(str, breaks)))
@@ -225,32 +241,39 @@ class Prompt(cmd.Cmd):
     # -- looking
 
     def do_show(self, rest: str) -> None:
-        """`show` (s): the item at hand; `show NODE`: the last that it gave; `show A -> B`: the last on that edge."""
+        """`show` (s): print the item that the run stands at.
+
+        `show NODE` prints the last item that a node gave; `show A -> B` the last one on that edge.
+        """
         before, arrow, after = (part.strip() for part in rest.partition("->"))
         if rest:
             item = self.control.on_edge(before, after if arrow else None)
         elif self.control.item is None:
+            nodes = ", ".join(self.control.given) or "none has yet"
             raise GraphError(
-                f"nothing is at hand here; show NODE shows what a node gave last: {', '.join(self.control.given) or 'none has yet'}"
+                f"there is no item here; show NODE shows what a node gave last: {nodes}"
             )
         else:
             item = self.control.item
         self.say(looking.whole(item))
 
     def do_where(self, rest: str) -> None:
-        """`where` (w): the nodes, what they hold, and where the run stands."""
+        """`where` (w): list the nodes, what they hold, and where the run stands."""
         self.say(self.control.where())
 
     def do_row(self, rest: str) -> None:
-        """`row` (r): the last row."""
+        """`row` (r): print the last row."""
         if not self.control.rows:
             raise GraphError("no row is closed yet; until row")
         row = self.control.rows[-1]
-        wide = max(map(len, row))
-        self.say("\n".join(f"  {name:<{wide}}  {value:,.6g}" for name, value in row.items()))
+        width = max(map(len, row))
+        self.say("\n".join(f"  {name:<{width}}  {value:,.6g}" for name, value in row.items()))
 
     def do_settings(self, rest: str) -> None:
-        """`settings`: all settings and their addresses; `settings NODE`, `settings RESOURCE`: those of one."""
+        """`settings`: list all settings and their addresses.
+
+        `settings NODE` and `settings RESOURCE` list those of one node or resource.
+        """
         graph = self.control.plan.graph
         owners = [*(n.name for n in graph.nodes), *graph.resources]
         if rest and rest not in owners:
@@ -260,20 +283,21 @@ class Prompt(cmd.Cmd):
             for address, value in settings(graph).items()
             if not rest or address.startswith(f"{rest}.")
         }
-        wide = max(map(len, found), default=0)
-        inner = {
-            address for address in found if any(other.startswith(f"{address}.") for other in found)
-        }
-        lines = [
-            f"  {address:<{wide}}  {_head(value) if address in inner else _text(value)}"
-            for address, value in found.items()
-        ]
+        width = max(map(len, found), default=0)
+        lines = []
+        for address, value in found.items():
+            # The settings of a value that has some of its own are lines of their own.
+            has_inner = any(other.startswith(f"{address}.") for other in found)
+            lines.append(f"  {address:<{width}}  {_head(value) if has_inner else _text(value)}")
         self.say("\n".join(lines) or f"{rest} has no settings")
 
     # -- changing
 
     def do_set(self, rest: str) -> None:
-        """`set ADDRESS VALUE`: change a setting from here on: `set train.epochs 4`, `set learner.loss.clip_ratio 0.3`."""
+        """`set ADDRESS VALUE`: change a setting from here on.
+
+        Examples are `set train.epochs 4` and `set learner.loss.clip_ratio 0.3`.
+        """
         match = re.fullmatch(r"(\S+?)(?:\s*=\s*|\s+)(.+)", rest)
         if match is None:
             raise SettingError(
@@ -282,17 +306,23 @@ class Prompt(cmd.Cmd):
         self.say(self.control.set(match[1], parse_value(match[2], source=match[1])))
 
     def do_pdb(self, rest: str) -> bool:
-        """`pdb` (p): into pdb at this node's step, or at the error; c there comes back here. breakpoint() works in any operator or environment."""
+        """`pdb` (p): open pdb at this node's step, or at the error; its command c comes back here.
+
+        breakpoint() works in any operator or environment.
+        """
         control = self.control
         plain = pdb.Pdb() if self.use_rawinput else pdb.Pdb(stdin=self.stdin, stdout=self.stdout)
+        # The run has failed: pdb opens at the frames of the error, as after a crash.
         if control.error is not None:
             plain.reset()
             plain.interaction(None, control.error.__traceback__)
             return False
         if control.spot.how != "at":
             raise GraphError(
-                "pdb goes into the step of a node that is about to take an item: next, then pdb; or write breakpoint() there"
+                "pdb goes into the step of a node that is about to take an item: "
+                "next, then pdb; or write breakpoint() there"
             )
+        # pdb starts with the next call of the step, so the run has to go on to get there.
         unit = control.unit(control.spot.node)
         unit.step = _stepping(unit, unit.step, plain)
         return self._go(Break(""))
@@ -300,42 +330,49 @@ class Prompt(cmd.Cmd):
     # -- help
 
     def do_help(self, rest: str) -> None:
-        """`help` (h): all commands; `help COMMAND`: one. An empty line repeats the last next or until."""
+        """`help` (h): describe all commands; `help COMMAND`: describe one.
+
+        An empty line repeats the last next or until.
+        """
         word = SHORT.get(rest, rest)
         if word and word not in COMMANDS:
             raise GraphError(unknown("command", word, COMMANDS))
-        self.say(
-            "\n".join(
-                getattr(self, f"do_{name}").__doc__ for name in ([word] if word else COMMANDS)
-            )
-        )
+        names = [word] if word else COMMANDS
+        self.say("\n".join(_help_line(getattr(self, f"do_{name}")) for name in names))
 
 
 def _place(text: str, example: str) -> tuple[str, str]:
-    """A node, or a row, and what comes behind it."""
+    """Return a node or `ROWS`, and the condition or number after it, from what the user wrote."""
     match = re.fullmatch(r"(\S+)(?:\s+when\s+(.+)|\s+(\d+))?", text)
     if match is None or (match[3] and match[1] != ROWS):
         raise SettingError(f"say where: {example}; got {text!r}")
     return match[1], match[2] or match[3] or ""
 
 
+def _help_line(command: Callable[..., Any]) -> str:
+    """Return the help of a command, its docstring, as one line."""
+    return " ".join((command.__doc__ or "").split())
+
+
 def _text(value: Any) -> str:
+    """Return a value as the user would write it."""
     return values.to_text(value, defaults=False)
 
 
 def _head(value: Any) -> str:
-    """The name of what has settings of its own, which stand below it."""
+    """Return the name of a value whose own settings are listed below it."""
     return _text(value.fn) if isinstance(value, values.Spec) else type(value).__name__
 
 
 def _stepping(
     unit: Any, step: Callable[..., Iterator[Any]], debugger: pdb.Pdb
 ) -> Callable[..., Iterator[Any]]:
-    """A step that is gone through with pdb, this once."""
+    """Return a step that runs under pdb, and puts the plain step back in its place."""
 
     def once(state: Any, item: Any, ctx: Any) -> Iterator[Any]:
         unit.step = step
         items = step(state, item, ctx)
+        # A step is a generator: its frame exists, but none of its lines has run yet.
         debugger.set_trace(items.gi_frame if isinstance(items, GeneratorType) else None)
         yield from items
 

@@ -1,1 +1,1 @@
-"""Environments of Gymnasium and in JAX."""
+"""Environments of Gymnasium, and environments written in JAX."""

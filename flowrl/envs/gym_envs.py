@@ -1,4 +1,4 @@
-"""Gymnasium environments: made, watched, and named in every error."""
+"""Make Gymnasium environments, check what they return, and name them in every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
-from flowrl.errors import EnvironmentFailed, SettingError, a, raised, unknown
+from flowrl.errors import EnvironmentFailed, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
@@ -24,36 +24,50 @@ Make = str | Callable[[], Any]
 
 @dataclass(frozen=True)
 class Family:
-    """Environments whose package is imported when one of them is first named."""
+    """A family of environments, whose package is imported when one of them is first named."""
 
     package: str
+    """The package that registers them."""
     extra: str
-    """What to install: ``flowrl[extra]``."""
+    """The extra to install: ``flowrl[extra]``."""
     vector: Mapping[str, Any]
-    """What their vectors are made with unless `env_settings` say otherwise."""
+    """The settings that their vectors are made with unless `env_settings` say otherwise."""
 
 
 FAMILIES: Mapping[str, Family] = {
-    # Scores stay what the game counts, and what is learned from is clipped behind them (`clip_rewards`). A process that is told to compute in
-    # one thread steps in one, too; else ale-py takes as many as there are cores.
+    # Scores stay what the game counts, and what is learned from is clipped afterwards
+    # (`clip_rewards`). A process that is to compute in one thread, as NPROC says, steps in one,
+    # too; else ale-py takes as many as there are cores.
     "ALE": Family(
         "ale_py",
         "atari",
         {"reward_clipping": False, "num_threads": int(os.environ.get("NPROC", "0"))},
     ),
 }
-"""By the namespace of their ids."""
+"""The families by the namespace of their ids."""
+
+
+CONVERTIBLE = {(kind, kind) for kind in "fbui"} | {("i", "u"), ("u", "i")}
+"""The kinds of NumPy types that an observation may have and its space may declare."""
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """One environment of a vector: what it raises, or breaks of its declared space, becomes an error with its number."""
+    """Wraps one environment of a vector, so that its errors have its number.
+
+    What it raises, and what breaks its declared space, becomes an `EnvironmentFailed`.
+
+    Args:
+        env: the environment.
+        index: its number in the vector.
+        name: what it is called.
+    """
 
     def __init__(self, env: gym.Env[Any, Any], index: int, name: str) -> None:
         super().__init__(env)
         self.index = index
         self.name = name
         self.steps = 0
-        """That it took since it was made, this one among them."""
+        """The steps that it took since it was made, the one being taken among them."""
         self.label = f"environment {index} of {name}"
         self.expected = (env.observation_space.shape, env.observation_space.dtype)
 
@@ -61,7 +75,12 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return EnvironmentFailed(text, what=self.name, within=self.index, step=self.steps)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and check the observation's shape and type."""
+        """Step, and check the observation's shape and type.
+
+        Raises:
+            EnvironmentFailed: the environment raised, or returned anything else than five values
+                with such an observation.
+        """
         self.steps += 1
         try:
             result = self.env.step(action)
@@ -71,7 +90,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             ) from error
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._failed(
-                f"{self.label} returned {_length(result)} from step; it must be (obs, reward, terminated, truncated, info)"
+                f"{self.label} returned {_length(result)} from step; it must be (obs, reward, "
+                "terminated, truncated, info)"
             )
         self._check(result[0], "step")
         return result
@@ -79,7 +99,12 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset, and check the observation's shape and type."""
+        """Reset, and check the observation's shape and type.
+
+        Raises:
+            EnvironmentFailed: the environment raised, or returned anything else than two values
+                with such an observation.
+        """
         try:
             result = self.env.reset(seed=seed, options=options)
         except Exception as error:
@@ -96,21 +121,22 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         if getattr(obs, "dtype", None) == dtype and obs.shape == shape:
             return
         got = np.asarray(obs)
-        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in {
-            (k, k) for k in "fbui"
-        } | {("i", "u"), ("u", "i")}:
+        # Types of one kind are converted; so are integers with a sign and without.
+        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in CONVERTIBLE:
             raise self._failed(
-                f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, but its observation_space "
-                f"declares {dtype}{list(shape or ())}; mend the environment or its space"
+                f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, "
+                f"but its observation_space declares {dtype}{list(shape or ())}; fix the "
+                "environment or its space"
             )
 
 
 def _length(result: Any) -> str:
+    """Describe what an environment returned in place of a tuple of the right length."""
     return f"{len(result)} values" if isinstance(result, tuple) else a(result)
 
 
 def env_name(env: Make) -> str:
-    """What to call an environment in texts."""
+    """Return what an environment is called in texts."""
     if isinstance(env, partial):
         return env_name(env.func)
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
@@ -119,10 +145,17 @@ def env_name(env: Make) -> str:
 def make_env(
     env: Make, count: int, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]
 ) -> Any:
-    """`count` environments as a vector, where they have a vectorised form of their own and no wrappers; else one, wrapped.
+    """Make a vector of environments where they have a form of their own for it, else a single one.
 
-    What runs, what spaces are read from and what is evaluated all come from here, for the two forms may differ: the vectors of Atari games
-    show preprocessed frames, single games do not.
+    What runs, what spaces are read from and what is evaluated all come from here, for the two forms
+    may differ: the vectors of Atari games show preprocessed frames, single games do not.
+
+    Args:
+        env: a Gymnasium id, an id with a prefix of `ADAPTERS`, or a function.
+        count: the number of environments of a vector.
+        wrappers: put around a single environment, the first one innermost; with any there is no
+            vectorised form.
+        settings: keyword arguments for making the environment.
 
     Raises:
         SettingError: the id is unknown, or its package is not installed.
@@ -130,25 +163,34 @@ def make_env(
     """
     if not isinstance(env, str):
         return _made(env, env, wrappers, settings, count)
+    # For Gymnasium, what stands before a colon is a module to import; here it names an adapter.
     if ":" in env:
         module, _, name = env.partition(":")
         if module in ADAPTERS:
             return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
+        prefixes = " and ".join(f"{prefix}:" for prefix in ADAPTERS)
         raise SettingError(
-            f"'{env}' would import {module}; import it yourself (--import {module}, or `import {module}` in Python) and write '{name}'. "
-            f"Environments written in JAX have the prefixes {' and '.join(f'{p}:' for p in ADAPTERS)}"
+            f"'{env}' would import {module}; import it yourself (--import {module}, or "
+            f"`import {module}` in Python) and write '{name}'. "
+            f"Environments written in JAX have the prefixes {prefixes}"
         )
     family = FAMILIES.get(env.partition("/")[0])
     if family is not None:
         _register(env, family)
+    # Wrappers are put around single environments, so with any there is no vector of its own.
     if not wrappers and env in gym.registry and gym.spec(env).vector_entry_point is not None:
-        own = partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT)
-        return _made(env, own, (), {**(family.vector if family else {}), **settings})
+        make_vec = partial(gym.make_vec, env, count, gym.VectorizeMode.VECTOR_ENTRY_POINT)
+        defaults = family.vector if family else {}
+        return _made(env, make_vec, (), {**defaults, **settings})
     return _made(env, partial(gym.make, env, disable_env_checker=True), wrappers, settings)
 
 
 def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
-    """Whether several of them are stepped one after another, as far as can be told without making one: they have no vector of their own."""
+    """Return whether several environments are stepped one after another.
+
+    They are if they have no vectorised form of their own, as far as that is known without making
+    one.
+    """
     if not isinstance(env, str):
         return True
     return ":" not in env and (
@@ -157,11 +199,12 @@ def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
 
 
 def _register(env: str, family: Family) -> None:
+    """Import the package that registers an environment."""
     try:
         importlib.import_module(family.package)
     except ImportError as error:
         raise SettingError(
-            f"'{env}' needs the package {family.package} ({error}): pip install 'flowrl[{family.extra}]'"
+            f"'{env}' needs the package {family.package} ({error}): {install(family.extra)}"
         ) from error
 
 
@@ -172,21 +215,14 @@ def _made(
     settings: Mapping[str, Any],
     count: int = 1,
 ) -> Any:
+    """Make an environment by `make` and wrap it; one in JAX becomes a vector of `count`."""
     try:
         made = make(**settings)
         for wrapper in wrappers:
             made = wrapper(made)
     except gym.error.Error as error:
-        if isinstance(env, str) and isinstance(error, gym.error.NamespaceNotFound):
-            raise SettingError(
-                f"unknown environment '{env}': {FIRST.format(env.partition('/')[0])}"
-            ) from None
-        if isinstance(env, str) and isinstance(
-            error, gym.error.NameNotFound | gym.error.VersionNotFound
-        ):
-            raise SettingError(
-                f"{unknown('environment', env, _similar(env))}, ...; {FIRST.format('others')}"
-            ) from None
+        if isinstance(env, str) and (unknown_id := _unknown_id(env, error)) is not None:
+            raise unknown_id from None
         raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
     except SettingError as error:
         raise error.at(env_name(env)) from None
@@ -196,15 +232,32 @@ def _made(
         return JaxVector(made, count)
     if not isinstance(made, gym.Env | VectorEnv):
         raise EnvironmentFailed(
-            f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, gymnasium.vector.VectorEnv or fl.JaxEnv"
+            f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, "
+            "gymnasium.vector.VectorEnv or fl.JaxEnv"
         )
     return made
 
 
-FIRST = "the package that registers {} must be imported first (--import PACKAGE, or `import PACKAGE` in Python)"
+def _unknown_id(env: str, error: gym.error.Error) -> SettingError | None:
+    """Return the error for an id that Gymnasium does not know, None if it knows the id."""
+    if isinstance(error, gym.error.NamespaceNotFound):
+        remedy = FIRST.format(env.partition("/")[0])
+        return SettingError(f"unknown environment '{env}': {remedy}")
+    if isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound):
+        remedy = FIRST.format("others")
+        return SettingError(f"{unknown('environment', env, _similar(env))}, ...; {remedy}")
+    return None
+
+
+FIRST = (
+    "the package that registers {} must be imported first (--import PACKAGE, or `import PACKAGE` "
+    "in Python)"
+)
+"""The way out of naming an environment that Gymnasium does not know."""
 
 
 def _similar(env: str) -> list[str]:
+    """Return the ids most similar to an unknown one, or two well-known ones."""
     import difflib
 
     return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or [
@@ -214,7 +267,7 @@ def _similar(env: str) -> list[str]:
 
 
 def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
-    """Environments that are stepped one after another, each watched."""
+    """Return a vector of environments that are stepped one after another, each within a `Guard`."""
     return SyncVectorEnv(
         [partial(Guard, one, index, env_name(env)) for index, one in enumerate(made)], copy=False
     )
@@ -223,14 +276,22 @@ def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
 def make_vector(
     env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
-    """`count` environments as one vector: the environment's own vectorised form where it has one, else one after another.
+    """Make environments as one vector, which steps one after another if it has no form of its own.
+
+    Args:
+        env: a Gymnasium id, or a function that makes an environment or a vector of them.
+        count: the number of environments.
+        wrappers: put around each environment, the first one innermost.
+        settings: keyword arguments for making an environment.
 
     Raises:
-        SettingError: the id is unknown, its package is not installed, or a vector of the user's own has another size.
+        SettingError: the id is unknown, its package is not installed, or a vector of the user's own
+            has another size.
         EnvironmentFailed: making it failed, or its way of resetting is unknown.
     """
     with ExitStack() as on_error:
         vector = make_env(env, count, wrappers, settings)
+        # What was made is closed if anything after it fails.
         on_error.callback(vector.close)
         if not isinstance(vector, VectorEnv):
             made = [vector]
@@ -240,7 +301,8 @@ def make_vector(
             vector = guarded(env, made)
         if vector.num_envs != count:
             raise SettingError(
-                f"{env_name(env)} made a vector of {vector.num_envs} environments, but envs_per_runner={count}; make them equal"
+                f"{env_name(env)} made a vector of {vector.num_envs} environments, but "
+                f"envs_per_runner={count}; make them equal"
             )
         autoreset_mode(vector, env)
         on_error.pop_all()
@@ -249,7 +311,7 @@ def make_vector(
 
 
 def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode:
-    """How a vector begins the next episode of a column.
+    """Return how a vector begins the next episode of a column.
 
     Raises:
         EnvironmentFailed: it does not say so.
@@ -257,7 +319,8 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode
     mode = vector.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         raise EnvironmentFailed(
-            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; set it to a gymnasium.vector.AutoresetMode"
+            f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; "
+            "set it to a gymnasium.vector.AutoresetMode"
         )
     return mode
 
@@ -265,21 +328,23 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode
 def probe(
     env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
 ) -> tuple[Spaces, JaxEnv | None]:
-    """The spaces of an environment, found by making one; and itself, if it is one written in JAX.
+    """Return the spaces of an environment, and itself if it is one written in JAX.
+
+    The spaces are found by making one.
 
     Raises:
-        EnvironmentFailed: it can't be made, or does not tell its spaces.
+        EnvironmentFailed: it can't be made, or does not set its spaces.
     """
     made = make_env(env, 1, wrappers, settings)
     try:
         if isinstance(made, VectorEnv):
-            return Spaces(made.single_observation_space, made.single_action_space), getattr(
-                made, "jax_env", None
-            )
+            spaces = Spaces(made.single_observation_space, made.single_action_space)
+            return spaces, getattr(made, "jax_env", None)
         return Spaces(made.observation_space, made.action_space), None
     except AttributeError as error:
         raise EnvironmentFailed(
-            f"{env_name(env)}: {error}; an environment sets self.observation_space and self.action_space in __init__"
+            f"{env_name(env)}: {error}; an environment sets self.observation_space and "
+            "self.action_space in __init__"
         ) from None
     finally:
         made.close()

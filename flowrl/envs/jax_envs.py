@@ -1,4 +1,4 @@
-"""Environments written in JAX: what they promise, adapters for gymnax and Brax, and the Gymnasium form of any of them."""
+"""Environments written in JAX: their interface, adapters for gymnax and Brax, and `JaxVector`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from flowrl.errors import EnvironmentFailed, SettingError, unknown
+from flowrl.errors import EnvironmentFailed, SettingError, install, unknown
 
 Array = Any
 State = Any
@@ -26,58 +26,94 @@ State = Any
 class JaxEnv(ABC):
     """One environment as pure functions, so that thousands of them become one program.
 
-    Whoever steps it resets it too: a step behind the end of an episode is never asked for. Both functions are compiled and mapped over
-    environments, so they compute with `jax.numpy` and change nothing.
+    Whoever steps it resets it too: a step after the end of an episode is never asked for. Both
+    functions are compiled and mapped over environments, so they compute with `jax.numpy` and change
+    nothing.
     """
 
     observation_space: gym.Space[Any]
+    """The space of one environment's observations."""
     action_space: gym.Space[Any]
+    """The space of one environment's actions."""
 
     @abstractmethod
     def reset(self, key: Array) -> tuple[State, Array]:
-        """A new episode: its state, a tree of arrays, and its first observation."""
+        """Begin an episode.
+
+        Args:
+            key: random key of the episode's beginning.
+
+        Returns:
+            The state, a tree of arrays, and the first observation.
+        """
 
     @abstractmethod
     def step(
         self, state: State, action: Array, key: Array
     ) -> tuple[State, Array, Array, Array, Array]:
-        """The state behind an action, observation, reward, whether the episode ended by itself (`terminated`) or was cut (`truncated`)."""
+        """Take one step.
+
+        Args:
+            state: that of `reset` or of the step before.
+            action: one of the action space.
+            key: random key of the step.
+
+        Returns:
+            The state after the action, the observation, the reward, whether the episode ended by
+            itself (`terminated`), and whether it was cut (`truncated`).
+        """
 
 
 class GymnaxEnv(JaxEnv):
-    """An environment of gymnax (Lange 2022), with `settings` for fields of its parameters or of its class."""
+    """An environment of gymnax (Lange 2022).
+
+    Args:
+        name: such as ``CartPole-v1``.
+        **settings: fields of its parameters or arguments of its class.
+
+    Raises:
+        SettingError: the name is unknown, or gymnax is not installed.
+        EnvironmentFailed: it has a space that is neither Box nor Discrete.
+    """
 
     def __init__(self, name: str, **settings: Any) -> None:
         gymnax = _package("gymnax")
         known = [str(x) for x in gymnax.registered_envs]
         if name not in known:
             raise SettingError(unknown("gymnax environment", name, known))
-        probe = gymnax.make(name)[1]
-        own = {f.name for f in fields(probe)}
-        self.env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in own})
-        self.params = params.replace(**{k: v for k, v in settings.items() if k in own})
+        _, default_params = gymnax.make(name)
+        param_names = {f.name for f in fields(default_params)}
+        # gymnax takes settings in two places: those of its parameters, and all others.
+        of_class = {k: v for k, v in settings.items() if k not in param_names}
+        of_params = {k: v for k, v in settings.items() if k in param_names}
+        self.env, params = gymnax.make(name, **of_class)
+        self.params = params.replace(**of_params)
         self.observation_space = _space(self.env.observation_space(self.params), name)
         self.action_space = _space(self.env.action_space(self.params), name)
 
     def reset(self, key: Array) -> tuple[State, Array]:
-        """A new episode."""
+        """Begin an episode: return its state and its first observation."""
         obs, state = self.env.reset_env(key, self.params)
         return state, obs
 
     def step(
         self, state: State, action: Array, key: Array
     ) -> tuple[State, Array, Array, Array, Array]:
-        """One step, without the reset that gymnax would do behind the last of an episode."""
+        """Take one step, without the reset that gymnax would do after the last of an episode."""
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
         return state, obs, reward, terminated, self.env.is_truncated(state, self.params)
 
 
 class BraxEnv(JaxEnv):
-    """An environment of Brax (Freeman et al. 2021); `settings` such as ``backend="mjx"`` are those of its class.
+    """An environment of Brax (Freeman et al. 2021).
 
     Args:
         name: such as ``ant``.
         episode_length: steps after which an episode is cut.
+        **settings: arguments of its class, such as ``backend="mjx"``.
+
+    Raises:
+        SettingError: the name is unknown, or Brax is not installed.
     """
 
     def __init__(self, name: str, episode_length: int = 1000, **settings: Any) -> None:
@@ -93,15 +129,16 @@ class BraxEnv(JaxEnv):
         self.action_space = gym.spaces.Box(-1.0, 1.0, sizes[1:], np.float32)
 
     def reset(self, key: Array) -> tuple[State, Array]:
-        """A new episode."""
+        """Begin an episode: return its state and its first observation."""
         with _quiet():
             state = self.env.reset(key)
+        # The age of the episode is kept beside the state, for `step` to cut it.
         return {"brax": state, "age": jnp.int32(0)}, state.obs
 
     def step(
         self, state: State, action: Array, key: Array
     ) -> tuple[State, Array, Array, Array, Array]:
-        """One step."""
+        """Return what follows on an action, as `JaxEnv.step` says."""
         with _quiet():
             after, age = self.env.step(state["brax"], action), state["age"] + 1
         return (
@@ -114,29 +151,38 @@ class BraxEnv(JaxEnv):
 
 
 ADAPTERS: Mapping[str, Callable[..., JaxEnv]] = {"gymnax": GymnaxEnv, "brax": BraxEnv}
-"""By what stands before the colon of an id."""
+"""The adapters by what stands before the colon of an id."""
 
 
 def _package(name: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        SettingError: it is not installed.
+    """
     try:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
         raise SettingError(
-            f"needs the package {name.partition('.')[0]} ({error}): pip install 'flowrl[jax-envs]'"
+            f"needs the package {name.partition('.')[0]} ({error}): {install('jax-envs')}"
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Brax warns of its own age and of that of what it uses."""
+    """Silence warnings: Brax warns of its own age and of that of what it uses."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _space(space: Any, name: str) -> gym.Space[Any]:
-    """A space of gymnax as Gymnasium's."""
+    """Return a space of gymnax as one of Gymnasium.
+
+    Raises:
+        EnvironmentFailed: it is neither Box nor Discrete.
+    """
     match type(space).__name__:
         case "Discrete":
             return gym.spaces.Discrete(int(space.n))
@@ -155,27 +201,38 @@ def _space(space: Any, name: str) -> gym.Space[Any]:
 def advance(
     env: JaxEnv, states: State, done: Array, action: Array, bits: Array
 ) -> tuple[State, Array, Array, Array, Array]:
-    """A step of n environments in Gymnasium's NEXT_STEP form: one that is `done` begins its next episode, with reward 0.
+    """Step n environments in Gymnasium's autoreset mode NEXT_STEP.
+
+    One that is `done` begins its next episode, with reward 0.
 
     Args:
-        env: what they are.
+        env: one of the environments.
         states: theirs, ``[n, ...]``.
-        done: ``bool[n]``.
+        done: ``bool[n]``, whose episode ended with the step before.
         action: as the environment takes them, ``[n, ...]``.
         bits: random, ``uint32[n, 2, 2]``.
+
+    Returns:
+        States, observations, rewards ``float32[n]``, and the flags ``bool[n]`` of terminated and of
+        truncated episodes.
+
+    Raises:
+        EnvironmentFailed: the environment returned values of a wrong number, shape or type.
     """
     after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
     if not isinstance(after, tuple) or len(after) != 5:
         raise EnvironmentFailed(
             f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)"
         )
+    # Every environment is reset: a condition mapped over environments computes both sides.
     fresh = _begun(env, bits[:, 1])
-    _same(env, "state", states, after[0])
-    _same(env, "observation", fresh[1], after[1])
+    _check_same(env, "state", states, after[0])
+    _check_same(env, "observation", fresh[1], after[1])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
         if jnp.shape(value) != done.shape:
             raise EnvironmentFailed(
-                f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it must be a single number"
+                f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it "
+                "must be a single number"
             )
     state, obs = jax.tree.map(lambda new, old: _where(done, new, old), fresh, after[:2])
     reward, terminated, truncated = after[2:]
@@ -189,12 +246,22 @@ def advance(
 
 
 def _where(flags: Array, a: Array, b: Array) -> Array:
+    """Return the rows of `a` where a flag is set, else those of `b`, in the type of `a`."""
     a = jnp.asarray(a)
     return jnp.where(flags.reshape(-1, *(1,) * (a.ndim - 1)), a, b).astype(a.dtype)
 
 
 def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
-    """First states and observations of n environments, by random ``uint32[n, 2]``."""
+    """Return the first states and observations of n environments.
+
+    Args:
+        env: one of the environments.
+        bits: random, ``uint32[n, 2]``.
+
+    Raises:
+        EnvironmentFailed: the environment returned an observation that breaks its space.
+    """
+    # This makes weakly typed numbers strongly typed.
     states, obs = jax.tree.map(
         lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), _begun(env, bits)
     )
@@ -202,37 +269,43 @@ def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
 
 
 def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
+    """Reset n environments, and check the shape and type of their observations."""
     begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
     if not isinstance(begun, tuple) or len(begun) != 2:
         raise EnvironmentFailed(f"{_name(env)}.reset must return (state, obs)")
     space, got = env.observation_space, begun[1]
     if jnp.shape(got)[1:] != space.shape or not _fits(got.dtype, space.dtype):
         raise EnvironmentFailed(
-            f"{_name(env)}.reset returned an observation {got.dtype}{list(got.shape[1:])}, but its observation_space declares "
-            f"{space.dtype}{list(space.shape or ())}; mend the environment or its space"
+            f"{_name(env)}.reset returned an observation {got.dtype}{list(got.shape[1:])}, but its "
+            f"observation_space declares {space.dtype}{list(space.shape or ())}; fix the "
+            "environment or its space"
         )
     return begun
 
 
-def _same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
-    """That what `step` returned has the form of what `reset` did, as it must to go round a loop."""
-    form: Any = jax.tree.structure(before)
-    if form != (other := jax.tree.structure(after)):
+def _check_same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
+    """Check that `step` returned the same tree structure, shapes and types as `reset`.
+
+    A loop carries what they return, so it must.
+    """
+    structure: Any = jax.tree.structure(before)
+    if structure != (other := jax.tree.structure(after)):
         raise EnvironmentFailed(
-            f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not {form}"
+            f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not "
+            f"{structure}"
         )
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
-    ):
+    leaves_before = jax.tree_util.tree_leaves_with_path(before)
+    for (path, a), b in zip(leaves_before, jax.tree.leaves(after), strict=True):
         if jnp.shape(a) != jnp.shape(b) or not _fits(jnp.result_type(b), jnp.result_type(a)):
             was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
             raise EnvironmentFailed(
-                f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but reset's is {was}; make them equal"
+                f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but "
+                f"reset's is {was}; make them equal"
             )
 
 
 def _fits(found: Any, wanted: Any) -> bool:
-    """Whether numbers of one type become another's without loss of their kind."""
+    """Return whether numbers of one type become another's without loss of their kind."""
     return (
         found == wanted
         or np.can_cast(np.dtype(found), np.dtype(wanted), "same_kind")
@@ -245,19 +318,21 @@ def _name(env: JaxEnv) -> str:
 
 
 class JaxVector(VectorEnv[Any, Any, Any]):
-    """The Gymnasium form: `num_envs` environments, stepped by one compiled call."""
+    """Gymnasium vector of environments written in JAX, stepped by one compiled call.
+
+    Args:
+        jax_env: one of them.
+        num_envs: how many.
+    """
 
     def __init__(self, jax_env: JaxEnv, num_envs: int) -> None:
         self.jax_env = jax_env
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.single_observation_space, self.single_action_space = (
-            jax_env.observation_space,
-            jax_env.action_space,
-        )
-        self.observation_space, self.action_space = (
-            batch_space(s, num_envs) for s in (jax_env.observation_space, jax_env.action_space)
-        )
+        self.single_observation_space = jax_env.observation_space
+        self.single_action_space = jax_env.action_space
+        self.observation_space = batch_space(jax_env.observation_space, num_envs)
+        self.action_space = batch_space(jax_env.action_space, num_envs)
         self._begin = jax.jit(lambda bits: begin(jax_env, bits))
         self._advance = jax.jit(lambda *args: advance(jax_env, *args))
         self.rng = np.random.default_rng()
@@ -265,7 +340,7 @@ class JaxVector(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """New episodes everywhere."""
+        """Begin an episode in every environment; without a seed, go on with the random numbers."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.states, obs = self._begin(self._bits(2))
@@ -273,11 +348,12 @@ class JaxVector(VectorEnv[Any, Any, Any]):
         return np.asarray(obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step everywhere."""
-        self.states, *told = self._advance(self.states, self.done, actions, self._bits(2, 2))
-        obs, reward, terminated, truncated = map(np.asarray, told)
+        """Step every environment; one whose episode ended begins its next."""
+        self.states, *results = self._advance(self.states, self.done, actions, self._bits(2, 2))
+        obs, reward, terminated, truncated = map(np.asarray, results)
         self.done = terminated | truncated
         return obs, reward, terminated, truncated, {}
 
     def _bits(self, *shape: int) -> Any:
+        """Return random bits of this shape for every environment."""
         return self.rng.integers(2**32, size=(self.num_envs, *shape), dtype=np.uint32)

@@ -1,1 +1,1 @@
-"""WHAT an algorithm is: the graph, its rules, the one stage loop, the abstract trace, the plan, the drawings."""
+"""What an algorithm is: graph, rules, stage loop, abstract trace, plan and drawings."""

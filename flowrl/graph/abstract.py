@@ -17,37 +17,50 @@ from flowrl.graph.site import HereSite, Place
 
 
 class Opaque(FlowrlError):
-    """A user's function that works neither on shapes nor on zeros: what it returns is unknown before the run."""
+    """Error of a user's function that works neither on shapes nor on zeros.
+
+    What it returns is unknown before the run.
+    """
 
 
 class AbstractSite(HereSite):
-    """Finds the shapes that functions and workers give, and computes nothing."""
+    """Site that finds the shapes that functions and workers give, and computes nothing.
+
+    Args:
+        place: where the resources are opened.
+        name: the resource.
+        seed: the seed of the run.
+    """
 
     def __init__(self, place: Place, name: str, seed: int) -> None:
         super().__init__(place, name, seed)
         self.shapes: dict[Any, Any] = {}
-        self.looks = [0]
-        self.asked = [0]
+        """By function, settings and shapes of its arguments: the shapes that it returns."""
+        # Lists of one number, which the sites of all resources of a place share.
+        self.time_lookups = [0]
+        """How often the time was asked for."""
+        self.plan_lookups = [0]
+        """How often a number of the plan was asked for."""
 
     def planned(self, resource: Any, counter: str) -> int:
-        """What the trace before this one found, if there was one."""
-        self.asked[0] += 1
+        """Return what the trace before this one counted; 0 if there was none."""
+        self.plan_lookups[0] += 1
         return super().planned(resource, counter)
 
     def seconds(self) -> float:
-        """Every look is a year after the last, so whatever waits for time is due."""
-        self.looks[0] += 1
-        return self.looks[0] * 3e7
+        """Return a time a year after the last one, so that whatever waits for time is due."""
+        self.time_lookups[0] += 1
+        return self.time_lookups[0] * 3e7
 
     @property
     def devices(self) -> int:
-        """One: how many share the work changes no shapes."""
+        """One, since the number of devices that share the work changes no shapes."""
         return 1
 
     def run(
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
-        """The shapes that the function returns; found once per function, settings and shapes."""
+        """Return the shapes that a function returns, found once per settings and shapes."""
         leaves, tree = jax.tree.flatten(args)
         slot = (fn, *static.items(), tree, *map(abstract, leaves))
         if slot not in self.shapes:
@@ -55,10 +68,12 @@ class AbstractSite(HereSite):
         return self.shapes[slot]
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """What the function returns, arrays as shapes: traced, or where that fails run once on zeros.
+        """Return what a function of items returns, with shapes for arrays.
+
+        The function is traced, or where that fails run once on zeros.
 
         Raises:
-            Opaque: both fail, or what it gave on zeros is a number that depends on them.
+            Opaque: both fail, or what it returned on zeros is a number that depends on them.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
         try:
@@ -68,22 +83,22 @@ class AbstractSite(HereSite):
                 with np.errstate(all="ignore"):
                     result = fn(*jax.tree.map(_zeros, args))
             except Exception as error:
+                # A write to a read-only array is the function's own mistake, too.
                 if type(error) is type(untraceable) or "read-only" in str(error):
                     raise
                 raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
-            known = {id(x) for x in jax.tree.leaves(args)}
-            if any(
-                isinstance(x, bool | int | float | np.generic) and id(x) not in known
-                for x in jax.tree.leaves(result)
-            ):
+            # Numbers that were computed from zeros say nothing about the run.
+            given = {id(x) for x in jax.tree.leaves(args)}
+            computed = [x for x in jax.tree.leaves(result) if id(x) not in given]
+            if any(isinstance(x, bool | int | float | np.generic) for x in computed):
                 raise Opaque("what it returns depends on values") from untraceable
-            return jax.tree.map(lambda x: x if id(x) in known else _shape_of(x), result)
+            return jax.tree.map(lambda x: x if id(x) in given else _shape_of(x), result)
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
-        """Whether a predicate holds, where static facts decide it.
+        """Return whether a predicate holds, where static facts decide it.
 
         Raises:
-            Opaque: values do.
+            Opaque: values decide it.
         """
         try:
             return bool(_traced(fn, *args))
@@ -97,52 +112,59 @@ class AbstractSite(HereSite):
         stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
-        """Twins in the place of workers."""
+        """Make shape-only stubs in the place of workers."""
         return HereWorkers(count, stub)
 
 
 def _traced(fn: Callable[..., Any], *args: Any) -> Any:
-    """What a function of items returns: shapes for what it computed from shapes, and everything else as it is."""
+    """Return what a function of items returns.
+
+    What it computed from shapes is returned as shapes, and everything else as it is.
+    """
     leaves, tree = jax.tree.flatten(args)
-    at = [i for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)]
-    known: list[Any] = []
+    abstract_at = [i for i, x in enumerate(leaves) if isinstance(x, jax.ShapeDtypeStruct)]
+    returned: list[Any] = []
+    structure: list[Any] = []
 
     def probe(*tracers: Any) -> list[Any]:
         full = list(leaves)
-        for i, tracer in zip(at, tracers, strict=True):
+        for i, tracer in zip(abstract_at, tracers, strict=True):
             full[i] = tracer
-        result, form = jax.tree.flatten(fn(*jax.tree.unflatten(tree, full)))
-        known[:] = [form, result]
+        result, result_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, full)))
+        returned[:], structure[:] = result, [result_tree]
         return [x for x in result if isinstance(x, jax.core.Tracer)]
 
-    shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in at)))
-    return jax.tree.unflatten(
-        known[0], [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in known[1]]
-    )
+    # Only tracers leave the probe as shapes: what is static would become an array.
+    shapes = iter(jax.eval_shape(probe, *(leaves[i] for i in abstract_at)))
+    filled = [next(shapes) if isinstance(x, jax.core.Tracer) else x for x in returned]
+    return jax.tree.unflatten(structure[0], filled)
 
 
 def _zeros(leaf: Any) -> Any:
-    return (
-        read_only(np.zeros(leaf.shape, leaf.dtype))
-        if isinstance(leaf, jax.ShapeDtypeStruct)
-        else leaf
-    )
+    """Return zeros for a shape, and anything else as it is."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return read_only(np.zeros(leaf.shape, leaf.dtype))
+    return leaf
 
 
 def _shape_of(leaf: Any) -> Any:
-    return (
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        if isinstance(leaf, jax.Array | np.ndarray)
-        else leaf
-    )
+    """Return the shape and type of an array, and anything else as it is."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
 
 
 def abstract(leaf: Any) -> Any:
-    """What is static about a leaf: an array's shape and type, and any other value itself; of what can't be hashed, its text."""
+    """Return what is static about a leaf of a state.
+
+    This is an array's shape and type, and any other value itself, or its text if it can't be
+    hashed.
+    """
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))
     if isinstance(leaf, Filling):
         return (Filling, leaf.mark, leaf >= leaf.mark)
-    if repr(leaf) == object.__repr__(leaf):  # equal to itself, whatever it holds by now
+    # Such an object may equal itself whatever it holds by now, so its contents are compared.
+    if repr(leaf) == object.__repr__(leaf):
         return (type(leaf), repr(leaf.__getstate__()))
     return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))

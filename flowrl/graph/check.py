@@ -1,19 +1,25 @@
-"""The rules of a graph's structure. Rules that know reinforcement learning live with the resources (`Resource.review`)."""
+"""The rules of a graph's structure.
+
+Rules that know reinforcement learning are part of the resources (`Resource.review`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from flowrl.errors import unknown
-from flowrl.graph.graph import Graph
-from flowrl.graph.protocols import Operator, Resource, hidden, refs
+from flowrl.graph.graph import Graph, Node
+from flowrl.graph.protocols import Handle, Operator, Resource, hidden, refs
 
 Problem = tuple[str, str]
-"""(node or resource, what is wrong and the way out)."""
+"""A pair of (node or resource, what is wrong and the way out)."""
 
 
 def hiding(graph: Graph) -> Iterator[Problem]:
-    """Yield the fields that hide what a graph asks of every operator and resource; other rules would misread those."""
+    """Yield the fields that hide what a graph asks of every operator and resource.
+
+    Other rules would misread these.
+    """
     for node in graph.nodes:
         if wrong := hidden(node.op, Operator):
             yield node.name, wrong
@@ -23,7 +29,7 @@ def hiding(graph: Graph) -> Iterator[Problem]:
 
 
 def broken(graph: Graph) -> Iterator[Problem]:
-    """What keeps a graph from being run at all, even abstractly."""
+    """Yield what keeps a graph from being run at all, even abstractly."""
     if not graph.nodes:
         yield "", "it has no operators; add them with .then(sample=ParallelSample(), ...)"
     yield from _starts(graph)
@@ -31,84 +37,105 @@ def broken(graph: Graph) -> Iterator[Problem]:
 
 
 def _starts(graph: Graph) -> Iterator[Problem]:
+    """Yield the nodes whose operator can't stand where they take their items."""
     for node in graph.nodes:
         kind = type(node.op).__name__
         if not node.after and not node.op.source:
-            yield (
-                node.name,
-                f"{kind} stands at a start, but it makes no items of its own; begin with a source such as ParallelSample()",
+            problem = (
+                f"{kind} stands at a start, but it makes no items of its own; "
+                "begin with a source such as ParallelSample()"
             )
+            yield node.name, problem
         if len(node.after) > 1 and not node.op.joins:
-            yield (
-                node.name,
-                f"takes items from {', '.join(node.after)}, but {kind} is no join (its `joins` is False); let it follow one node only",
+            problem = (
+                f"takes items from {', '.join(node.after)}, but {kind} is no join "
+                "(its `joins` is False); let it follow one node only"
             )
+            yield node.name, problem
 
 
 def ends(graph: Graph) -> Iterator[Problem]:
-    """What is wrong with where a graph ends."""
+    """Yield what is wrong with where a graph ends."""
     if not graph.nodes:
         return
-    clocks = [n.name for n in graph.nodes if n.op.reports]
-    if not clocks:
-        yield (
-            graph.ends()[-1],
-            "no Report closes a Row, so a run would show nothing and never stop; add .then(report=Report())",
+    last = graph.ends()
+    reporting = [n.name for n in graph.nodes if n.op.reports]
+    if not reporting:
+        problem = (
+            "no Report closes a Row, so a run would show nothing and never stop; "
+            "add .then(report=Report())"
         )
-    elif len(clocks) > 1:
-        yield clocks[1], f"a graph has exactly one Report, and there is {clocks[0]} too; remove one"
-    last = set(graph.ends())
+        yield last[-1], problem
+    elif len(reporting) > 1:
+        problem = f"a graph has exactly one Report, and there is {reporting[0]} too; remove one"
+        yield reporting[1], problem
     for node in graph.nodes:
-        if node.op.reports and node.name not in last:
-            behind = ", ".join(n.name for n in graph.nodes if node.name in n.after)
-            yield (
-                node.name,
-                f"closes Rows and passes nothing on, but {behind} stands behind it; move Report to the end",
-            )
-        if node.name in last and not node.op.reports and not node.op.writes:
-            yield (
-                node.name,
-                "nothing comes of what it yields: an end must be a Report or an effect such as SyncWeights(); go on from it or remove it",
-            )
+        yield from _ending(graph, node, node.name in last)
+
+
+def _ending(graph: Graph, node: Node, is_last: bool) -> Iterator[Problem]:
+    """Yield what is wrong with a node that ends the graph, or should."""
+    if node.op.reports and not is_last:
+        following = ", ".join(n.name for n in graph.nodes if node.name in n.after)
+        problem = (
+            f"closes Rows and passes nothing on, but {following} comes after it; "
+            "move Report to the end"
+        )
+        yield node.name, problem
+    # Without an effect, all that leads to this end would be computed for nothing.
+    if is_last and not node.op.reports and not node.op.writes:
+        problem = (
+            "nothing comes of what it yields: an end must be a Report or an effect such as "
+            "SyncWeights(); go on from it or remove it"
+        )
+        yield node.name, problem
 
 
 def _references(graph: Graph) -> Iterator[Problem]:
+    """Yield the references that lead to no fitting resource, and the resources without any."""
     used: set[str] = set()
+    # Resources too, since they may refer to one another.
     for name, owner in [*graph.resources.items(), *((n.name, n.op) for n in graph.nodes)]:
         for field, (target, kind) in refs(owner).items():
             used.add(target)
-            if target not in graph.resources:
-                what = (
-                    f"its {field} is '{target}', but that is a node, not a resource"
-                    if any(n.name == target for n in graph.nodes)
-                    else unknown("resource", target, graph.resources)
-                )
-                yield (
-                    name,
-                    f"{what}; add {target}=... to Graph(...), or set {name}.{field} to the right one",
-                )
-            elif not issubclass(graph.resources[target].handle, kind):
-                got = type(graph.resources[target]).__name__
-                yield (
-                    name,
-                    f"its {field} must be what gives a {kind.__name__}, but '{target}' is {got}; set {name}.{field} to the right one",
-                )
+            if problem := _misleading(graph, field, target, kind):
+                yield name, f"{problem} {name}.{field} to the right one"
     for name in graph.resources:
         if name not in used:
-            yield (
-                name,
-                f"no node uses it; remove it with .remove('{name}'), or name it in the operator that should",
+            problem = (
+                f"no node uses it; remove it with .remove('{name}'), "
+                "or name it in the operator that should"
             )
+            yield name, problem
 
 
-def behind_queues(graph: Graph) -> dict[str, str]:
-    """By node that stands behind a queue: the nearest such queue."""
+def _misleading(graph: Graph, field: str, target: str, kind: type[Handle]) -> str:
+    """Return what is wrong with a reference, up to the words before its address; empty if right."""
+    if target not in graph.resources:
+        return f"{_missing(graph, field, target)}; add {target}=... to Graph(...), or set"
+    resource = graph.resources[target]
+    if issubclass(resource.handle, kind):
+        return ""
+    got = type(resource).__name__
+    return f"its {field} must be what gives a {kind.__name__}, but '{target}' is {got}; set"
+
+
+def _missing(graph: Graph, field: str, target: str) -> str:
+    """Return what is wrong with a reference to a resource that there is not."""
+    if any(n.name == target for n in graph.nodes):
+        return f"its {field} is '{target}', but that is a node, not a resource"
+    return unknown("resource", target, graph.resources)
+
+
+def downstream_of_queues(graph: Graph) -> dict[str, str]:
+    """Return the nearest queue upstream of each node that has one."""
     found: dict[str, str] = {}
     ops = {n.name: n.op for n in graph.nodes}
     for node in graph.nodes:
         for before in node.after:
             if ops[before].queue:
                 found[node.name] = before
+            # Nodes stand in the order of the graph, so this is known already.
             elif before in found:
                 found.setdefault(node.name, found[before])
     return found

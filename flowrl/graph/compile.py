@@ -1,17 +1,20 @@
-"""compile = the rules, then the abstract trace, then the rules that know what was traced; out comes the plan."""
+"""Compilation of a graph to a plan.
+
+The rules of structure come first, then the abstract trace, then the rules that use what it found.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from flowrl.core.items import Trained
 from flowrl.errors import CheckError
-from flowrl.graph.check import Problem, behind_queues, broken, ends, hiding
+from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hiding
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Use, refs
-from flowrl.graph.trace import Trace, trace
+from flowrl.graph.trace import Trace, Traffic, trace
 
 
 def compile_graph(graph: Graph) -> Plan:
@@ -20,9 +23,11 @@ def compile_graph(graph: Graph) -> Plan:
     Raises:
         CheckError: all the problems found, each with its node and the way out.
     """
+    # Fields that hide what the rules look at make every other rule meaningless.
     if problems := list(hiding(graph)):
         raise _rejected(graph, problems)
     problems = list(broken(graph))
+    # A graph that is broken can't be traced, but its other problems are reported with it.
     found = Trace()
     traced = not problems
     problems += [
@@ -32,16 +37,18 @@ def compile_graph(graph: Graph) -> Plan:
     if traced:
         found = trace(graph)
         problems += found.problems
-        problems += _untold(graph, found)
-        problems += _twice(found)
-    told = list(review(graph, found, traced and bool(found.rows) and not found.problems))
-    problems += told or _never(graph, found)
+        problems += _unreported(graph, found)
+        problems += _ambiguous(found)
+    reviewed = list(review(graph, found, traced and bool(found.rows) and not found.problems))
+    # A resource that found a problem explains better why no Row closes.
+    problems += reviewed or _never(graph, found)
     if problems:
         raise _rejected(graph, problems)
     return Plan(graph, found)
 
 
 def _rejected(graph: Graph, problems: list[Problem]) -> CheckError:
+    """Return the error that lists the problems, each once."""
     lines = [
         f"{graph.name}.{where}: {text}" if where else f"{graph.name}: {text}"
         for where, text in problems
@@ -50,85 +57,105 @@ def _rejected(graph: Graph, problems: list[Problem]) -> CheckError:
 
 
 def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
-    """What the resources say of how they are used."""
+    """Yield what the resources find wrong with how they are used.
+
+    Args:
+        graph: the graph.
+        found: what the abstract trace found.
+        traced: whether it came to its end, so that its numbers can be relied on.
+    """
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for node, traffic in found.steady.items():
         for used, counters in traffic.counts.items():
             counts.setdefault(used, {})[node] = dict(counters)
-    queues = behind_queues(graph)
+    queues = downstream_of_queues(graph)
+    largest_lags = {node: _largest(lags) for node, lags in found.lags.items()}
     stuck = found.exact and bool(found.steady) and not found.rows
     for name, resource in graph.resources.items():
-        users = [
-            n.name for n in graph.nodes if any(target == name for target, _ in refs(n.op).values())
-        ]
+        users = _users(graph, name)
         use = Use(
-            name,
-            graph.resources,
-            traced,
-            traced and found.exact,
-            counts,
-            {
-                n: max(lags, key=lambda x: math.inf if math.isnan(x) else x)
-                for n, lags in found.lags.items()
-                if n in counts.get(name, {})
-            },
-            [n for n in users if stuck and not found.steady[n].given],
-            {n: q for n, q in queues.items() if n in users},
+            name=name,
+            resources=graph.resources,
+            traced=traced,
+            exact=traced and found.exact,
+            counts=counts,
+            lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
+            idle=[n for n in users if stuck and not found.steady[n].given],
+            queues={n: queue for n, queue in queues.items() if n in users},
         )
         yield from resource.review(use)
 
 
+def _largest(lags: Sequence[float]) -> float:
+    """Return the largest policy lag, NaN if one is unknown."""
+    return max(lags, key=lambda lag: math.inf if math.isnan(lag) else lag)
+
+
+def _users(graph: Graph, resource: str) -> list[str]:
+    """Return the nodes that refer to a resource."""
+    users = []
+    for node in graph.nodes:
+        targets = [target for target, _ in refs(node.op).values()]
+        if resource in targets:
+            users.append(node.name)
+    return users
+
+
 def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
-    """A Row that never closes."""
-    clocks = [n.name for n in graph.nodes if n.op.reports]
-    if not found.steady or found.rows or not clocks:
+    """Yield why no Row ever closes."""
+    reporting = [n.name for n in graph.nodes if n.op.reports]
+    if not found.steady or found.rows or not reporting:
         return
     for node in graph.nodes:
         traffic = found.steady.get(node.name)
         if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.reports):
-            yield (
-                node.name,
-                f"took {traffic.taken:,} items and yielded none, so no Row closes; let it fire sooner",
+            problem = (
+                f"took {traffic.taken:,} items and yielded none, so no Row closes; "
+                "let it fire sooner"
             )
+            yield node.name, problem
             return
     if found.exact:
-        yield clocks[0], "no Row closes: the passes repeat without one"
+        yield reporting[0], "no Row closes: the passes repeat without one"
 
 
-def _twice(found: Trace) -> Iterator[Problem]:
-    """A metric of an operator that has the name of one that a loss tells."""
-    trained = {
-        name
-        for form in found.forms.values()
-        if isinstance(form, Trained)
-        for name in form.metrics.names
-    }
-    for name in sorted(found.metrics.keys() & trained):
+def _ambiguous(found: Trace) -> Iterator[Problem]:
+    """Yield the metrics of operators that have the name of one that a loss returns."""
+    of_losses: set[str] = set()
+    for item in found.forms.values():
+        if isinstance(item, Trained):
+            of_losses.update(item.metrics.names)
+    for name in sorted(found.metrics.keys() & of_losses):
         yield (
             found.metrics[name],
-            f"tells the metric '{name}', which comes from the loss already; give it another name",
+            f"reports the metric '{name}', which comes from the loss already; give it another name",
         )
 
 
-def _untold(graph: Graph, found: Trace) -> Iterator[Problem]:
-    """Updates that no Row would tell of: nobody would see a loss of NaN."""
+def _updates(traffic: Traffic) -> int:
+    return sum(counters["updates"] for counters in traffic.counts.values())
+
+
+def _unreported(graph: Graph, found: Trace) -> Iterator[Problem]:
+    """Yield the updates that no Row would report: nobody would see a loss of NaN."""
     if found.problems or found.opaque or not found.rows:
         return
-    updates = {
-        name: sum(c["updates"] for c in t.counts.values()) for name, t in found.steady.items()
-    }
+    updates = {name: _updates(traffic) for name, traffic in found.steady.items()}
+    # Means over rows need not agree to the last update.
     if sum(updates.values()) == found.reported or (found.reported and not found.exact):
         return
-    clock = next(n.name for n in graph.nodes if n.op.reports)
-    if clock not in graph.ends() or sum(n.op.reports for n in graph.nodes) > 1:
+    reporting = [n.name for n in graph.nodes if n.op.reports]
+    # Other rules say that there is only one, and that it is an end.
+    if reporting[0] not in graph.ends() or len(reporting) > 1:
         return
     import networkx as nx
 
-    behind = nx.ancestors(graph.digraph(), clock)
-    for node in [n for n in updates if updates[n] and n not in behind] or [
-        n for n in updates if updates[n]
-    ][:1]:
-        yield (
-            node,
-            f"its updates do not each reach {clock} once, so rows would not tell of them; put {clock} behind it, in one line",
+    training = [name for name, number in updates.items() if number]
+    upstream = nx.ancestors(graph.digraph(), reporting[0])
+    apart = [name for name in training if name not in upstream]
+    for node in apart or training[:1]:
+        problem = (
+            f"its updates do not each reach {reporting[0]} once, so rows would not report them; "
+            f"put {reporting[0]} after it, in one line"
         )
+        yield node, problem

@@ -1,4 +1,7 @@
-"""Drawings of a graph: text for a terminal, Mermaid, DOT, and SVG. Resources are drawn too, joined by dashed lines."""
+"""Drawings of a graph: text for a terminal, Mermaid, DOT, and SVG.
+
+Resources are drawn too, joined to the nodes that use them by dashed lines.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from flowrl.graph.protocols import refs
 
 
 def draw(graph: Graph, format: str = "text") -> str:  # noqa: A002 - the field's word for it
-    """The graph as ``text``, ``mermaid``, ``dot`` or ``svg``.
+    """Return a drawing of a graph.
+
+    Args:
+        graph: the graph.
+        format: ``text``, ``mermaid``, ``dot`` or ``svg``.
 
     Raises:
         SettingError: an unknown format.
@@ -22,111 +29,115 @@ def draw(graph: Graph, format: str = "text") -> str:  # noqa: A002 - the field's
 
 
 def _dashed(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Edges between nodes and resources: from what is read to what is written."""
+    """Yield the edges between nodes and resources: from what is read to what is written."""
     for node in graph.nodes:
         for field, (target, _) in refs(node.op).items():
             if target in graph.resources:
-                yield (node.name, target) if field in node.op.writes else (target, node.name)
+                if field in node.op.writes:
+                    yield node.name, target
+                else:
+                    yield target, node.name
 
 
 def _kind(node: Node) -> str:
     return type(node.op).__name__
 
 
-# -- text ----------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
+
+
+_CROSSED = {" ": "─", "│": "┼", "╮": "┬"}
+"""The mark of a lane where a horizontal line crosses it, by its mark without that line."""
 
 
 def text(graph: Graph) -> str:
-    """One line per node, the edges as lanes on the left, the resources on the right."""
-    behind = {n.name: [m.name for m in graph.nodes if n.name in m.after] for n in graph.nodes}
-    wide, kinds = (
-        max((len(x) for x in xs), default=0)
-        for xs in ([n.name for n in graph.nodes], [_kind(n) for n in graph.nodes])
-    )
-    lanes: list[str | None] = []  # by lane: the node that its line leads to
+    """Return one line per node, the edges as lanes on the left, the resources below."""
+    name_width = max((len(n.name) for n in graph.nodes), default=0)
+    kind_width = max((len(_kind(n)) for n in graph.nodes), default=0)
+    # By lane: the node that its line leads to, None where the lane is free.
+    lanes: list[str | None] = []
     body: list[tuple[str, str]] = []
     for node in graph.nodes:
-        mine = [i for i, to in enumerate(lanes) if to == node.name]
-        at = mine[0] if mine else _free(lanes, node.name)
-        marks = [
-            "●" if i == at else "┘" if i in mine else "│" if to else " "
-            for i, to in enumerate(lanes)
-        ]
-        for i in mine[1:]:
-            marks[at + 1 : i] = [
-                "─" if m == " " else "┼" if m == "│" else m for m in marks[at + 1 : i]
-            ]
-        body.append(
-            (
-                "".join(marks).rstrip(),
-                f"{node.name:<{wide}}  {_kind(node):<{kinds}}  {_uses(node)}".rstrip(),
-            )
-        )
-        for i in mine:
+        label = f"{node.name:<{name_width}}  {_kind(node):<{kind_width}}  {_uses(node)}".rstrip()
+        ending = [i for i, target in enumerate(lanes) if target == node.name]
+        at = ending[0] if ending else _free(lanes, node.name)
+        body.append((_node_marks(lanes, at, ending), label))
+        for i in ending:
             lanes[i] = None
-        targets = behind[node.name]
-        for j, to in enumerate(targets):
-            if j == 0:
-                lanes[at] = to
-            else:
-                _free(lanes, to, at + 1)
+        # The first edge goes on in the node's own lane, the others branch off to the right.
+        targets = [other.name for other in graph.nodes if node.name in other.after]
+        if targets:
+            lanes[at] = targets[0]
+        for target in targets[1:]:
+            _free(lanes, target, at + 1)
         if any(lanes):
-            split = len(targets) > 1
-            marks = [
-                "├"
-                if split and i == at
-                else "╮"
-                if split and to in targets[1:] and i != at
-                else "│"
-                if to
-                else " "
-                for i, to in enumerate(lanes)
-            ]
-            if split:
-                last = max(i for i, m in enumerate(marks) if m == "╮")
-                marks[at + 1 : last] = [
-                    "─" if m == " " else "┬" if m == "╮" else "┼" if m == "│" else m
-                    for m in marks[at + 1 : last]
-                ]
-            body.append(("".join(marks).rstrip(), ""))
+            body.append((_lane_marks(lanes, at, targets), ""))
         while lanes and lanes[-1] is None:
             lanes.pop()
-    room = max((len(left) for left, _ in body), default=0)
-    lines = [graph.name, *(f"  {left:<{room}}  {right}".rstrip() for left, right in body)]
-    if graph.resources:
-        names = max(len(n) for n in graph.resources)
-        lines += [
-            "",
-            "resources",
-            *(f"  ◆ {n:<{names}}  {r.describe()}" for n, r in graph.resources.items()),
-        ]
-    return "\n".join(lines) + "\n"
+    width = max((len(marks) for marks, _ in body), default=0)
+    lines = [graph.name, *(f"  {marks:<{width}}  {label}".rstrip() for marks, label in body)]
+    return "\n".join([*lines, *_resource_lines(graph)]) + "\n"
+
+
+def _node_marks(lanes: list[str | None], at: int, ending: list[int]) -> str:
+    """Return the lanes beside a node, which stands in lane `at` and ends the lanes `ending`."""
+    marks = ["│" if target else " " for target in lanes]
+    for i in ending:
+        marks[i] = "┘"
+    marks[at] = "●"
+    for i in ending[1:]:
+        marks[at + 1 : i] = [_CROSSED.get(mark, mark) for mark in marks[at + 1 : i]]
+    return "".join(marks).rstrip()
+
+
+def _lane_marks(lanes: list[str | None], at: int, targets: list[str]) -> str:
+    """Return the lanes below a node in lane `at`, whose items go to `targets`."""
+    marks = ["│" if target else " " for target in lanes]
+    if len(targets) > 1:
+        branches = [i for i, to in enumerate(lanes) if to in targets[1:] and i != at]
+        for i in branches:
+            marks[i] = "╮"
+        marks[at] = "├"
+        last = branches[-1]
+        marks[at + 1 : last] = [_CROSSED.get(mark, mark) for mark in marks[at + 1 : last]]
+    return "".join(marks).rstrip()
+
+
+def _resource_lines(graph: Graph) -> list[str]:
+    if not graph.resources:
+        return []
+    width = max(len(name) for name in graph.resources)
+    lines = [f"  ◆ {name:<{width}}  {r.describe()}" for name, r in graph.resources.items()]
+    return ["", "resources", *lines]
 
 
 def _free(lanes: list[str | None], name: str, start: int = 0) -> int:
-    """The first free lane from `start` on, now leading to `name`."""
+    """Let the first free lane from `start` on lead to `name`, and return its index."""
     i = next((i for i in range(start, len(lanes)) if lanes[i] is None), len(lanes))
-    lanes[i:] = [name, *lanes[i + 1 :]]
+    lanes[i : i + 1] = [name]
     return i
 
 
 def _uses(node: Node) -> str:
-    found = [
-        (mark, [t for f, (t, _) in refs(node.op).items() if (f in node.op.writes) == wrote])
-        for mark, wrote in (("◁┄", False), ("┄▷", True))
-    ]
-    return "  ".join(f"{mark} {', '.join(targets)}" for mark, targets in found if targets)
+    """Return the resources that a node reads and those that it writes."""
+    read: list[str] = []
+    written: list[str] = []
+    for field, (target, _) in refs(node.op).items():
+        (written if field in node.op.writes else read).append(target)
+    parts = [f"◁┄ {', '.join(read)}"] if read else []
+    parts += [f"┄▷ {', '.join(written)}"] if written else []
+    return "  ".join(parts)
 
 
-# -- mermaid and dot -----------------------------------------------------------------------------------------------
+# -- mermaid and dot -------------------------------------------------------------------------------
 
 
 def mermaid(graph: Graph) -> str:
-    """A Mermaid flowchart."""
+    """Return a Mermaid flowchart."""
     lines = ["flowchart LR"]
     for node in graph.nodes:
-        shape = ("[(", ")]") if node.op.queue else ("([", "])") if node.op.reports else ("[", "]")
-        lines.append(f'    {_id(node.name)}{shape[0]}"{node.name}<br/>{_kind(node)}"{shape[1]}')
+        left, right = _shape(node)
+        lines.append(f'    {_id(node.name)}{left}"{node.name}<br/>{_kind(node)}"{right}')
     lines += [
         f'    {_id(name)}[/"{name}<br/>{type(r).__name__}"/]' for name, r in graph.resources.items()
     ]
@@ -135,12 +146,19 @@ def mermaid(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _shape(node: Node) -> tuple[str, str]:
+    """Return the brackets that give a node its shape."""
+    if node.op.queue:
+        return "[(", ")]"
+    return ("([", "])") if node.op.reports else ("[", "]")
+
+
 def _id(name: str) -> str:
     return "n_" + name.replace(".", "-")
 
 
 def dot(graph: Graph) -> str:
-    """A graph for Graphviz."""
+    """Return a graph for Graphviz."""
     lines = [
         f"digraph {_quote(graph.name)} {{",
         "  rankdir=LR;",
@@ -160,67 +178,103 @@ def _quote(*lines: str) -> str:
     return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
 
 
-# -- svg -----------------------------------------------------------------------------------------------------------
+# -- svg -------------------------------------------------------------------------------------------
 
-BOX, HIGH, GAP, DROP, MARGIN = 118, 46, 40, 34, 20
+BOX, HIGH = 118, 46
+"""The width and height of a box, in pixels."""
+GAP, DROP, MARGIN = 40, 34, 20
+"""The space between columns, between rows, and around the picture, in pixels."""
+Point = tuple[float, float]
+"""The x and y of a box's upper left corner, in pixels from the upper left of the picture."""
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2430;text-anchor:middle}
-.kind{font-size:11px;fill:#5b6472}.box{fill:#eef3fb;stroke:#3b6cb7}.queue{fill:#fff3dc;stroke:#c98a1b}.clock{fill:#e9f7ec;stroke:#3a9a55}
+.kind{font-size:11px;fill:#5b6472}.box{fill:#eef3fb;stroke:#3b6cb7}\
+.queue{fill:#fff3dc;stroke:#c98a1b}.clock{fill:#e9f7ec;stroke:#3a9a55}
 .store{fill:#f5eefb;stroke:#8a56b8}.edge{fill:none;stroke:#3b6cb7;stroke-width:1.6}
 .ref{fill:none;stroke:#8a56b8;stroke-width:1.3;stroke-dasharray:5 4}
 .paper{fill:#fff}"""
 
 
 def svg(graph: Graph) -> str:
-    """A picture without any outside program: layers from left to right, resources below, weights and the like dashed."""
+    """Return a picture, made without any outside program.
+
+    Layers of nodes stand from left to right, and the resources below them. What a node reads or
+    writes, such as weights, is a dashed line.
+    """
     layers = _layers(graph)
-    tall = max((len(layer) for layer in layers), default=1)
-    spots: dict[str, tuple[float, float]] = {
-        name: (MARGIN + i * (BOX + GAP), MARGIN + j * (HIGH + DROP))
-        for i, layer in enumerate(layers)
-        for j, name in enumerate(layer)
-    }
-    floor = MARGIN + tall * (HIGH + DROP) + 2 * DROP
+    rows = max((len(layer) for layer in layers), default=1)
     wide = max(len(layers), len(graph.resources)) * (BOX + GAP) - GAP + 2 * MARGIN
-    stores = _by_use(graph, spots)
-    apart = max(BOX + GAP, (wide - 2 * MARGIN - BOX) / (len(stores) + 1))
-    first = (wide - BOX - apart * (len(stores) - 1)) / 2
-    spots.update({name: (first + k * apart, floor) for k, name in enumerate(stores)})
-    parts = [
-        f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>'
-        for n in graph.nodes
-        for a in n.after
-    ]
-    dashed = list(_dashed(graph))
-    parts += [
-        f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>'
-        for a, b in dashed
-    ]
-    parts += [
-        _box(
-            n.name,
-            _kind(n),
-            *spots[n.name],
-            "queue" if n.op.queue else "clock" if n.op.reports else "box",
-        )
-        for n in graph.nodes
-    ]
-    parts += [
-        _box(name, type(r).__name__, *spots[name], "store") for name, r in graph.resources.items()
-    ]
-    high = (floor + HIGH if graph.resources else MARGIN + tall * (HIGH + DROP) - DROP) + MARGIN + 12
+    bottom = MARGIN + rows * (HIGH + DROP) + 2 * DROP
+    spots = _spots(graph, layers, wide, bottom)
+    parts = [*_solid_lines(graph, spots), *_dashed_lines(graph, spots), *_boxes(graph, spots)]
+    low = bottom + HIGH if graph.resources else MARGIN + rows * (HIGH + DROP) - DROP
+    high = low + MARGIN + 12
     tips = "".join(
-        f'<marker id="{i}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z" fill="{c}"/></marker>'
-        for i, c in (("tip", "#3b6cb7"), ("ref", "#8a56b8"))
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
+        for name, colour in (("tip", "#3b6cb7"), ("ref", "#8a56b8"))
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:g}" height="{high:g}" viewBox="0 0 {wide:g} {high:g}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:g}" height="{high:g}" '
+        f'viewBox="0 0 {wide:g} {high:g}" role="img">'
         f"<title>{escape(graph.name)}</title><style>{STYLE}</style><defs>{tips}</defs>"
         f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
+def _spots(graph: Graph, layers: list[list[str]], wide: float, bottom: float) -> dict[str, Point]:
+    """Return where each node and each resource stands.
+
+    Args:
+        graph: the graph.
+        layers: the nodes by column.
+        wide: the width of the picture.
+        bottom: the y of the resources.
+    """
+    spots: dict[str, Point] = {}
+    for column, layer in enumerate(layers):
+        for row, name in enumerate(layer):
+            spots[name] = (MARGIN + column * (BOX + GAP), MARGIN + row * (HIGH + DROP))
+    stores = _by_use(graph, spots)
+    # The resources are spread over the width, and the row of them is centred.
+    distance = max(BOX + GAP, (wide - 2 * MARGIN - BOX) / (len(stores) + 1))
+    left = (wide - BOX - distance * (len(stores) - 1)) / 2
+    spots.update({name: (left + i * distance, bottom) for i, name in enumerate(stores)})
+    return spots
+
+
+def _solid_lines(graph: Graph, spots: dict[str, Point]) -> list[str]:
+    return [
+        f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>'
+        for n in graph.nodes
+        for a in n.after
+    ]
+
+
+def _dashed_lines(graph: Graph, spots: dict[str, Point]) -> list[str]:
+    dashed = list(_dashed(graph))
+    return [
+        f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>'
+        for a, b in dashed
+    ]
+
+
+def _boxes(graph: Graph, spots: dict[str, Point]) -> list[str]:
+    boxes = [_box(n.name, _kind(n), *spots[n.name], _style(n)) for n in graph.nodes]
+    for name, resource in graph.resources.items():
+        boxes.append(_box(name, type(resource).__name__, *spots[name], "store"))
+    return boxes
+
+
+def _style(node: Node) -> str:
+    """Return the class of a node's box in the style sheet."""
+    if node.op.queue:
+        return "queue"
+    return "clock" if node.op.reports else "box"
+
+
 def _layers(graph: Graph) -> list[list[str]]:
+    """Return the nodes by their distance from the starts, in the order of the graph."""
     import networkx as nx
 
     order = {n.name: i for i, n in enumerate(graph.nodes)}
@@ -230,8 +284,8 @@ def _layers(graph: Graph) -> list[list[str]]:
     ]
 
 
-def _by_use(graph: Graph, spots: dict[str, tuple[float, float]]) -> list[str]:
-    """The resources, each near the nodes that use it."""
+def _by_use(graph: Graph, spots: dict[str, Point]) -> list[str]:
+    """Return the resources from left to right, each near the nodes that use it."""
     uses: dict[str, list[float]] = {name: [] for name in graph.resources}
     for node in graph.nodes:
         for target, _ in refs(node.op).values():
@@ -244,11 +298,13 @@ def _box(name: str, kind: str, x: float, y: float, style: str) -> str:
     middle = x + BOX / 2
     return (
         f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{BOX}" height="{HIGH}" rx="8"/>'
-        f'<text x="{middle:g}" y="{y + 20:g}">{escape(name)}</text><text class="kind" x="{middle:g}" y="{y + 36:g}">{escape(kind)}</text>'
+        f'<text x="{middle:g}" y="{y + 20:g}">{escape(name)}</text>'
+        f'<text class="kind" x="{middle:g}" y="{y + 36:g}">{escape(kind)}</text>'
     )
 
 
-def _across(a: tuple[float, float], b: tuple[float, float]) -> str:
+def _across(a: Point, b: Point) -> str:
+    """Return the curve from the right side of one box to the left side of another."""
     x0, y0, x1, y1 = a[0] + BOX, a[1] + HIGH / 2, b[0] - 2, b[1] + HIGH / 2
     bend = max((x1 - x0) / 2, 12)
     return f"M{x0:g} {y0:g}C{x0 + bend:g} {y0:g} {x1 - bend:g} {y1:g} {x1:g} {y1:g}"
@@ -256,25 +312,28 @@ def _across(a: tuple[float, float], b: tuple[float, float]) -> str:
 
 def _down(
     graph: Graph,
-    spots: dict[str, tuple[float, float]],
+    spots: dict[str, Point],
     a: str,
     b: str,
     dashed: list[tuple[str, str]],
 ) -> str:
-    """A dashed line between a node and a resource below it."""
-    store = a if a in graph.resources else b
+    """Return the curve from `a` to `b`, of which one is a node and one a resource below it."""
+    store, node = (a, b) if a in graph.resources else (b, a)
+    # The lines of one resource end side by side on its upper edge, in the order of the nodes.
     ends = sorted(
-        (x for pair in dashed for x in pair if store in pair and x != store),
-        key=lambda n: spots[n][0],
+        (name for pair in dashed for name in pair if store in pair and name != store),
+        key=lambda name: spots[name][0],
     )
-    other = b if store == a else a
-    port = spots[store][0] + BOX * (ends.index(other) + 1) / (len(ends) + 1)
-    spot = spots[other][0] + BOX / 2 + (12 if store == a else -12)
-    top, low = spots[other][1] + HIGH, spots[store][1]
+    x_store = spots[store][0] + BOX * (ends.index(node) + 1) / (len(ends) + 1)
+    # A node's incoming and outgoing lines don't touch.
+    x_node = spots[node][0] + BOX / 2 + (12 if store == a else -12)
+    top, low = spots[node][1] + HIGH, spots[store][1]
     bend = (low - top) * 0.55
     if store == a:
-        return f"M{port:g} {low:g}C{port:g} {low - bend:g} {spot:g} {top + bend:g} {spot:g} {top + 2:g}"
-    return f"M{spot:g} {top:g}C{spot:g} {top + bend:g} {port:g} {low - bend:g} {port:g} {low - 2:g}"
+        start, end = f"{x_store:g} {low:g}", f"{x_node:g} {top + 2:g}"
+        return f"M{start}C{x_store:g} {low - bend:g} {x_node:g} {top + bend:g} {end}"
+    start, end = f"{x_node:g} {top:g}", f"{x_store:g} {low - 2:g}"
+    return f"M{start}C{x_node:g} {top + bend:g} {x_store:g} {low - bend:g} {end}"
 
 
 FORMATS: dict[str, Callable[[Graph], str]] = {

@@ -1,4 +1,4 @@
-"""`Graph`: an immutable value. Named operators joined by edges, and the named resources that they use."""
+"""`Graph`: an immutable value of named operators, joined by edges, and the resources they use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Node:
 
 
 class Chain(values.Printed, Mapping[str, Operator]):
-    """A run of named operators as a value: `fl.chain(adv=..., train=...)`."""
+    """Named operators in a row, as a value: `fl.chain(adv=..., train=...)`."""
 
     def __init__(self, ops: Mapping[str, Operator]) -> None:
         self._ops = dict(ops)
@@ -52,12 +52,14 @@ class Chain(values.Printed, Mapping[str, Operator]):
         return values.to_text(self, defaults=False)
 
     def parts(self) -> tuple[str, list[tuple[str | None, Any]]]:
-        """``chain(name=operator, ...)``."""
+        """Return what ``chain(name=operator, ...)`` is written with."""
         return "chain", list(_nest(self._ops.items()))
 
 
 def chain(**ops: Operator | Chain) -> Chain:
-    """A run of operators as a value. ``then(a=chain(adv=..., train=...))`` adds the nodes ``a.adv`` and ``a.train``.
+    """Return operators in a row as a value.
+
+    ``then(a=chain(adv=..., train=...))`` adds the nodes ``a.adv`` and ``a.train``.
 
     Raises:
         GraphError: it is empty, or one of its values is no operator.
@@ -66,6 +68,11 @@ def chain(**ops: Operator | Chain) -> Chain:
 
 
 def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Operator]:
+    """Return operators by full name, each chain as the nodes that it stands for.
+
+    Raises:
+        GraphError: a value is no operator, a name is no identifier, or there is nothing.
+    """
     flat: dict[str, Operator] = {}
     for name, op in ops.items():
         if isinstance(op, Chain):
@@ -84,7 +91,7 @@ def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Opera
 
 
 def _a(value: Any) -> str:
-    """What a value is, for messages."""
+    """Say in a message what a value is."""
     return "the class itself: call it" if isinstance(value, type) else a(value)
 
 
@@ -92,7 +99,14 @@ _OPEN_END: Any = object()
 
 
 class Graph:
-    """An algorithm: resources by name, then operators by name with `then`. Every verb returns a new graph.
+    """An algorithm as a graph of operators: an immutable value, whose verbs return new graphs.
+
+    Args:
+        name: the name of the graph.
+        **resources: the resources by name; operators are added by name with `then`.
+
+    Raises:
+        GraphError: something else than a resource is given.
 
     >>> import flowrl as fl
     >>> g = fl.Graph("idle").then(a=fl.Map(abs)).then(b=fl.Map(abs))
@@ -108,10 +122,8 @@ class Graph:
         for key, resource in resources.items():
             if not isinstance(resource, Resource):
                 hint = "; operators go into .then(...)" if isinstance(resource, Operator) else ""
-                raise GraphError(
-                    f"'{key}' must be a resource such as fl.Learner(...), got {_a(resource)}{hint}",
-                    name,
-                )
+                wanted = "a resource such as fl.Learner(...)"
+                raise GraphError(f"'{key}' must be {wanted}, got {_a(resource)}{hint}", name)
         self._fill(name, resources, ())
 
     def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
@@ -121,9 +133,9 @@ class Graph:
         return self
 
     def _with(self, **changed: Any) -> Graph:
-        return Graph.__new__(Graph)._fill(
-            **{"name": self.name, "resources": self.resources, "nodes": self.nodes, **changed}
-        )
+        fields = {"name": self.name, "resources": self.resources, "nodes": self.nodes}
+        # Not by `__init__`: the resources were checked when they came in.
+        return Graph.__new__(Graph)._fill(**{**fields, **changed})
 
     # -- a value: frozen, compared, hashed, pickled, printed
 
@@ -138,18 +150,20 @@ class Graph:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Graph) and (self.name, dict(self.resources), self.nodes) == (
-            other.name,
-            dict(other.resources),
-            other.nodes,
+        return (
+            isinstance(other, Graph)
+            and self.name == other.name
+            and dict(self.resources) == dict(other.resources)
+            and self.nodes == other.nodes
         )
 
     def __hash__(self) -> int:
-        return hash(
-            (self.name, frozenset(self.resources), tuple((n.name, n.after) for n in self.nodes))
-        )
+        # By names only: settings may hold what can't be hashed.
+        edges = tuple((n.name, n.after) for n in self.nodes)
+        return hash((self.name, frozenset(self.resources), edges))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy can't be pickled.
         return (_rebuild, (self.name, dict(self.resources), self.nodes))
 
     def __repr__(self) -> str:
@@ -159,7 +173,11 @@ class Graph:
         return f"```mermaid\n{self.draw('mermaid')}```"
 
     def text(self, *, defaults: bool = True, strict: bool = True) -> str:
-        """The graph as the Python that builds it, which `Graph.from_text` reads back without executing it.
+        """Return the graph as the Python that builds it; `Graph.from_text` reads it back.
+
+        Args:
+            defaults: whether settings left at their defaults are written too.
+            strict: whether what has no name is an error; if not, it is written as ``<...>``.
 
         Raises:
             SaveError: `strict`, and the graph holds something without a name, such as a lambda.
@@ -171,27 +189,29 @@ class Graph:
                 for k, v in items
             )
 
-        text = f"Graph(\n    {values.to_text(self.name, defaults=True)},\n{lines(self.resources.items())})"
+        name = values.to_text(self.name, defaults=True)
+        text = f"Graph(\n    {name},\n{lines(self.resources.items())})"
         for after, nodes in self._groups():
-            head = (
-                ""
-                if after is None
-                else f"    after={values.to_text(after[0] if len(after) == 1 else after, defaults=True)},\n"
-            )
+            head = ""
+            if after is not None:
+                places = after[0] if len(after) == 1 else after
+                head = f"    after={values.to_text(places, defaults=True)},\n"
             text += f".then(\n{head}{lines(_nest((n.name, n.op) for n in nodes))})"
         return text + "\n"
 
     def _groups(self) -> list[tuple[tuple[str, ...] | None, list[Node]]]:
-        """The nodes by the `then` that adds them: what that goes on from (None for the open end), and they in a row."""
+        """Return the calls of `then` that add the nodes.
+
+        Each is given by its `after` (None for the open end) and by the nodes that it adds in a row.
+        """
         groups: list[tuple[tuple[str, ...] | None, list[Node]]] = []
         for i, node in enumerate(self.nodes):
             head, dot, _ = node.name.partition(".")
             follows = node.after == (self.nodes[i - 1].name,) if i else not node.after
             if follows and groups:
+                # One keyword can't stand twice in a call, unless a chain goes on.
                 heads = [n.name.partition(".")[0] for n in groups[-1][1]]
-                follows = head not in heads or (
-                    bool(dot) and heads[-1] == head
-                )  # one keyword can't stand twice
+                follows = head not in heads or (bool(dot) and heads[-1] == head)
             if follows and groups:
                 groups[-1][1].append(node)
             else:
@@ -200,7 +220,12 @@ class Graph:
 
     @staticmethod
     def from_text(text: str, *, allow: Collection[str] = (), source: str = "graph") -> Graph:
-        """Read a graph that `text` wrote. `allow` names packages beyond flowrl that may be imported for it.
+        """Read a graph that `text` wrote; nothing in it is executed.
+
+        Args:
+            text: the graph as Python.
+            allow: the packages beyond flowrl that may be imported for it.
+            source: where the text is from, for errors.
 
         Raises:
             GraphError: the text is no graph.
@@ -214,7 +239,11 @@ class Graph:
     # -- building and editing
 
     def then(self, *, after: str | Iterable[str] = _OPEN_END, **ops: Operator | Chain) -> Graph:
-        """Add operators in a row, behind the single open end; behind `after` (a name or several); ``after=()``: a new start.
+        """Add operators in a row: after the single open end, or after given nodes.
+
+        Args:
+            after: the node or nodes whose items the first operator takes; ``()`` for a new start.
+            **ops: the operators, or chains of them, by name.
 
         Raises:
             GraphError: a name is taken, `after` is unknown, or there is more than one open end.
@@ -223,7 +252,8 @@ class Graph:
             ends = self.ends()
             if len(ends) > 1:
                 raise GraphError(
-                    f"there are {len(ends)} open ends ({', '.join(ends)}); say which to go on from: then(after='{ends[-1]}', ...)",
+                    f"there are {len(ends)} open ends ({', '.join(ends)}); "
+                    f"say which to go on from: then(after='{ends[-1]}', ...)",
                     self.name,
                 )
             after = ends
@@ -231,18 +261,22 @@ class Graph:
         return self._with(nodes=(*self.nodes, *self._line(previous, ops)))
 
     def insert(self, *, after: str, **ops: Operator | Chain) -> Graph:
-        """Put operators behind the node `after`; the last of them takes over all its out-edges.
+        """Insert operators after the node `after`; the last of them takes over all its out-edges.
 
         Raises:
             GraphError: the node is unknown, or a name is taken.
         """
         i = self._index(after)
         new = self._line((after,), ops)
-        behind = [_swap(n, after, (new[-1].name,)) for n in self.nodes[i + 1 :]]
-        return self._with(nodes=(*self.nodes[: i + 1], *new, *behind))
+        later = [_swap(n, after, (new[-1].name,)) for n in self.nodes[i + 1 :]]
+        return self._with(nodes=(*self.nodes[: i + 1], *new, *later))
 
     def move(self, name: str, *, after: str | Iterable[str]) -> Graph:
-        """Let a node, and with it all that stands behind it, go on from `after`; ``after=()`` makes it a start.
+        """Let a node, and with it all that is downstream of it, go on from other nodes.
+
+        Args:
+            name: the node.
+            after: the node or nodes whose items it takes from now on; ``()`` makes it a start.
 
         Raises:
             GraphError: a node is unknown, or `after` does not stand before it.
@@ -252,12 +286,11 @@ class Graph:
             raise GraphError(
                 f"'{name}' can't go on from '{late[0]}', which does not stand before it", self.name
             )
-        return self._with(
-            nodes=[*self.nodes[:i], replace(self.nodes[i], after=places), *self.nodes[i + 1 :]]
-        )
+        moved = replace(self.nodes[i], after=places)
+        return self._with(nodes=[*self.nodes[:i], moved, *self.nodes[i + 1 :]])
 
     def remove(self, *names: str) -> Graph:
-        """Take out nodes, joining each one's predecessors to its successors; or resources.
+        """Remove nodes, joining each one's predecessors to its successors; or resources.
 
         Raises:
             GraphError: a name is unknown.
@@ -265,18 +298,16 @@ class Graph:
         graph = self
         for name in names:
             if name in graph.resources:
-                graph = graph._with(
-                    resources={k: v for k, v in graph.resources.items() if k != name}
-                )
-                continue
-            gone = graph.nodes[graph._index(name, also_resources=True)]
-            graph = graph._with(
-                nodes=[_swap(n, name, gone.after) for n in graph.nodes if n.name != name]
-            )
+                resources = {k: v for k, v in graph.resources.items() if k != name}
+                graph = graph._with(resources=resources)
+            else:
+                removed = graph.nodes[graph._index(name, also_resources=True)]
+                rest = [n for n in graph.nodes if n.name != name]
+                graph = graph._with(nodes=[_swap(n, name, removed.after) for n in rest])
         return graph
 
     def replace(self, **new: Operator | Resource) -> Graph:
-        """Put another operator or resource in the place of the one with this name.
+        """Replace operators and resources by others of the same names.
 
         Raises:
             GraphError: a name is unknown, or an operator stands where a resource must.
@@ -297,46 +328,53 @@ class Graph:
         return self._with(nodes=nodes, resources=resources)
 
     def rename(self, name: str) -> Graph:
-        """The same graph under another name."""
+        """Return the same graph under another name."""
         return self._with(name=name)
 
     def set(self, address: str, value: Any) -> Graph:
-        """Change one setting: ``graph.set("train.epochs", 4)``, ``graph.set("learner.loss.clip_ratio", 0.3)``.
+        """Change one setting, as in ``graph.set("train.epochs", 4)``.
+
+        Args:
+            address: the node or resource, and the path of the setting: ``learner.loss.clip_ratio``.
+            value: the new value.
 
         Raises:
             SettingError: there is no such setting, or it can't take the value.
         """
         names = {**self.resources, **{n.name: n.op for n in self.nodes}}
+        # The longest name, since a node of a chain has a dot in its own.
         owner = max((n for n in names if address.startswith(f"{n}.")), key=len, default=None)
         if owner is None:
-            head = address.partition(".")[0]
-            if head in names:
-                raise SettingError(
-                    f"say which setting of it: {head}.{next(iter(values.settings(names[head])), 'setting')}",
-                    f"{self.name}.{head}",
-                )
-            deeper = [
-                f"{n}.{path}"
-                for n, owner in names.items()
-                for path in values.addresses(owner)
-                if f".{n}.{path}".endswith(f".{address}")
-            ]
-            hint = f"; did you mean {' or '.join(deeper)}?" if deeper else ""
-            raise SettingError(unknown("node or resource", head, names) + hint, self.name)
+            raise self._no_setting(address, names)
         changed = values.with_setting(
             names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}"
         )
         return self.replace(**{owner: changed})
 
+    def _no_setting(self, address: str, names: Mapping[str, Any]) -> SettingError:
+        """Return the error for an address that begins with no node or resource and a setting."""
+        head = address.partition(".")[0]
+        if head in names:
+            setting = next(iter(values.settings(names[head])), "setting")
+            where = f"{self.name}.{head}"
+            return SettingError(f"say which setting of it: {head}.{setting}", where)
+        # A setting that was named without its owner, such as "clip_ratio".
+        deeper = []
+        for name, owner in names.items():
+            full = [f"{name}.{path}" for path in values.addresses(owner)]
+            deeper += [path for path in full if f".{path}".endswith(f".{address}")]
+        hint = f"; did you mean {' or '.join(deeper)}?" if deeper else ""
+        return SettingError(unknown("node or resource", head, names) + hint, self.name)
+
     # -- looking
 
     def ends(self) -> list[str]:
-        """The nodes that nothing comes after."""
+        """Return the nodes that nothing comes after."""
         used = {name for node in self.nodes for name in node.after}
         return [n.name for n in self.nodes if n.name not in used]
 
     def digraph(self) -> nx.DiGraph[str]:
-        """The nodes and edges for networkx."""
+        """Return the nodes and edges as a networkx graph."""
         import networkx as nx
 
         g: nx.DiGraph[str] = nx.DiGraph()
@@ -345,19 +383,22 @@ class Graph:
         return g
 
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """The nodes of each stage: the graph cut at its queues, each queue being the start of the stage behind it."""
+        """Return the nodes of each stage.
+
+        Stages are what is left of the graph when it is cut at its queues; each queue is the start
+        of the stage after it.
+        """
         import networkx as nx
 
         g = self.digraph()
         g.remove_edges_from([(a, n.name) for n in self.nodes if n.op.queue for a in n.after])
         order = {n.name: i for i, n in enumerate(self.nodes)}
-        parts = [
-            tuple(sorted(part, key=order.__getitem__)) for part in nx.weakly_connected_components(g)
-        ]
-        return tuple(sorted(parts, key=lambda part: order[part[0]]))
+        parts = nx.weakly_connected_components(g)
+        stages = [tuple(sorted(part, key=order.__getitem__)) for part in parts]
+        return tuple(sorted(stages, key=lambda stage: order[stage[0]]))
 
     def check(self) -> None:
-        """Check and trace the graph.
+        """Check the graph and run it abstractly.
 
         Raises:
             CheckError: all the problems found, each with its node and the way out.
@@ -375,7 +416,7 @@ class Graph:
         return compile_graph(self)
 
     def draw(self, format: str = "text") -> str:  # noqa: A002 - the field's word for it
-        """The graph as ``text`` for a terminal, ``mermaid``, ``dot`` or ``svg``.
+        """Return a drawing: ``text`` for a terminal, ``mermaid``, ``dot`` or ``svg``.
 
         Raises:
             SettingError: an unknown format.
@@ -387,53 +428,53 @@ class Graph:
     # -- helpers
 
     def _places(self, after: str | Iterable[str]) -> tuple[str, ...]:
+        """Return the names of nodes to go on from, each once."""
         places = (after,) if isinstance(after, str) else tuple(dict.fromkeys(after))
         for name in places:
             self._index(name)
         return places
 
     def _index(self, name: str, *, also_resources: bool = False) -> int:
+        """Return the index of a node, or raise a GraphError that lists the known names."""
         for i, node in enumerate(self.nodes):
             if node.name == name:
                 return i
         if name in self.resources:
-            raise GraphError(
-                f"'{name}' is a resource, not a node; nodes: {', '.join(n.name for n in self.nodes) or 'none'}",
-                self.name,
-            )
+            nodes = ", ".join(n.name for n in self.nodes) or "none"
+            raise GraphError(f"'{name}' is a resource, not a node; nodes: {nodes}", self.name)
         known = [n.name for n in self.nodes] + (list(self.resources) if also_resources else [])
-        raise GraphError(
-            unknown("node or resource" if also_resources else "node", name, known), self.name
-        )
+        kind = "node or resource" if also_resources else "node"
+        raise GraphError(unknown(kind, name, known), self.name)
 
     def _line(self, previous: tuple[str, ...], ops: Mapping[str, Operator | Chain]) -> list[Node]:
+        """Return new nodes in a row, of which the first takes its items from `previous`."""
         taken = {n.name for n in self.nodes} | set(self.resources)
         line = []
         for name, op in _flatten(ops, self.name).items():
-            clash = next(
-                (
-                    t
-                    for t in taken
-                    if t == name or t.startswith(f"{name}.") or name.startswith(f"{t}.")
-                ),
-                None,
-            )
-            if clash is not None:
-                what = (
-                    "a resource"
-                    if clash in self.resources
-                    else "a node"
-                    if clash == name
-                    else f"the node '{clash}'"
-                )
-                raise GraphError(
-                    f"the name '{name}' is taken by {what}; nodes and resources share one namespace",
-                    self.name,
-                )
+            self._check_free(name, taken)
+            taken.add(name)
             line.append(Node(name, op, previous))
             previous = (name,)
-            taken.add(name)
         return line
+
+    def _check_free(self, name: str, taken: Collection[str]) -> None:
+        # "a" and "a.x" clash too: both would be written under the keyword "a".
+        clashes = (
+            other
+            for other in taken
+            if other == name or other.startswith(f"{name}.") or name.startswith(f"{other}.")
+        )
+        clash = next(clashes, None)
+        if clash is None:
+            return
+        if clash in self.resources:
+            what = "a resource"
+        else:
+            what = "a node" if clash == name else f"the node '{clash}'"
+        raise GraphError(
+            f"the name '{name}' is taken by {what}; nodes and resources share one namespace",
+            self.name,
+        )
 
 
 def _rebuild(name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:
@@ -441,13 +482,13 @@ def _rebuild(name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]
 
 
 def _swap(node: Node, old: str, new: tuple[str, ...]) -> Node:
-    """`node` taking its items from `new` where it took them from `old`."""
+    """Return a node that takes its items from `new` where it took them from `old`."""
     after = [name for a in node.after for name in (new if a == old else (a,))]
     return replace(node, after=tuple(dict.fromkeys(after)))
 
 
 def _nest(ops: Iterable[tuple[str, Operator]]) -> list[tuple[str, Any]]:
-    """Operators ``a.x, a.y`` in a row as one ``a=chain(x=..., y=...)``."""
+    """Return operators by keyword, with ``a.x, a.y`` in a row as one ``a=chain(x=..., y=...)``."""
     out: list[tuple[str, Any]] = []
     for name, op in ops:
         head, _, rest = name.partition(".")

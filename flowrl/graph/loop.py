@@ -1,4 +1,7 @@
-"""The one stage loop. Every runtime, and the abstract trace, drives a graph through it: plain calls, depth first."""
+"""The stage loop: the one way in which every runtime and the abstract trace drive a graph.
+
+The loop calls the operators' steps as plain functions, depth first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,14 @@ _END: Any = object()
 
 
 class NodeContext:
-    """The context of one node."""
+    """Context that the step of one node gets: the `Context` of the protocols, made from a site.
+
+    Args:
+        name: the name of the node.
+        root: whether the node is a start of the graph.
+        handles: the handles of all resources, by name.
+        site: what runs functions for the node's stage.
+    """
 
     def __init__(self, name: str, root: bool, handles: Mapping[str, Handle], site: Site) -> None:
         self.name, self.root = name, root
@@ -44,17 +54,25 @@ class NodeContext:
         self._handles = handles
 
     def when(self, due: Any, ref: Any, verb: str, *args: Any) -> None:
-        """Call a verb if it is due."""
+        """Call a verb of a resource if it is due.
+
+        Args:
+            due: whether to call it; a tracer within a program.
+            ref: the name of the resource.
+            verb: the name of the verb, which returns nothing.
+            *args: the arguments of the verb.
+        """
         self._when(due, self[ref], partial(getattr(self[ref], verb), *args))
 
     def drop(self) -> None:
-        """The item that was taken from a queue goes no further: it counts as dropped."""
+        """Count the item that was taken from a queue as dropped; it goes no further."""
         self.dropped = True
 
     def __getitem__(self, ref: Any) -> Any:
         if ref not in self._handles:
             raise GraphError(
-                f'{unknown("resource", ref, self._handles)}; name it in a field of the operator: `{ref}: Ref[...] = "{ref}"`'
+                f"{unknown('resource', ref, self._handles)}; name it in a field of the operator: "
+                f'`{ref}: Ref[...] = "{ref}"`'
             )
         return self._handles[ref]
 
@@ -72,27 +90,29 @@ def unchangeable(state: Any) -> bool:
 
 
 class Unit:
-    """A node at work: its state, its context, the units behind it, and the channels that it puts into."""
+    """A node at work: its state, its context, and the units and channels that take its outputs."""
 
-    __slots__ = ("behind", "ctx", "name", "op", "outlets", "state", "step")
+    __slots__ = ("ctx", "downstream", "name", "op", "outlets", "state", "step")
 
     def __init__(self, node: Node, ctx: NodeContext) -> None:
         self.name = node.name
         self.op = node.op
         self.step = node.op.step
         self.state = node.op.init()
+        # A step changes its state in place, so a state that can't be changed never would be.
         if self.state is not None and unchangeable(self.state):
             raise ContractError(
-                f"its init returned {a(self.state)}, {self.state!r}, which a step can't change in place, so that its state would be lost; "
-                "return a dict or a list, such as {'count': np.int32(0)}, or None for no state"
+                f"its init returned {a(self.state)}, {self.state!r}, which a step can't change in "
+                "place, so that its state would be lost; return a dict or a list, such as "
+                "{'count': np.int32(0)}, or None for no state"
             )
         self.ctx = ctx
-        self.behind: list[tuple[tuple[str, str], Unit]] = []
+        self.downstream: list[tuple[tuple[str, str], Unit]] = []
         self.outlets: list[tuple[tuple[str, str], Channel]] = []
 
 
 class Loop:
-    """One stage: a pass gives each of its roots a turn and drains everything that comes of it."""
+    """One stage of a graph: a pass gives each of its roots a turn and drains all of its outputs."""
 
     def __init__(
         self,
@@ -107,13 +127,17 @@ class Loop:
         """Make the nodes ready.
 
         Args:
-            graph: its name.
-            nodes: those of this stage.
-            handles: of the resources, by name.
+            graph: the name of the graph.
+            nodes: the nodes of this stage.
+            handles: the handles of the resources, by name.
             site: what runs functions.
             ledger: where everything is counted.
-            failed: told of a node's error in place of raising it; the node then yields nothing.
-            channels: by queue of the whole graph, what stands there.
+            failed: what is called with a node's name and its error, in place of raising the error;
+                the node then yields nothing. None raises errors.
+            channels: what each queue of the whole graph holds, by the queue's name.
+
+        Raises:
+            ContractError: the state of an operator can't be changed in place.
         """
         self.graph = graph
         self.first = nodes[0].name
@@ -122,33 +146,54 @@ class Loop:
         self.stream = site.stream
         self.settle = site.settle
         self.metrics = site.metrics
-        self._enter = self.enter if failed is None else self._try_push(failed)
-        self.units: dict[str, Unit] = {}
-        with self._addressed():
-            for node in nodes:
-                ledger.at.node = node.name
-                self.units[node.name] = Unit(
-                    node, NodeContext(node.name, not node.after, handles, site)
-                )
+        # Chosen once, so that a run, which never gives `failed`, pays nothing for it per item.
+        self._deliver: Callable[[Unit, Any, str | None, list[Tally]], None] = (
+            self.enter if failed is None else partial(self._enter_or_report, failed)
+        )
+        self.units = self._make_units(nodes, handles, site)
         self.roots = [
             (self.units[n.name], channels.get(n.name))
             for n in nodes
             if not n.after or n.name in channels
         ]
+        self._connect(nodes, channels)
+        self.capacities = {root.name: list(self._capacities(root)) for root, _ in self.roots}
+        """By root: the nodes downstream that can be full, and whether each has capacity left."""
+        self._prepare()
+
+    def _make_units(
+        self, nodes: Sequence[Node], handles: Mapping[str, Handle], site: Site
+    ) -> dict[str, Unit]:
+        """Return a unit for each node, with the operator's first state."""
+        units: dict[str, Unit] = {}
+        with self._addressed():
+            for node in nodes:
+                self.ledger.at.node = node.name
+                context = NodeContext(node.name, not node.after, handles, site)
+                units[node.name] = Unit(node, context)
+        return units
+
+    def _prepare(self) -> None:
+        """Let every operator prepare resources for the run."""
+        with self._addressed():
+            for unit in self.units.values():
+                self.ledger.at.node = unit.name
+                unit.op.prepare(unit.ctx)
+        self.ledger.at.node = ""
+
+    def _connect(self, nodes: Sequence[Node], channels: Mapping[str, Channel]) -> None:
+        """Give every unit the units and the channels that take what it yields."""
         for node in nodes:
-            for before in node.after if node.name not in channels else ():
-                self.units[before].behind.append(((before, node.name), self.units[node.name]))
+            # A queue takes its items from its channel, not from the units before it.
+            if node.name in channels:
+                continue
+            for before in node.after:
+                edge = (before, node.name)
+                self.units[before].downstream.append((edge, self.units[node.name]))
         for name, channel in channels.items():
             for before in channel.after:
                 if before in self.units:
                     self.units[before].outlets.append(((before, name), channel))
-        self.capacities = {root.name: list(self._capacities(root)) for root, _ in self.roots}
-        """By root: nodes and whether they have room for what comes of it."""
-        with self._addressed():
-            for unit in self.units.values():
-                ledger.at.node = unit.name
-                unit.op.prepare(unit.ctx)
-        ledger.at.node = ""
 
     @property
     def states(self) -> dict[str, Any]:
@@ -160,50 +205,57 @@ class Loop:
         for name, unit in self.units.items():
             unit.state = states[name]
 
+    # -- whether a root may fire
+
     def _capacities(self, unit: Unit) -> Iterator[tuple[str, Callable[[], bool]]]:
+        """Yield all that a unit's outputs may reach and that can be full, with the test of each."""
         for (_, name), channel in unit.outlets:
             yield name, lambda channel=channel: channel.has_capacity  # type: ignore[misc]
-        for (before, name), behind in unit.behind:
-            if type(behind.op).has_capacity is not Operator.has_capacity:
-                yield name, partial(self._has_capacity, behind, before)
-            yield from self._capacities(behind)
+        for (before, name), receiver in unit.downstream:
+            # Most operators take any item: only those that override the test are asked at all.
+            if type(receiver.op).has_capacity is not Operator.has_capacity:
+                yield name, partial(self._has_capacity, receiver, before)
+            yield from self._capacities(receiver)
 
     def _has_capacity(self, unit: Unit, source: str) -> bool:
         self.ledger.at.node, unit.ctx.source = unit.name, source
         return unit.op.has_capacity(unit.state, unit.ctx)
 
     def ready(self) -> bool:
-        """Whether a pass would do anything."""
-        return any(not self._waits(*start) for start in self.roots)
+        """Return whether a pass would do anything."""
+        return any(not self._waits_for(*start) for start in self.roots)
 
     def blocked(self) -> bool:
-        """Whether there is something to do, but no room for what comes of it."""
-        return any(self._waits(*start).startswith("capacity") for start in self.roots)
+        """Return whether there is something to do, but no capacity for its outputs."""
+        return any(self._waits_for(*start).startswith("capacity") for start in self.roots)
 
     def waits(self) -> Iterator[str]:
-        """What each root waits for."""
-        yield from (
-            f"{root.name} waits for {self._waits(root, channel)}" for root, channel in self.roots
-        )
+        """Yield a text for each root that says what it waits for."""
+        for root, channel in self.roots:
+            yield f"{root.name} waits for {self._waits_for(root, channel)}"
 
-    def _waits(self, root: Unit, channel: Channel | None) -> str:
-        """What a root waits for: something to do, or room for what comes of it; nothing if it may fire."""
+    def _waits_for(self, root: Unit, channel: Channel | None) -> str:
+        """Return what a root waits for, an empty text if it may fire.
+
+        A root waits for something to do, or for capacity for its outputs.
+        """
         self.ledger.at.node = root.name
         if not (root.op.ready(root.state, root.ctx) if channel is None else len(channel)):
             return "something to do"
-        return next(
-            (
-                f"capacity at {name}"
-                for name, has_capacity in self.capacities[root.name]
-                if not has_capacity()
-            ),
-            "",
-        )
+        for name, has_capacity in self.capacities[root.name]:
+            if not has_capacity():
+                return f"capacity at {name}"
+        return ""
+
+    # -- passes
 
     def run_pass(self) -> list[Tally]:
-        """One turn of every root that may fire, gone through to its end; one at a queue takes an item.
+        """Give every root that may fire one turn, and drain all of its outputs.
 
-        What the clock closed meanwhile is returned.
+        A root at a queue takes one item from it.
+
+        Returns:
+            What the reporting operator closed meanwhile.
 
         Raises:
             FlowrlError: with its node's address; any other error carries the address as a note.
@@ -211,10 +263,10 @@ class Loop:
         rows: list[Tally] = []
         with self._addressed():
             for root, channel in self.roots:
-                if self._waits(root, channel):
+                if self._waits_for(root, channel):
                     continue
                 if channel is None:
-                    self._enter(root, None, None, rows)
+                    self._deliver(root, None, None, rows)
                 elif (taken := channel.take()) is not None:
                     here().mark("taken", channel.name, taken[1])
                     if self.stream.levels:
@@ -237,76 +289,105 @@ class Loop:
             here().at("")
 
     def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
-        self._enter(unit, item, source, rows)
-        ledger, edge = self.ledger, (source, unit.name)
-        items, steps = (
-            (ledger.dropped, ledger.dropped_steps)
-            if unit.ctx.dropped
-            else (ledger.got, ledger.got_steps)
-        )
+        """Give a queue's unit an item from its channel, and count the item as got or dropped."""
+        self._deliver(unit, item, source, rows)
+        ledger, edge, steps = self.ledger, (source, unit.name), steps_of(item)
         if unit.ctx.dropped:
-            self.stream.emit(Dropped(unit.name, steps_of(item)))
-        unit.ctx.dropped = False
-        items[edge] += 1
-        steps[edge] += steps_of(item)
+            unit.ctx.dropped = False
+            self.stream.emit(Dropped(unit.name, steps))
+            ledger.dropped[edge] += 1
+            ledger.dropped_steps[edge] += steps
+        else:
+            ledger.got[edge] += 1
+            ledger.got_steps[edge] += steps
 
-    def _try_push(
-        self, failed: Callable[[str, Exception], None]
-    ) -> Callable[[Unit, Any, str | None, list[Tally]], None]:
-        def enter(unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
-            try:
-                self.enter(unit, item, source, rows)
-            except Exception as error:  # noqa: BLE001 - told on, not swallowed
-                failed(
-                    unit.name,
-                    error
-                    if source is None or item is not None
-                    else ContractError(f"{source} gives it None: {error}"),
-                )
-
-        return enter
+    def _enter_or_report(
+        self,
+        failed: Callable[[str, Exception], None],
+        unit: Unit,
+        item: Any,
+        source: str | None,
+        rows: list[Tally],
+    ) -> None:
+        """Enter a unit, and give its error to `failed` in place of raising it."""
+        try:
+            self.enter(unit, item, source, rows)
+        except Exception as error:  # noqa: BLE001 - reported, not swallowed
+            # The error follows from the None, so the message names the node that yielded it.
+            if source is not None and item is None:
+                failed(unit.name, ContractError(f"{source} gives it None: {error}"))
+            else:
+                failed(unit.name, error)
 
     def enter(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
-        """Give an item to a node and go through all that comes of it; what the clock closes is added to `rows`."""
+        """Give an item to a node and drain all of its outputs, depth first.
+
+        Args:
+            unit: the node.
+            item: what its step takes; None at a root.
+            source: the node that the item came from; None at a root.
+            rows: what the reporting operator closes is added to this list.
+
+        Raises:
+            ContractError: the step returns something in place of yielding.
+        """
         ledger, name, stream, clock = self.ledger, unit.name, self.stream, here()
         unit.ctx.source = source
         ledger.at.node = name
         clock.at(name)
         if stream.took:
             stream.emit(Took(name, source, item))
-        items = unit.step(unit.state, item, unit.ctx)
-        if not isinstance(items, Iterator):
-            got = "None" if items is None else a(items)
-            raise ContractError(
-                f"its step returned {got}; a step yields its items (write `yield item`, or `yield from ()` for none)"
-            )
+        outputs = unit.step(unit.state, item, unit.ctx)
+        if not isinstance(outputs, Iterator):
+            raise ContractError(_not_yielding(outputs))
+        # `next`, not `for`: between two outputs the nodes downstream run, whose time is their own.
         started = time.perf_counter() if stream.ran else 0.0
-        while (out := next(items, _END)) is not _END:
+        while (output := next(outputs, _END)) is not _END:
             if stream.ran:
-                stream.advanced(name, time.perf_counter() - started, out)
-            if isinstance(out, Tally):
-                rows.append(replace(out, metrics=self.metrics.drain()))
-            steps = steps_of(out)
-            for edge, behind in unit.behind:
+                stream.advanced(name, time.perf_counter() - started, output)
+            if isinstance(output, Tally):
+                rows.append(replace(output, metrics=self.metrics.drain()))
+            steps = steps_of(output)
+            # Inline and not a function of its own: this is the hot path of every run.
+            for edge, receiver in unit.downstream:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                self._enter(behind, out, name, rows)
+                self._deliver(receiver, output, name, rows)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
-            for edge, channel in unit.outlets:
-                ledger.put[edge] += 1
-                ledger.put_steps[edge] += steps
-                settled = self.settle(out)
-                clock.mark("put", edge[1], settled)
-                if (gone := channel.put(name, settled)) is not None:
-                    ledger.dropped[gone[0], edge[1]] += 1
-                    ledger.dropped_steps[gone[0], edge[1]] += steps_of(gone[1])
-                    stream.emit(Dropped(edge[1], steps_of(gone[1])))
-                if stream.levels:
-                    stream.emit(QueueLevel(edge[1], len(channel), channel.capacity))
+            if unit.outlets:
+                self._put(unit, output, steps)
+            # The nodes downstream left their own names there.
             ledger.at.node = name
             clock.at(name)
             if stream.ran:
                 started = time.perf_counter()
         if stream.ran:
             stream.advanced(name, time.perf_counter() - started, None)
+
+    def _put(self, unit: Unit, output: Any, steps: int) -> None:
+        """Put an output into the channels of a unit, and count what a full one drops for it."""
+        ledger, stream, clock = self.ledger, self.stream, here()
+        for edge, channel in unit.outlets:
+            queue = edge[1]
+            ledger.put[edge] += 1
+            ledger.put_steps[edge] += steps
+            settled = self.settle(output)
+            clock.mark("put", queue, settled)
+            dropped = channel.put(unit.name, settled)
+            if dropped is not None:
+                source, item = dropped
+                ledger.dropped[source, queue] += 1
+                ledger.dropped_steps[source, queue] += steps_of(item)
+                stream.emit(Dropped(queue, steps_of(item)))
+            if stream.levels:
+                stream.emit(QueueLevel(queue, len(channel), channel.capacity))
+
+
+def _not_yielding(returned: Any) -> str:
+    """Return what is wrong with a step that returned something in place of yielding."""
+    got = "None" if returned is None else a(returned)
+    return (
+        f"its step returned {got}; a step yields its items "
+        "(write `yield item`, or `yield from ()` for none)"
+    )

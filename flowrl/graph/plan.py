@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from flowrl.core.items import Batch, Trained
-from flowrl.core.texts import amount, in_bytes
+from flowrl.core.texts import amount, in_bytes, plural
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
@@ -19,181 +19,211 @@ from flowrl.graph.values import to_text
 
 @dataclass(frozen=True)
 class Plan:
-    """What a compiled graph will do: the numbers of the abstract trace. `print(plan)` shows them."""
+    """What a compiled graph will do, in the numbers of the abstract trace; `print` shows them."""
 
     graph: Graph
+    """The graph."""
     found: Trace
+    """What the abstract trace found."""
 
     @property
     def lag(self) -> float:
-        """The largest number of updates that trained data is old where stages take turns; NaN where it can't be known."""
-        lags = [x for lags in self.found.lags.values() for x in lags]
-        return (
-            math.nan if self.found.opaque or any(map(math.isnan, lags)) else max(lags, default=0.0)
-        )
+        """The largest policy lag where stages take turns, in updates.
+
+        NaN where it can't be known.
+        """
+        lags = [lag for of_node in self.found.lags.values() for lag in of_node]
+        if self.found.opaque or any(map(math.isnan, lags)):
+            return math.nan
+        return max(lags, default=0.0)
 
     @property
     def expected_lag(self) -> float:
-        """The mean number of updates that trained data is old where stages take turns."""
+        """The mean policy lag where stages take turns, in updates."""
         means = self.found.mean_lags
         return math.nan if math.isnan(self.lag) else sum(means) / max(len(means), 1)
 
     @property
     def lag_bound(self) -> float:
-        """The most updates that trained data can be old, however slow a runner or a stage is; infinite where that can be any number.
+        """The largest possible policy lag, however slow a runner or a stage is, in updates.
 
-        Three things bound it. Where one stage samples in rounds, nothing varies. A queue's `max_lag` is one. And behind rounds a queue that
-        blocks is: of what is sampled while it has room, ``capacity - 1`` items are trained before, and one may be in training.
+        It is infinite where the lag can be any number. Three things bound it. Where one stage
+        samples in rounds, nothing varies. A queue's `max_lag` is one. And after rounds a queue that
+        blocks is: of what is sampled while it has capacity, ``capacity - 1`` items are trained
+        before, and one may be in training.
         """
-        cuts = [(n.name, n.op.queue) for n in self.graph.nodes if n.op.queue]
+        queues = [(n.name, n.op.queue) for n in self.graph.nodes if n.op.queue]
+        # Rollouts in flight, and weights that nobody waits for, may arrive at any later time.
         loose = self.total("outstanding") + self.total("unawaited") > 0
-        if math.isnan(self.lag) or (not cuts and not loose):
+        if math.isnan(self.lag) or (not queues and not loose):
             return self.lag
-        if len(cuts) != 1:
+        if len(queues) != 1:
             return math.inf
-        name, bounds = cuts[0]
-        updates, steady = self.total("updates"), self.found.steady
-        if (
-            updates > steady[name].given
-        ):  # an item trains several times, so what is behind it waits for more
+        name, bounds = queues[0]
+        updates = self.total("updates")
+        # Where an item trains several times, what comes after it waits for more updates.
+        if updates > self.found.steady[name].given:
             return math.inf
         if bounds.max_lag is not None:
             return bounds.max_lag
-        before = next(stage for stage in self.graph.stages() if name not in stage)
-        spreads = any(
-            steady[n.name].given > steady[n.name].taken
-            for n in self.graph.nodes
-            if n.after and n.name in before
-        )
-        if loose or spreads or (bounds.full, bounds.order) != ("block", "fifo"):
+        blocks_in_order = (bounds.full, bounds.order) == ("block", "fifo")
+        if loose or not blocks_in_order or self._spreads_before(name):
             return math.inf
         return bounds.capacity - 1 + math.ceil(updates / max(self.total("publishes"), 1))
 
+    def _spreads_before(self, queue: str) -> bool:
+        """Return whether a node before a graph's only queue yields more items than it takes."""
+        before = next(stage for stage in self.graph.stages() if queue not in stage)
+        return any(
+            self.found.steady[n.name].given > self.found.steady[n.name].taken
+            for n in self.graph.nodes
+            if n.after and n.name in before
+        )
+
     @property
     def rows(self) -> int:
-        """The Rows that the totals are of; 1 where no Row came within the trace's patience."""
+        """The Rows that the totals are of; 1 where no Row closed within the trace's patience."""
         return max(self.found.rows, 1)
 
     def per_row(self, counter: str, node: str | None = None) -> float:
-        """A counter per Row, of one node or summed over all.
+        """Return a counter per Row, of one node or summed over all.
 
-        The counters: ``requests sampled_steps updates trained_steps used_steps gradient_steps publishes weight_bytes``.
+        Args:
+            counter: one of ``requests sampled_steps updates trained_steps used_steps
+                gradient_steps publishes weight_bytes``.
+            node: the node; None for all.
         """
-        return (self.total(counter) if node is None else self.counts(node)[counter]) / self.rows
+        number = self.total(counter) if node is None else self.counts(node)[counter]
+        return number / self.rows
 
     def __str__(self) -> str:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
+        # A node's line may describe its resource already.
         shown = {text for _, text, _ in lines}
-        rest = [
-            (
-                name,
-                r.describe(),
-                in_bytes(self.found.nbytes[name]) if name in self.found.nbytes else "",
-            )
-            for name, r in self.graph.resources.items()
-            if r.describe() not in shown
-        ]
-        wide = max(len(name) for name, _, _ in [*lines, *rest])
-        left = max((len(text) for _, text, right in lines if right), default=0)
+        for name, resource in self.graph.resources.items():
+            if resource.describe() not in shown:
+                nbytes = self.found.nbytes.get(name)
+                size = "" if nbytes is None else in_bytes(nbytes)
+                lines.append((name, resource.describe(), size))
+        nodes = lines[: len(self.graph.nodes)]
+        name_width = max(len(name) for name, _, _ in lines)
+        # Only the nodes' texts set the width of the column; those of resources may be longer.
+        text_width = max((len(text) for _, text, right in nodes if right), default=0)
         body = [
-            f"  {name:<{wide}}  {text:<{left}}   {right}".rstrip()
-            for name, text, right in [*lines, *rest]
+            f"  {name:<{name_width}}  {text:<{text_width}}   {right}".rstrip()
+            for name, text, right in lines
         ]
         return "\n".join([self._title(), *body]) + "\n"
 
     def _title(self) -> str:
+        """Return the first line: the stages, the policy lag, and how well the numbers are known."""
         stages = len(self.graph.stages())
-        parts = [f"{stages} stage{'s' * (stages != 1)}", self._lag()]
-        if self.found.opaque:
-            parts += [
-                f"not traced behind {node}, whose function works only on real data ({text})"
-                for node, text in self.found.opaque.items()
-            ]
-            parts.append("so rates, lag and syncs were not checked")
-        elif not self.found.rows:
-            parts.append(f"no row within {self.found.passes:,} passes, whose numbers these are")
-        elif not self.found.exact:
-            parts.append(f"means over {self.found.rows:,} rows, no period found")
-        elif (self.found.rows, self.found.warmup_rows) != (1, 0) or self._warmup():
-            every = "row" if self.found.rows == 1 else f"{self.found.rows:,} rows"
-            parts.append(f"repeats every {every}{self._warmup()}")
+        parts = [f"{stages} {plural(stages, 'stage')}", self._lag(), *self._period()]
         if self.found.timed:
             parts.append("rows close by the clock: these are the numbers of the shortest")
         return f"{self.graph.name}: {', '.join(parts)}"
 
+    def _period(self) -> list[str]:
+        """Return what the numbers are of: a period, means, or what the trace reached."""
+        found = self.found
+        if found.opaque:
+            untraced = [
+                f"not traced after {node}, whose function works only on real data ({text})"
+                for node, text in found.opaque.items()
+            ]
+            return [*untraced, "so rates, lag and syncs were not checked"]
+        if not found.rows:
+            return [f"no row within {found.passes:,} passes, whose numbers these are"]
+        if not found.exact:
+            return [f"means over {found.rows:,} rows, no period found"]
+        # What repeats with every row, from the first one on, needs no words.
+        if found.rows == 1 and found.warmup_rows == 0 and not self._warmup():
+            return []
+        every = "row" if found.rows == 1 else f"{found.rows:,} rows"
+        return [f"repeats every {every}{self._warmup()}"]
+
     def _warmup(self) -> str:
-        """What comes before the steady period: rows, or steps where none of these trains."""
-        rows, steps = self.found.warmup_rows, self.found.warmup_steps * bool(self.total("draws"))
-        idle = f" after {steps:,} steps of warm-up, {self.found.idle_steps:,} of them before the first update"
-        return idle if steps else f" after {rows:,} of warm-up" if rows else ""
+        """Return what comes before the steady period: rows, or steps where none of these trains."""
+        rows, steps, idle = self.found.warmup_rows, self.found.warmup_steps, self.found.idle_steps
+        if steps and self.total("draws"):
+            return f" after {steps:,} steps of warm-up, {idle:,} of them before the first update"
+        return f" after {rows:,} of warm-up" if rows else ""
 
     def _lag(self) -> str:
+        """Return the policy lag in words."""
         if self.total("draws") and math.isnan(self.lag):
             return "data of any age"
         if math.isnan(self.lag):
             return "lag unknown"
         if self.lag_bound == self.lag:
             return f"lag {self.lag:g}"
-        return f"lag bound {'none' if math.isinf(self.lag_bound) else self.lag_bound}, expected {self.expected_lag:.3g} in lock-step"
+        bound = "none" if math.isinf(self.lag_bound) else self.lag_bound
+        return f"lag bound {bound}, expected {self.expected_lag:.3g} in lock-step"
 
     def _line(self, node: Node) -> tuple[str, str]:
+        """Return what a node does, and how much of it."""
         traffic = self.found.steady.get(node.name)
         if traffic is None:
             return type(node.op).__name__, ""
-        return node.op.line(self, node.name) or self._generic(
-            node, traffic, self.found.forms.get(node.name)
-        )
+        return node.op.line(self, node.name) or self._generic(node, traffic)
 
-    def _generic(self, node: Node, traffic: Traffic, form: Any) -> tuple[str, str]:
-        before = self.found.forms.get(node.after[0]) if node.after else None
+    def _generic(self, node: Node, traffic: Traffic) -> tuple[str, str]:
+        """Return what can be said of any node."""
+        item = self.found.forms.get(node.name)
         if traffic.taken != traffic.given:
             ratio = Fraction(traffic.taken, max(traffic.given, 1))
-            return f"{ratio.numerator} -> {ratio.denominator}", _form(form)
-        if isinstance(form, Batch) and isinstance(before, Batch):
-            new = [k for k in form.data if k not in before.data]
-            changed = [
-                k for k in form.data if k in before.data and form.data[k] is not before.data[k]
-            ]
-            if new:
-                return f"+ {', '.join(new)}", _array(form.data[new[0]])
-            if changed and len(changed) < len(form.data):
-                return f"~ {', '.join(changed)}", _array(form.data[changed[0]])
+            return f"{ratio.numerator} -> {ratio.denominator}", _described(item)
+        before = self.found.forms.get(node.after[0]) if node.after else None
+        if isinstance(item, Batch) and isinstance(before, Batch):
+            changes = _changes(before, item)
+            if changes is not None:
+                return changes
         counted = [
             f"{name} {number / self.rows:g}"
             for name, number in self.counts(node.name).items()
             if number
         ]
-        return to_text(
-            node.op, defaults=False
-        ), f"{', '.join(counted)} a row" if counted and not isinstance(form, Batch) else _form(form)
+        written = to_text(node.op, defaults=False)
+        if counted and not isinstance(item, Batch):
+            return written, f"{', '.join(counted)} a row"
+        return written, _described(item)
 
     def total(self, counter: str) -> int:
-        """A counter summed over all nodes, in the steady period."""
+        """Return a counter summed over all nodes, in the steady period."""
         return sum(c[counter] for t in self.found.steady.values() for c in t.counts.values())
 
     def counts(self, node: str) -> Counter[str]:
-        """What a node counts of all resources in the steady period."""
+        """Return what a node counts of all resources in the steady period."""
         return sum(self.found.steady[node].counts.values(), Counter())
 
     def a_row(self, number: int, word: str) -> str:
-        """``2 calls a row``, of a number in the steady period."""
+        """Return a number in the steady period as a rate, such as ``2 calls a row``."""
         return f"{amount(Fraction(number, self.rows), word)} a row"
+
+
+def _changes(before: Batch, after: Batch) -> tuple[str, str] | None:
+    """Return which fields a node adds to a batch or changes; None if neither, or if all change."""
+    new = [name for name in after.data if name not in before.data]
+    if new:
+        return f"+ {', '.join(new)}", _array(after.data[new[0]])
+    changed = [name for name, x in after.data.items() if x is not before.data[name]]
+    if changed and len(changed) < len(after.data):
+        return f"~ {', '.join(changed)}", _array(after.data[changed[0]])
+    return None
 
 
 def _array(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _form(form: Any) -> str:
-    if isinstance(form, Batch):
-        return f"{form.steps:,} steps, [{form.shape[0]}, {form.shape[1]}, ...]"
-    if isinstance(form, Trained):
+def _described(item: Any) -> str:
+    """Return what an item is, in a few words."""
+    if isinstance(item, Batch):
+        return f"{item.steps:,} steps, [{item.shape[0]}, {item.shape[1]}, ...]"
+    if isinstance(item, Trained):
         return "passes updates on"
-    leaves = jax.tree.leaves(form)
-    return (
-        f"{type(form).__name__} of {len(leaves)} arrays"
-        if len(leaves) > 1
-        else type(form).__name__
-        if form is not None
-        else ""
-    )
+    if item is None:
+        return ""
+    leaves = jax.tree.leaves(item)
+    kind = type(item).__name__
+    return f"{kind} of {len(leaves)} arrays" if len(leaves) > 1 else kind

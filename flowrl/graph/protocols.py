@@ -1,9 +1,9 @@
-"""The seam: what operators, resources and runtimes promise one another. Everything else may change; this may not drift.
+"""The protocols between operators, resources and runtimes: all else may change, these may not.
 
-An `Operator` is frozen settings with a `step`. A `Resource` is frozen settings whose lasting state lives behind a
-`Handle`. A `Site` is what a runtime offers to both: a way to run pure functions and a way to get workers. The same
-`step` and the same handle run in one process, over Ray actors, in the abstract trace, and traced into one XLA program,
-because only the site differs.
+An `Operator` is frozen settings with a `step`. A `Resource` is frozen settings whose lasting state
+is held by a `Handle`. A `Site` is what a runtime offers to both: a way to run pure functions and a
+way to get workers. The same `step` and the same handle run in one process, over Ray actors, in the
+abstract trace, and traced into one XLA program, because only the site differs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ H_co = TypeVar("H_co", bound="Handle", covariant=True)
 
 @dataclass(frozen=True)
 class RefTo:
-    """What the annotation ``Ref[X]`` leaves behind at run time: the kind of handle that the name must lead to."""
+    """Mark that the annotation ``Ref[X]`` leaves at run time."""
 
     kind: type[Handle]
+    """The kind of handle that the name must lead to."""
 
 
 if TYPE_CHECKING:
@@ -40,67 +41,83 @@ if TYPE_CHECKING:
     from flowrl.core.metrics import Metered
 
     class _Named(Generic[H_co]):
-        """Never made: it only carries the type of handle for type checkers."""
+        """Carrier of the type of handle for type checkers; it is never made."""
 
     Ref = Union[str, _Named[H_co]]  # noqa: UP007 - only a Union can be subscripted
 else:
 
     class Ref:
-        """The name of a resource whose handle is of the given kind: ``learner: Ref[LearnerHandle] = "learner"``."""
+        """Name of a resource whose handle is of a given kind.
+
+        For instance ``learner: Ref[LearnerHandle] = "learner"``.
+        """
 
         def __class_getitem__(cls, kind: type[Handle]) -> Any:
             return Annotated[str, RefTo(kind)]
 
 
 class Future(Protocol):
-    """A result that may not be there yet."""
+    """Result of a call that may not have ended yet."""
 
     def result(self) -> Any:
-        """Wait, then return it or raise what the call raised."""
+        """Wait for the call, then return its result or raise what it raised."""
 
 
 class Workers(Protocol):
-    """Numbered workers of one resource: objects in this process, actors elsewhere, or abstract twins."""
+    """Numbered workers of one resource: local objects, remote actors or shape-only stubs."""
 
     def __len__(self) -> int: ...
 
     def put(self, value: Any) -> Any:
-        """Make a value ready to be passed to many calls: sent once, then referred to."""
+        """Make a value ready to be passed to many calls: it is sent once, then referred to."""
 
     def submit(self, index: int, method: str, *args: Any) -> Future:
-        """Call a method of one worker."""
+        """Call a method of one worker, and return the future result."""
 
     def current(self, future: Any) -> bool:
-        """Whether the process that was asked for this is still the one at work."""
+        """Return whether the process that got this call is still the one at work."""
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
-        """End a worker and make it anew, by ``make(index, incarnation)``; and its process, if that is why a call, `because`, gave nothing.
+        """End a worker and make it again, by ``make(index, restart_count)``.
 
-        The calls to others in that process then fail too, and these must be started anew as well.
+        Its process is restarted too if that is why a call returned nothing. The calls to others in
+        that process then fail as well, and these workers must be restarted too.
+
+        Args:
+            index: the worker.
+            restart_count: how often this worker was restarted, this time included.
+            because: the call that returned nothing.
         """
 
     def ready(self, value: Any) -> bool:
-        """Whether a value that is being computed could be `put` without waiting for it."""
+        """Return whether a value that is being computed could be `put` without waiting for it."""
 
     def wait(self, futures: Sequence[Any], timeout: float | None = None) -> int | None:
-        """Which of these is done, or the first to be; None where none is within so many seconds."""
+        """Return the index of a call that is done, waiting for the first if none is.
+
+        Args:
+            futures: the calls.
+            timeout: the seconds after which None is returned; None waits without end.
+        """
 
     def clocks(self) -> dict[str, Reading]:
-        """By worker that is a process of its own and answers: its seconds by kind of work."""
+        """Return the seconds by kind of work of each worker that is a process and answers."""
 
     def close(self) -> None:
-        """End them all."""
+        """End all workers."""
 
 
 class Site(Protocol):
     """What a runtime offers to the resource `name`, and to the operators."""
 
     name: str
+    """The resource."""
     seed: Any
+    """The seed of the run."""
 
     @property
     def stream(self) -> Stream:
-        """What brings the events of the run to its observers."""
+        """The stream that brings the events of the run to its observers."""
 
     @property
     def metrics(self) -> Metered:
@@ -112,27 +129,43 @@ class Site(Protocol):
 
     @property
     def devices(self) -> int:
-        """How many devices may share the work of a function that `run` runs."""
+        """The number of devices that may share the work of a function that `run` runs."""
 
     def key(self, *folds: int | str) -> Any:
-        """A random key of this resource's own: the seed, its name and `folds`, folded together."""
+        """Return a random key of this resource: the seed, its name and `folds` folded together."""
 
     def run(
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
-        """Run a pure function: jitted, abstractly, or inline on tracers. `donate`: arguments whose buffers it may reuse."""
+        """Run a pure function: jitted, abstractly, or inline on tracers.
+
+        Args:
+            fn: the function.
+            *args: its arguments, pytrees of arrays.
+            donate: the indices of the arguments whose buffers it may reuse.
+            **static: its settings, for each of which it is compiled once.
+        """
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
-        """Call what changes a resource's state if it is due, which may be known only on the device."""
+        """Call what changes a resource's state if it is due.
+
+        Args:
+            due: whether it is due, which may be known only on the device.
+            handle: the resource's handle.
+            call: what changes the state.
+        """
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call any function of items as it is; the abstract trace finds the form of what it returns."""
+        """Call a function of items as it is; the abstract trace finds the shapes it returns."""
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
-        """Whether a predicate of items holds; the abstract trace tells only where static facts decide it."""
+        """Return whether a predicate of items holds.
+
+        The abstract trace knows it only where static facts decide it.
+        """
 
     def settle(self, item: Any) -> Any:
-        """An item that leaves its stage, with arrays that lie where they will be taken from."""
+        """Return an item that leaves its stage, its arrays placed where they are taken from."""
 
     def workers(
         self,
@@ -141,84 +174,102 @@ class Site(Protocol):
         stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
-        """Make `count` workers by ``make(index, 0)``, in this process if `near`; the abstract trace takes ``twin(index, 0)``, which gives shapes."""
+        """Make workers.
+
+        Args:
+            count: how many.
+            make: makes a worker, given its index and its restart count (0 at first).
+            stub: makes, in its place, a shape-only stub for the abstract trace.
+            near: whether they must be in this process.
+        """
 
     def resource(self, name: Any) -> Any:
-        """The handle of another resource, opened on demand."""
+        """Return the handle of another resource, which is opened on demand."""
 
     def seconds(self) -> float:
-        """The clock. In the abstract trace every look at it is a long time after the last."""
+        """Return the time in seconds. In the abstract trace it jumps far ahead at every look."""
 
     def planned(self, resource: Any, counter: str) -> int:
-        """What the plan says that the nodes count of a resource in its steady period; 0 where there is no plan yet."""
+        """Return what the nodes count of a resource in the plan's steady period.
+
+        It is 0 where there is no plan yet.
+        """
 
     def count(self, **numbers: int) -> None:
-        """Add to the counters of the node at work: what the plan predicts and the run then counts."""
+        """Add to the counters of the node at work, which the plan predicts and the run counts."""
 
 
 class Handle(ABC):
-    """A resource at work. It holds its state and calls its verbs."""
+    """Resource at work: an object that holds the resource's state and has its verbs as methods."""
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """The verbs that any stage may call; all others are for the one stage that owns the resource."""
+    """The verbs that any stage may call; the others are for the stage that owns the resource."""
     spread: ClassVar[tuple[str, ...]] = ()
-    """The parts of `state` whose arrays have an axis of environments first, which may be split over devices."""
+    """The parts of `state` with environments as first axis, which may be split over devices."""
     state: Any
-    """A pytree: all the arrays that its verbs read and write, and the ``version`` of its weights. Environments and processes stay outside."""
+    """A pytree of all arrays that the verbs read and write, and the ``version`` of the weights.
+
+    Environments and processes stay outside.
+    """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of processes and environments."""
+        """Close the processes and environments."""
 
     def clocks(self) -> dict[str, Reading]:
-        """By process that works for this resource: its seconds by kind of work."""
+        """Return the seconds by kind of work of each process that works for this resource."""
         return {}
 
     nbytes: int = 0
-    """That it holds once it is full, where it sets them aside."""
+    """The bytes that it holds once it is full, where it sets memory aside."""
 
     def stock(self) -> Any:
-        """What came in and what became of it, with `closed` telling whether all is accounted for; None of a resource that keeps nothing."""
+        """Return an account of what came in and what became of it; None if it keeps nothing.
+
+        The attribute `closed` of the account is whether everything is accounted for.
+        """
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Plain numbers by which it is explained where time goes; lists hold what is counted."""
+        """Return plain numbers that explain where time goes; lists hold what is counted."""
         return {}
 
     def findings(self) -> Iterator[str]:
-        """Sentences on where time is lost, and what would mend it."""
+        """Yield sentences on where time is lost and what would fix it."""
         return iter(())
 
 
 @dataclass(frozen=True)
 class Use:
-    """How a graph uses one resource: what its rules may look at."""
+    """How a graph uses one resource, as far as the resource's rules may look at it."""
 
     name: str
+    """The resource."""
     resources: Mapping[str, Resource]
     """All of the graph's resources."""
     traced: bool
     """Whether the abstract trace ran; if not, `counts` and `lags` are empty."""
     exact: bool
-    """Whether it found a steady period: what is not counted then never happens."""
+    """Whether the trace found a steady period, so that what is not counted never happens."""
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By resource, by node: the counters of its verbs in the steady period."""
     lags: Mapping[str, float]
-    """By node that trains this resource: the largest lag of the data, NaN where it can't be known."""
+    """By node that trains this resource: the largest policy lag, NaN where it can't be known."""
     idle: Sequence[str]
-    """The nodes that refer to this resource and never yield anything, where for want of that no Row closes."""
+    """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
     queues: Mapping[str, str]
-    """By node that refers to this resource and stands behind a queue: that queue."""
+    """By node that refers to this resource and is downstream of a queue: that queue."""
 
     def total(self, counter: str, resource: str | None = None) -> int:
-        """A counter of a resource (this one by default), summed over the nodes."""
+        """Return a counter of a resource (this one by default), summed over the nodes."""
         return sum(c.get(counter, 0) for c in self.counts.get(resource or self.name, {}).values())
 
 
 class Resource(ABC):
-    """Frozen settings for something that lasts: runners, a learner, a replay buffer."""
+    """Frozen settings of something that lasts: runners, a learner, a replay buffer."""
 
     handle: ClassVar[type[Handle]]
+    """The kind of handle that `open` returns."""
 
     @abstractmethod
     def open(self, site: Site) -> Handle:
@@ -226,24 +277,28 @@ class Resource(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """One short line for plans and drawings."""
+        """Return one short line for plans and drawings."""
 
     @abstractmethod
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """What is wrong with how a graph uses it: pairs of (node or resource, the problem and the way out)."""
+        """Yield what is wrong with how a graph uses it.
+
+        Each item is a pair of a node or resource and a text: the problem and the way out.
+        """
 
 
 class Context(Protocol):
     """What an operator's `step` may reach beside its state and its item."""
 
     name: str
+    """The name of the node."""
     root: bool
-    """Whether it is a start of the graph, and is given no items."""
+    """Whether the node is a start of the graph, which is given no items."""
     source: str | None
     """The node that the item came from; None at a root."""
 
     def __getitem__(self, ref: Ref[H]) -> H:
-        """The handle behind a `Ref` field."""
+        """Return the handle that a `Ref` field names."""
 
     def run(self, fn: Callable[..., Any], *arrays: Any, **static: Any) -> Any:
         """Run a pure function of arrays, compiled once per function and static settings.
@@ -255,36 +310,56 @@ class Context(Protocol):
         """Call a user's function of items as it is, uncompiled."""
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
-        """Whether a user's predicate of items holds. The abstract trace can tell only where static facts decide it."""
+        """Return whether a user's predicate of items holds.
+
+        The abstract trace knows it only where static facts decide it.
+        """
 
     def seconds(self) -> float:
-        """The clock, in seconds."""
+        """Return the time in seconds."""
 
     def when(self, due: Any, ref: Ref[Any], verb: str, *args: Any) -> None:
-        """Call a verb that returns nothing if it is due: an `if` that holds in a program too, where `due` may be a tracer.
+        """Call a verb that returns nothing if it is due.
 
-        A counter that decides it stands in the operator's state as a NumPy scalar, ``np.int32(0)``: it then goes on within a program, which need not
-        spell out all that comes between.
+        This is an `if` that holds in an XLA program too. A counter that decides it stands in the
+        operator's state as a NumPy scalar, ``np.int32(0)``: it then goes on within a program, which
+        need not unroll all that comes between.
+
+        Args:
+            due: whether to call the verb; a tracer within a program.
+            ref: the name of the resource.
+            verb: the name of the verb.
+            *args: the arguments of the verb.
         """
 
     def planned(self, ref: Ref[Any], counter: str) -> int:
-        """What the plan says that all nodes count of a resource in its steady period; 0 while the plan is being made.
+        """Return what all nodes count of a resource in the plan's steady period.
 
-        ``Fraction(ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))`` is the updates to a fragment.
+        It is 0 while the plan is being made. The updates to a rollout are ``Fraction(
+        ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))``.
+
+        Args:
+            ref: the name of the resource.
+            counter: the name of the counter, such as ``updates``.
         """
 
     def metric(self, name: str, value: Any) -> None:
-        """Tell a number, or an array of shape [], which stays on the device until the Row closes.
+        """Report a number, which stays on the device until the Row closes if it is an array.
 
-        The next Row has the mean of the values since the last one as `name`, the least as ``name/min`` and the most as ``name/max``; NaN where none
-        came. An XLA program can't: there metrics come from the loss.
+        The next Row has the mean of the values since the last one as `name`, the least as
+        ``name/min`` and the largest as ``name/max``; NaN where there was none. In an XLA program
+        this is not possible: there metrics come from the loss.
+
+        Args:
+            name: the name of the metric.
+            value: a number, or an array of shape [].
 
         Raises:
             ContractError: it is no number, or every Row has a column of that name already.
         """
 
     def drop(self) -> None:
-        """In a queue's step: the item goes no further, and counts as dropped."""
+        """Drop the item, in a queue's step: it goes no further, and counts as dropped."""
 
 
 @dataclass(frozen=True)
@@ -292,81 +367,111 @@ class Bounds:
     """What a queue may hold."""
 
     capacity: int
-    """Items."""
+    """The largest number of items."""
     full: str = "block"
-    """What happens to an item that finds no room: ``block``, ``drop_oldest`` or ``drop_newest``."""
+    """What happens where there is no capacity left: ``block``, ``drop_oldest``, ``drop_newest``."""
     order: str = "fifo"
-    """``fifo`` or ``lifo``."""
+    """The order in which items are taken: ``fifo`` or ``lifo``."""
     max_lag: int | None = None
-    """The most updates that what comes out is old, if that is seen to."""
+    """The largest policy lag, in updates, of what comes out, if the queue sees to that."""
 
 
 class Operator(ABC):
-    """Frozen settings with a `step`: zero or more items out for each one in.
+    """Frozen settings with a `step` that yields zero or more items for each one that it takes.
 
-    The rule for `step`: it moves items, looks at static facts (steps, fields, its own bounded counters) and calls verbs
-    or `ctx.run`; it never touches array values. `init` returns the complete state, and a step commits its state before
-    it yields. Then the very same code also runs in the abstract trace and as part of one XLA program.
+    The rule for `step`: it moves items, looks at static facts (steps, fields, its own bounded
+    counters) and calls verbs or `ctx.run`; it never touches array values. `init` returns the
+    complete state, and a step commits its state before it yields. Then the very same code also runs
+    in the abstract trace and as part of one XLA program.
     """
 
     source: ClassVar[bool] = False
-    """May stand at the start: its step then gets None for an item, once a pass."""
+    """Whether it may stand at a start, where its step gets None for an item once a pass."""
     writes: ClassVar[tuple[str, ...]] = ()
-    """The `Ref` fields whose resource it changes. Such an operator is an effect: a branch may end at it."""
+    """The `Ref` fields whose resource it changes. A branch may end at such an operator."""
     reports: ClassVar[bool] = False
-    """Closes a Row. A graph has exactly one."""
+    """Whether it is the reporting operator, which closes Rows. A graph has exactly one."""
     joins: ClassVar[bool] = False
-    """Takes items from several nodes; `ctx.source` tells which."""
+    """Whether it takes items from several nodes; `ctx.source` is the one that an item is from."""
 
     adds: ClassVar[tuple[str, ...]] = ()
-    """The fields that it adds to a batch. Errors about a batch that lacks one name the operators that add it."""
+    """The fields that it adds to a batch.
+
+    Errors about a batch that lacks a field name the operators that add it.
+    """
 
     def line(self, plan: Any, node: str) -> tuple[str, str] | None:
-        """What a `Plan` says of it under the name `node`: what it does, and how much; None for what can be said of any."""
+        """Return what a plan says of it: what it does, and how much.
+
+        Args:
+            plan: the `Plan`.
+            node: the name of the operator's node.
+
+        Returns:
+            Two texts, or None for what the plan can say of any operator.
+        """
         return None
 
     def review(self, graph: Any) -> Iterator[str]:
-        """What is wrong with its settings beside those of others in a graph, with the way out."""
+        """Yield what is wrong with its settings beside those of others in a graph, and the fix."""
         yield from ()
 
     @property
     def queue(self) -> Bounds | None:
-        """Of one that cuts the graph, so that what comes before and what comes after are stages that run side by side: what it may hold."""
+        """What it may hold if it is a queue, else None.
+
+        A queue cuts the graph: what comes before it and what comes after it are stages that run
+        side by side.
+        """
         return None
 
     def prepare(self, ctx: Context) -> None:  # noqa: B027 - most have nothing to do
-        """Called once, before the first pass: what is to be told to resources beforehand."""
+        """Prepare resources for the run; it is called once, before the first pass."""
 
     def ready(self, state: Any, ctx: Context) -> bool:
-        """Of one at the start of a stage: whether it may fire. If not, its stage waits until another one changes something."""
+        """Return whether it may fire, for an operator at the start of a stage.
+
+        If not, its stage waits until another one changes something.
+        """
         return True
 
     def has_capacity(self, state: Any, ctx: Context) -> bool:
-        """Whether it can take what `ctx.source` gives it. If not, what that comes of waits, as it does before a full queue."""
+        """Return whether it can take an item from `ctx.source`.
+
+        If not, what would yield that item waits, as it does before a full queue.
+        """
         return True
 
     @abstractmethod
     def init(self) -> Any:
-        """Return the state: a pytree that `step` changes in place, so a dict or a list; None for an operator without.
+        """Return the state, a pytree that `step` changes in place; None for an operator without.
 
-        Python numbers in it are static facts, by which the plan finds when the graph repeats itself: count up to a bound, and go on from 0. A number
-        that grows for ever or is a fraction stands there as a NumPy number, ``np.int32(0)`` or ``np.float32(0)``: within a program it is an array.
+        A state is a dict or a list, since these can be changed in place. Python numbers in it are
+        static facts, by which the plan finds when the graph repeats itself: count up to a bound,
+        and go on from 0. A number that grows for ever or is a fraction stands there as a NumPy
+        number, ``np.int32(0)`` or ``np.float32(0)``: within a program it is an array.
         """
 
     @abstractmethod
     def step(self, state: Any, item: Any, ctx: Context) -> Iterator[Any]:
-        """Take one item, yield any number."""
+        """Take one item and yield any number of items.
+
+        Args:
+            state: what `init` returned, to be changed in place before an item is yielded.
+            item: what an operator upstream yielded; None at a root.
+            ctx: what else the step may reach.
+        """
 
 
 class Stateless(Operator):
-    """An operator without a state."""
+    """Base class of operators without a state."""
 
     def init(self) -> None:
-        """None: there is no state."""
+        """Return None, for there is no state."""
 
 
 def hidden(owner: Any, base: type) -> str:
-    """Say which field of a user's value hides an attribute of its base class; empty if none does.
+    """Return which field of a user's value hides an attribute of its base class; empty if none.
 
     A field of the same type is no mistake: it sets per value what other classes set for all.
     """
@@ -378,7 +483,11 @@ def hidden(owner: Any, base: type) -> str:
 
 
 def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
-    """The `Ref` fields of an operator or a resource: field name to (name of the resource, kind of handle)."""
+    """Return the `Ref` fields of an operator or a resource.
+
+    Returns:
+        By name of the field: the name of the resource, and the kind of its handle.
+    """
     found = {}
     for field, hint in get_type_hints(type(operator), include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):

@@ -1,4 +1,7 @@
-"""`HereSite`: resources and functions in this very process. The local runtime's site, and the base of the others."""
+"""`HereSite`: the site that opens resources and runs functions in this process.
+
+It is the local runtime's site, and the base of the others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,17 @@ from flowrl.graph.protocols import Handle, Resource, Workers
 
 
 class Place:
-    """Where the resources of one run are opened, in the order in which they ask for one another."""
+    """Place where the resources of one run are opened, each before those that ask for it.
+
+    Args:
+        graph: the name of the graph.
+        resources: the resources by name.
+        seed: the seed of the run.
+        kind: the class of the sites.
+        planned: what all nodes count in the plan's steady period, by resource and counter.
+        stream: what brings the events of the run to its observers; None for a stream of its own.
+        **settings: further arguments of `kind`.
+    """
 
     def __init__(
         self,
@@ -36,25 +49,25 @@ class Place:
         self.graph = graph
         self.resources = resources
         self.planned = planned
-        """By resource and counter: what the plan says that all nodes count in its steady period."""
+        """By resource and counter: what all nodes count in the plan's steady period."""
         self.stream = stream or Stream()
         self.ledger = Ledger()
         self.metrics = Metered()
         self.handles: dict[str, Handle] = {}
         self.compiled: dict[Any, Any] = {}
-        """The compiled functions of this run, which stay at hand while it lasts."""
+        """The compiled functions of this run, kept while it lasts."""
         self.opening = ""
-        """The resource that is, or was last, being opened."""
+        """The resource that is being opened, or was the last to be."""
         self.site = kind(self, "", seed, **settings)
 
     def open(self) -> dict[str, Handle]:
-        """Open every resource."""
+        """Open every resource, and return the handles by name."""
         for name in self.resources:
             self.handle(name)
         return self.handles
 
     def handle(self, name: str) -> Handle:
-        """The handle of one resource, opened if it is not open yet.
+        """Return the handle of one resource, which is opened if it is not open yet.
 
         Raises:
             GraphError: there is no such resource.
@@ -62,6 +75,7 @@ class Place:
         if name not in self.handles:
             if name not in self.resources:
                 raise GraphError(unknown("resource", name, self.resources), self.graph)
+            # Opening a resource may open others that it asks for.
             outer, self.opening = self.opening, name
             self.handles[name] = self.resources[name].open(self.site_of([name]).named(name))
             self.opening = outer
@@ -70,11 +84,17 @@ class Place:
     def jitted(
         self, fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]
     ) -> Any:
-        """Return the compiled form of a function with its static settings.
+        """Return a function compiled with its static settings.
+
+        Args:
+            fn: the function.
+            donate: the indices of the arguments whose buffers it may reuse.
+            *static: its settings, as pairs of name and value.
 
         Raises:
             ContractError: it is another function, or one with other settings, time and again.
         """
+        # Types too, since 0, 0.0 and False are equal and mean different things to a function.
         key = (fn, donate, *static, *(type(value) for _, value in static))
         if (found := self.compiled.get(key)) is None:
             check_count(len(self.compiled), fn)
@@ -82,19 +102,18 @@ class Place:
         return found
 
     def site_of(self, names: Sequence[str]) -> HereSite:
-        """Where a resource is opened, or where the nodes of a stage run functions."""
+        """Return the site of a resource, or of the nodes of a stage."""
         return self.site
 
     def clocks(self) -> dict[str, Reading]:
-        """By process that works for this run: its seconds by kind of work."""
-        return {
-            name: reading
-            for handle in self.handles.values()
-            for name, reading in handle.clocks().items()
-        }
+        """Return the seconds by kind of work of each process that works for this run."""
+        readings: dict[str, Reading] = {}
+        for handle in self.handles.values():
+            readings.update(handle.clocks())
+        return readings
 
     def close(self) -> None:
-        """Close every handle that was opened, the last one first, also where one fails to."""
+        """Close every open handle, the last one first, even if closing one of them fails."""
         if self.handles:
             try:
                 self.handles.popitem()[1].close()
@@ -103,9 +122,17 @@ class Place:
 
 
 class HereSite:
-    """Runs functions by `jax.jit` and keeps workers in this process."""
+    """Site that runs functions by `jax.jit` and keeps workers in this process.
+
+    Args:
+        place: where the resources of the run are opened.
+        name: the resource that the site is for.
+        seed: the seed of the run.
+        pick: picks one of so many finished calls of workers; None takes the first.
+    """
 
     remote: ClassVar[bool] = False
+    """Whether workers are in other processes."""
 
     def __init__(
         self, place: Place, name: str, seed: int, pick: Callable[[int], int] | None = None
@@ -116,14 +143,14 @@ class HereSite:
         self.pick = pick
 
     def named(self, name: str) -> HereSite:
-        """The same site for another resource."""
+        """Return the same site for another resource."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, name=name)
         return new
 
     @property
     def stream(self) -> Stream:
-        """What brings the events of the run to its observers."""
+        """The stream that brings the events of the run to its observers."""
         return self.place.stream
 
     @property
@@ -133,40 +160,40 @@ class HereSite:
 
     @property
     def devices(self) -> int:
-        """All of this process."""
+        """The number of devices of this process."""
         return jax.local_device_count()
 
     def key(self, *folds: int | str) -> Any:
-        """The run's seed with this resource's name and `folds` folded in."""
+        """Return a random key: the seed with this resource's name and `folds` folded in."""
         key = jax.random.key(self.seed)
         for fold in (self.name, *folds):
-            key = jax.random.fold_in(
-                key, zlib.crc32(fold.encode()) if isinstance(fold, str) else fold
-            )
+            # Not `hash`, which differs from one process to the next.
+            number = zlib.crc32(fold.encode()) if isinstance(fold, str) else fold
+            key = jax.random.fold_in(key, number)
         return key
 
     def run(
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
-        """Run a pure function, compiled once per function and static settings in the life of this process."""
+        """Run a pure function, compiled once a process per function and static settings."""
         with UPDATE:
             return self.place.jitted(fn, donate, *static.items())(*args)
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
-        """An `if`."""
+        """Call it at once if it is due."""
         if due:
             call()
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call it."""
+        """Call a function of items, and return what it returns."""
         return fn(*args)
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
-        """Call it."""
+        """Call a predicate of items, and return whether it holds."""
         return bool(fn(*args))
 
     def settle(self, item: Any) -> Any:
-        """As it is: its arrays are computed already, or being computed."""
+        """Return the item as it is: its arrays are computed already, or being computed."""
         return item
 
     def workers(
@@ -176,19 +203,19 @@ class HereSite:
         stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
-        """Make the workers here."""
+        """Make workers in this process."""
         return HereWorkers(count, make, self.pick)
 
     def seconds(self) -> float:
-        """`time.perf_counter`."""
+        """Return the time of `time.perf_counter`."""
         return time.perf_counter()
 
     def resource(self, name: Any) -> Any:
-        """The handle of another resource of this run."""
+        """Return the handle of another resource of this run."""
         return self.place.handle(name)
 
     def planned(self, resource: Any, counter: str) -> int:
-        """What the plan says; 0 where there is none."""
+        """Return what all nodes count in the plan's steady period; 0 where there is no plan."""
         return self.place.planned.get((resource, counter), 0)
 
     def count(self, **numbers: int) -> None:
@@ -197,5 +224,5 @@ class HereSite:
 
 
 def alone(name: str, resource: Resource, seed: int = 0) -> HereSite:
-    """A site for one resource that works without a graph, in this process."""
+    """Return a site in this process for one resource that works without a graph."""
     return Place(name, {name: resource}, seed, HereSite).site.named(name)

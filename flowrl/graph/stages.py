@@ -1,4 +1,7 @@
-"""Stages: a graph cut at its queues, what stands at the cuts, and the order in which one thread gives each stage its turn."""
+"""Stages: the parts of a graph that is cut at its queues, and the channels between them.
+
+`Schedule` gives the stages their turns in one thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,16 @@ from flowrl.graph.protocols import Handle, Site
 
 
 class Channel:
-    """What a queue holds: items that one stage put and another takes. `after`: the nodes that put."""
+    """Bounded queue between two stages: one puts items and the other takes them.
+
+    Args:
+        name: the queue's node.
+        after: the nodes that put items.
+        capacity: the largest number of items.
+        full: what happens where there is no capacity left: ``block``, ``drop_oldest`` or
+            ``drop_newest``.
+        order: the order in which items are taken: ``fifo`` or ``lifo``.
+    """
 
     def __init__(
         self, name: str, after: tuple[str, ...], capacity: int, full: str, order: str
@@ -29,46 +41,59 @@ class Channel:
         self.full = full
         self.order = order
         self.items: deque[tuple[str, Any]] = deque()
-        """The node that each item came from, and the item."""
+        """Pairs of the node that an item came from, and the item."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     @property
     def has_capacity(self) -> bool:
-        """Whether the stage before may go on."""
+        """Whether the stage before it may go on."""
         return self.full != "block" or len(self.items) < self.capacity
 
     def put(self, source: str, item: Any) -> tuple[str, Any] | None:
-        """Put an item; what had to go for it is returned, be it the item itself.
+        """Put an item, and return what is dropped for it, which may be the item itself.
 
-        One that blocks takes more than its capacity here: in one thread a stage goes on only where there is `room`, and what one pass
-        yields beyond it waits at the door.
+        A queue that blocks takes more than its capacity here: in one thread a stage goes on only
+        where `has_capacity` holds, and what one pass yields beyond the capacity waits in line.
+
+        Args:
+            source: the node that the item comes from.
+            item: the item.
+
+        Returns:
+            The dropped item and the node that it came from; None if nothing is dropped.
         """
         if len(self.items) < self.capacity or self.full == "block":
             self.items.append((source, item))
             return None
         if self.full == "drop_newest":
             return source, item
+        # What is left is "drop_oldest".
         self.items.append((source, item))
         return self.items.popleft()
 
     def take(self) -> tuple[str, Any] | None:
-        """The next item; None where there is none."""
-        return (
-            (self.items.pop() if self.order == "lifo" else self.items.popleft())
-            if self.items
-            else None
-        )
+        """Take the next item, and return it with the node that it came from; None if empty."""
+        if not self.items:
+            return None
+        return self.items.pop() if self.order == "lifo" else self.items.popleft()
 
 
 def channels_of(graph: Graph, kind: Callable[..., Channel] = Channel) -> dict[str, Channel]:
-    """A channel for each queue of a graph, by the queue's name."""
-    return {
-        n.name: kind(n.name, n.after, q.capacity, q.full, q.order)
-        for n in graph.nodes
-        if (q := n.op.queue)
-    }
+    """Return a channel for each queue of a graph, by the queue's name.
+
+    Args:
+        graph: the graph.
+        kind: what makes a channel, with the arguments of `Channel`.
+    """
+    channels: dict[str, Channel] = {}
+    for node in graph.nodes:
+        if bounds := node.op.queue:
+            channels[node.name] = kind(
+                node.name, node.after, bounds.capacity, bounds.full, bounds.order
+            )
+    return channels
 
 
 def loops_of(
@@ -79,59 +104,78 @@ def loops_of(
     channels: Mapping[str, Channel],
     failed: Callable[[str, Exception], None] | None = None,
 ) -> list[Loop]:
-    """A loop for each stage, those first that others wait for."""
-    return [
-        Loop(
-            graph.name,
-            [n for n in graph.nodes if n.name in stage],
-            handles,
-            site_of(stage),
-            ledger,
-            failed,
-            channels,
-        )
-        for stage in graph.stages()
-    ]
+    """Return a loop for each stage, upstream stages first.
+
+    Args:
+        graph: the graph.
+        handles: the handles of the resources, by name.
+        site_of: gives the site of the nodes of a stage.
+        ledger: where everything is counted.
+        channels: the channels of the queues, by name.
+        failed: what is called with a node's name and its error in place of raising the error.
+    """
+    loops = []
+    for stage in graph.stages():
+        nodes = [n for n in graph.nodes if n.name in stage]
+        site = site_of(stage)
+        loops.append(Loop(graph.name, nodes, handles, site, ledger, failed, channels))
+    return loops
 
 
 Make = Callable[[Mapping[str, Channel]], list[Loop]]
-"""Makes the loops of a graph between its channels."""
+"""A function that makes the loops of a graph, given its channels."""
 
 
 class Turns(Protocol):
-    """What gives stages their turns."""
+    """Protocol of what gives stages their turns."""
 
     clock: Clock
-    """Of the thread of the graph's clock."""
+    """The clock of the thread that runs the reporting operator."""
     clocks: dict[str, Clock]
-    """By thread at work, as a reader calls it: where its time goes."""
+    """By thread at work, as a reader calls it: the clock that measures where its time goes."""
 
     @property
     def loops(self) -> list[Loop]:
-        """By stage."""
+        """The loops of the stages."""
 
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """By those threads of `clocks` that run stages: the nodes."""
+        """Return the nodes that each thread of `clocks` runs, where it runs stages."""
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """By queue."""
+        """The channels of the queues, by name."""
 
     def wait(self) -> None:
         """Wait until a round can begin."""
 
     def round(self, most: float) -> list[Tally]:
-        """The next turns, gone through to their ends. What the clock closed meanwhile is returned: rows, of which `most` are wanted."""
+        """Run the next turns to their ends.
+
+        Args:
+            most: how many rows are wanted at most.
+
+        Returns:
+            What the reporting operator closed meanwhile, from which rows are made.
+        """
 
     def still(self) -> AbstractContextManager[None]:
-        """While no stage is within a pass."""
+        """Return a context in which no stage is within a pass."""
 
     def close(self) -> None:
-        """Let every stage end its pass, and no more."""
+        """Let every stage end its pass, and begin no other."""
 
 
 class Schedule:
-    """Gives stages their turns in one thread. In lock-step each takes a pass a round, if it can; with `pick`, one that can is picked."""
+    """Schedule that gives stages their turns in one thread.
+
+    In lock-step each stage that can takes a pass in each round; with `pick`, one that can is
+    picked.
+
+    Args:
+        graph: the graph.
+        make: makes the loops of the stages.
+        pick: picks one of so many stages; None for lock-step.
+    """
 
     def __init__(self, graph: Graph, make: Make, pick: Callable[[int], int] | None = None) -> None:
         self.channels = channels_of(graph)
@@ -141,22 +185,28 @@ class Schedule:
         self.clocks = {"this process": self.clock}
 
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """All nodes are run by this thread."""
+        """Return all nodes, which this thread runs."""
         return {"this process": tuple(name for loop in self.loops for name in loop.units)}
 
     def wait(self) -> None:
-        """Nothing goes on meanwhile."""
+        """Return at once, for nothing goes on meanwhile."""
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """While no stage is within a pass, as ever between rounds."""
+        """Do nothing: between rounds no stage is within a pass."""
         yield
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
     def round(self, most: float = math.inf) -> list[Tally]:
-        """The next turns, gone through to their ends. What the clock closed meanwhile is returned.
+        """Run the next turns to their ends.
+
+        Args:
+            most: how many rows are wanted at most; a round may close more.
+
+        Returns:
+            What the reporting operator closed meanwhile.
 
         Raises:
             GraphError: no stage can go on.
@@ -165,25 +215,27 @@ class Schedule:
             return self._round()
 
     def _round(self) -> list[Tally]:
-        rows: list[Tally] = []
         ready = [loop for loop in self.loops if loop.ready()]
         if not ready:
-            waiting = ", ".join(text for loop in self.loops for text in loop.waits())
-            joins = [
-                n
-                for loop in self.loops
-                for n, unit in loop.units.items()
-                if unit.op.joins and f"capacity at {n}" in waiting
-            ]
-            waiting += "".join(
-                f"; rates that meet at {n} must be as its weights say" for n in joins
-            )
-            raise GraphError(
-                f"no stage can go on, for each waits for another: {waiting}", self.loops[0].graph
-            )
+            raise self._stuck()
         if self.pick is not None:
             return ready[self.pick(len(ready))].run_pass()
+        rows: list[Tally] = []
         for loop in self.loops:
+            # Asked again, since the passes before may have changed the answer.
             if loop.ready():
                 rows += loop.run_pass()
         return rows
+
+    def _stuck(self) -> GraphError:
+        """Return the error that says what each stage waits for."""
+        waiting = ", ".join(text for loop in self.loops for text in loop.waits())
+        hints = ""
+        for loop in self.loops:
+            for name, unit in loop.units.items():
+                if unit.op.joins and f"capacity at {name}" in waiting:
+                    hints += f"; rates that meet at {name} must be as its weights say"
+        return GraphError(
+            f"no stage can go on, for each waits for another: {waiting}{hints}",
+            self.loops[0].graph,
+        )

@@ -1,4 +1,7 @@
-"""The abstract trace: the stage loop over handles that compute only shapes, until it repeats itself."""
+"""The abstract trace: the stage loop over handles that compute only shapes.
+
+It runs a graph until the graph repeats itself, and counts what one repetition does.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
 
-from flowrl.core.compiled import told
+from flowrl.core.compiled import explained
 from flowrl.core.events import OperatorRan, Stream, Tap
 from flowrl.core.items import Batch, Filling, Trained
 from flowrl.errors import FlowrlError
 from flowrl.graph.abstract import AbstractSite, Opaque, abstract
 from flowrl.graph.graph import Graph
+from flowrl.graph.period import REPORTED, ROUNDS, ROWS, Did, Noted, Search, Static
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
@@ -28,13 +32,23 @@ from flowrl.graph.versions import Clocks, is_version
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
 UNFILLED = 1_000
-"""Passes without a Row from which on patience counts: an operator that took so many items and gave none is taken for a mistake."""
+"""Passes without a Row from which on patience counts.
+
+An operator that took so many items and yielded none is taken for a mistake.
+"""
 OLD = 32
-"""The age in updates from which on the trace tells versions no longer apart."""
+"""Age in updates from which on the trace no longer distinguishes policy versions."""
+LOOK_EVERY = 64
+"""Rounds after which the trace compares states although no Row closed."""
 
 
 class Watched:
-    """A handle whose verbs for one stage are noted when they are reached for."""
+    """Handle that reports the verbs for one stage when they are reached for.
+
+    Args:
+        handle: the handle whose attributes it gives.
+        called: what is called with the name of each such verb.
+    """
 
     def __init__(self, handle: Handle, called: Callable[[str], None]) -> None:
         self.handle = handle
@@ -54,8 +68,11 @@ class Traffic:
     counts: dict[str, Counter[str]]
     """By resource: the counters of its verbs."""
     taken: int
+    """Items that the node took."""
     given: int
+    """Items that the node yielded."""
     given_steps: int
+    """Environment steps in the items that the node yielded."""
 
 
 @dataclass
@@ -65,204 +82,230 @@ class Trace:
     rows: int = 0
     """Rows in the steady period."""
     reported: int = 0
-    """Updates that those Rows tell of."""
+    """Updates that those Rows report."""
     passes: int = 0
     """Passes in all."""
     warmup_rows: int = 0
-    """Rows before it."""
+    """Rows before the steady period."""
     warmup_rounds: int = 0
-    """Rounds of the stages before it; the last of them is that of the last of these rows."""
+    """Rounds of the stages before the steady period; the last one closes the last warm-up Row."""
     warmup_steps: int = 0
-    """Steps sampled in them."""
+    """Environment steps sampled in the warm-up rounds."""
     idle_steps: int = 0
-    """Steps sampled before the first update."""
+    """Environment steps sampled before the first update."""
     nbytes: dict[str, int] = field(default_factory=dict)
-    """By resource that sets bytes aside: how many."""
+    """By resource that sets memory aside: how many bytes."""
     exact: bool = True
     """Whether the period was found; if not, the numbers are means over `rows`."""
     steady: dict[str, Traffic] = field(default_factory=dict)
+    """By node: what it does in the steady period."""
     forms: dict[str, Any] = field(default_factory=dict)
     """By node: the first item that it yields, with shapes for arrays."""
     lags: dict[str, list[float]] = field(default_factory=dict)
-    """By node that trains: the largest lag of each update; NaN where it can't be known."""
+    """By node that trains: the largest policy lag of each update; NaN where it can't be known."""
     mean_lags: list[float] = field(default_factory=list)
-    """The mean lag of each update in the steady period."""
+    """The mean policy lag of each update in the steady period."""
     metrics: dict[str, str] = field(default_factory=dict)
-    """By name of a metric that `Context.metric` or an environment tells: who tells it."""
+    """By name of a metric that `Context.metric` or an environment reports: what reports it."""
     timed: bool = False
-    """Whether an operator looked at the clock."""
+    """Whether an operator looked at the time."""
     restless: dict[str, str] = field(default_factory=dict)
-    """Where no period was found, by node: a number in its state that never had the same value twice."""
+    """Where no period was found, by node: a number in its state that never recurred."""
     opaque: dict[str, str] = field(default_factory=dict)
+    """By node whose function works only on real data: why the trace ends there."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """(node or resource, what is wrong)."""
+    """Pairs of (node or resource, what is wrong)."""
 
     @property
     def totals(self) -> Counter[tuple[str, str]]:
         """By resource and counter: what all nodes count in the steady period."""
-        each = (
-            Counter({(resource, k): n for k, n in c.items()})
-            for t in self.steady.values()
-            for resource, c in t.counts.items()
-        )
-        return sum(each, Counter())
+        totals: Counter[tuple[str, str]] = Counter()
+        for traffic in self.steady.values():
+            for resource, counters in traffic.counts.items():
+                totals += Counter({(resource, name): n for name, n in counters.items()})
+        return totals
 
 
 def trace(graph: Graph) -> Trace:
-    """Run the graph abstractly until the static state at a Row recurs.
+    """Run a graph abstractly until the static state at a Row recurs, and return what was found.
 
-    Where an operator asks for what the plan says, once more with what was found.
+    The graph is run a second time where an operator asks for the plan's numbers.
     """
     tracer = Tracer(graph, {})
     found = tracer.run()
-    return (
-        Tracer(graph, found.totals).run()
-        if tracer.site.asked[0] and found.rows and not found.problems
-        else found
-    )
+    # In the first trace there was no plan yet, and every such question was answered by 0.
+    if tracer.site.plan_lookups[0] and found.rows and not found.problems:
+        return Tracer(graph, found.totals).run()
+    return found
 
 
 def is_counter(path: Any, x: Any) -> bool:
-    """Whether a part of a graph's state, of which the operators' comes first, is one of their NumPy numbers: those go on within a program."""
+    """Return whether a leaf of a graph's state is an operator's NumPy number.
+
+    Such numbers go on within a program. In the state that `path` leads through, the states of the
+    operators come first.
+    """
     return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer | np.floating)
 
 
-Did = Counter[tuple[str, str, str]]
-"""By node, resource and counter; a node's items under no resource, and under no node what these are of:"""
-ROUNDS, ROWS, REPORTED = (("", "", name) for name in ("rounds", "rows", "reported"))
-
-
-class Noted(NamedTuple):
-    """Where the trace was behind a round."""
-
-    did: Did
-    lags: int
-    """Mean lags that it had found."""
-    filled: tuple[Filling, ...]
-
-
 class Tracer:
-    """One abstract run, and what is seen on the way."""
+    """One abstract run of a graph, and what is seen on the way.
+
+    Args:
+        graph: the graph.
+        planned: by resource and counter: what an earlier trace counted in its steady period.
+    """
 
     counters: ClassVar[bool] = True
-    """Whether operators' counters tell states apart."""
+    """Whether the values of operators' NumPy counters distinguish states."""
 
     def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
         self.graph = graph
         self.found = Trace()
         self.did: Did = Counter()
         """What the ledger does not count, and what lies in rounds that were skipped."""
-        self.place = Place(
-            graph.name,
-            graph.resources,
-            0,
-            AbstractSite,
-            planned,
-            Stream([Tap(self.watch, OperatorRan)]),
-        )
+        stream = Stream([Tap(self.watch, OperatorRan)])
+        self.place = Place(graph.name, graph.resources, 0, AbstractSite, planned, stream)
         self.site = cast("AbstractSite", self.place.site)
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
         self.owners: dict[str, tuple[str, str]] = {}
-        """By resource: its stage, and the node by which it is its."""
+        """By resource: the stage that owns it, and the node that first called it from there."""
         self.trespassed: set[str] = set()
+        """The resources that a second stage called: each is reported once."""
 
     def run(self) -> Trace:
-        """Open the resources and run passes."""
+        """Open the resources, run passes until the graph repeats itself, and close them."""
+        found, place = self.found, self.place
         try:
-            handles = self.place.open()
+            handles = place.open()
             self.clocks = Clocks(self.graph, handles)
-            watched = cast(
-                "dict[str, Handle]",
-                {
-                    name: Watched(handle, partial(self.called, name))
-                    for name, handle in handles.items()
-                },
-            )
-            make = partial(
-                loops_of,
-                self.graph,
-                watched,
-                self.place.site_of,
-                self.place.ledger,
-                failed=self.failed,
-            )
-            self.passes(Schedule(self.graph, make))
-            self.found.timed, self.found.metrics = (
-                bool(self.site.looks[0]),
-                self.place.metrics.names,
-            )
-            self.found.nbytes = {
-                name: handle.nbytes for name, handle in self.place.handles.items() if handle.nbytes
+            self.passes(self._schedule(handles))
+            found.timed = bool(self.site.time_lookups[0])
+            found.metrics = place.metrics.names
+            found.nbytes = {
+                name: handle.nbytes for name, handle in place.handles.items() if handle.nbytes
             }
-        except FlowrlError as error:  # a resource that can't be opened; the nodes' own errors were caught by `failed`
-            self.found.problems.append(
-                (self.place.ledger.at.node or self.place.opening, error.message)
-            )
+        # A resource that can't be opened; the nodes' own errors were caught by `failed`.
+        except FlowrlError as error:
+            found.problems.append((place.ledger.at.node or place.opening, error.message))
         finally:
-            self.place.close()
-        return self.found
+            place.close()
+        return found
+
+    def _schedule(self, handles: Mapping[str, Handle]) -> Schedule:
+        """Return the schedule of the stages, whose handles report who calls them."""
+        watched = {
+            name: cast("Handle", Watched(handle, partial(self.called, name)))
+            for name, handle in handles.items()
+        }
+        place = self.place
+        make = partial(
+            loops_of, self.graph, watched, place.site_of, place.ledger, failed=self.failed
+        )
+        return Schedule(self.graph, make)
+
+    # -- the search for a period
 
     def passes(self, schedule: Schedule) -> None:
-        """Run the stages in lock-step until a round ends in a static state that an earlier one ended in, or patience does.
+        """Run the stages in lock-step until a state recurs, or until patience is over.
 
-        While something fills up and all else recurs, what lies between is counted as often as it fits, and not run.
+        While something fills up and all else recurs, what lies between is counted as often as it
+        fits, and not run.
         """
-        found, deadline, most, start = self.found, math.inf, 0, Noted(self.snapshot(), 0, ())
-        seen: dict[Any, Noted] = {self.signature(schedule): start}
-        alike: dict[Any, Noted] = {}
-        closings: list[Noted] = []
+        found, deadline, most_rounds = self.found, math.inf, 0
+        search = Search(Noted(self.snapshot(), 0, ()))
+        search.seen[self.signature(schedule)] = search.start
         self.between(schedule)
-        for walked in itertools.count(1):
-            tallies = schedule.round()
-            self.did.update(
-                {
-                    ROUNDS: 1,
-                    ROWS: len(tallies),
-                    REPORTED: sum(len(tally.updates) for tally in tallies),
-                }
-            )
+        for rounds_run in itertools.count(1):
+            closed_row = self._round(schedule)
             if found.problems or found.opaque:
                 return
             self.between(schedule)
-            if walked == 1 or (tallies and not closings):  # until then functions are traced
-                deadline, most = time.thread_time() + PATIENCE, UNFILLED + 3 * walked
-            late = time.thread_time() > deadline and (walked >= most or bool(tallies and closings))
-            if not tallies and not late and self.did[ROUNDS] % 64:
+            # Patience starts again with the first Row: until then functions are traced, slowly.
+            if rounds_run == 1 or (closed_row and not search.closings):
+                deadline = time.thread_time() + PATIENCE
+                most_rounds = UNFILLED + 3 * rounds_run
+            late = time.thread_time() > deadline and (
+                rounds_run >= most_rounds or bool(closed_row and search.closings)
+            )
+            # Comparing states costs more than a round, so not every round is worth a look.
+            if not closed_row and not late and self.did[ROUNDS] % LOOK_EVERY:
                 continue
-            form, filled = self.signature(schedule)
-            now = Noted(self.snapshot(), len(found.mean_lags), filled)
-            closings += [now] * bool(tallies)
-            since = seen.get((form, filled))
-            if since is None and late:  # from the first row to the last, if there are two
-                found.restless = self.restless(
-                    schedule, [facts for (tree, facts, _), _ in seen if tree == form[0]]
-                )
-                found.exact, (since, *_, now) = (
-                    False,
-                    closings if len(closings) > 1 else (start, *closings, now)[:2],
-                )
-            if since is not None:
-                self.repeats(since, now)
+            if self._look(schedule, search, closed_row, late):
                 return
-            seen[form, filled] = now
-            if not self.skip(schedule, alike.pop(form, now), now):
-                alike[form] = now
-            else:
-                start = Noted(self.snapshot(), now.lags, ())
+
+    def _round(self, schedule: Schedule) -> bool:
+        """Run one round of all stages, count it, and return whether it closed a Row."""
+        tallies = schedule.round()
+        reported = sum(len(tally.updates) for tally in tallies)
+        self.did.update({ROUNDS: 1, ROWS: len(tallies), REPORTED: reported})
+        return bool(tallies)
+
+    def _look(self, schedule: Schedule, search: Search, closed_row: bool, late: bool) -> bool:
+        """Compare the state with the earlier ones, and return whether the search is over.
+
+        Args:
+            schedule: the stages.
+            search: what is known of the earlier states.
+            closed_row: whether the last round closed a Row.
+            late: whether patience is over, so that means must do.
+        """
+        static, filled = self.signature(schedule)
+        now = Noted(self.snapshot(), len(self.found.mean_lags), filled)
+        if closed_row:
+            search.closings.append(now)
+        since = search.seen.get((static, filled))
+        if since is not None:
+            self.repeats(since, now)
+            return True
+        if late:
+            same_tree = [seen.facts for seen, _ in search.seen if seen.tree == static.tree]
+            self.found.restless = self.restless(schedule, same_tree)
+            self._take_means(search, now)
+            return True
+        search.seen[static, filled] = now
+        before = search.alike.pop(static, now)
+        if self.skip(schedule, before, now):
+            # Rounds before the skip are no part of a mean over rounds after it.
+            search.start = Noted(self.snapshot(), now.lags, ())
+        else:
+            search.alike[static] = now
+        return False
+
+    def _take_means(self, search: Search, now: Noted) -> None:
+        """Take what lies between the first Row and the last for the period.
+
+        Where there are not two Rows, it begins at the start, and ends with the only Row or now.
+        """
+        self.found.exact = False
+        if len(search.closings) > 1:
+            self.repeats(search.closings[0], search.closings[-1])
+        elif search.closings:
+            self.repeats(search.start, search.closings[0])
+        else:
+            self.repeats(search.start, now)
 
     def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
-        """Of two states that are alike but for what fills up: count what lies between as often as nothing that depends on that begins."""
-        rises = [(b, b - a) for a, b in zip(before.filled, now.filled, strict=True)]
+        """Skip rounds between two states that differ only in what fills up.
+
+        What lies between the states is counted as often as it can recur before one of the numbers
+        that fill up reaches its mark, and those numbers are raised accordingly.
+
+        Returns:
+            How many repetitions were skipped.
+        """
+        rises = [(end, end - begin) for begin, end in zip(before.filled, now.filled, strict=True)]
         times = min(((x.mark - 1 - x) // rise for x, rise in rises if rise > 0), default=0)
         if not times:
             return 0
         self.did.update(
             {name: times * (number - before.did[name]) for name, number in now.did.items()}
         )
-        new = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
+        # In the order in which a signature lists them: operators' states, then resources'.
+        raised = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
 
         def filled(x: Any) -> Any:
-            return next(new) if isinstance(x, Filling) else x
+            return next(raised) if isinstance(x, Filling) else x
 
         for loop in schedule.loops:
             loop.states = jax.tree.map(filled, loop.states)
@@ -272,79 +315,84 @@ class Tracer:
         return times
 
     def repeats(self, since: Noted, now: Noted) -> None:
-        """What lies between is the period."""
-        found, did = (
-            self.found,
-            Counter({name: number - since.did[name] for name, number in now.did.items()}),
-        )
-        found.passes, found.warmup_rounds, found.warmup_rows = (
-            now.did[ROUNDS],
-            since.did[ROUNDS],
-            since.did[ROWS],
-        )
-        found.warmup_steps, found.mean_lags = (
-            _sampled(since.did),
-            found.mean_lags[since.lags : now.lags],
-        )
-        found.rows, found.reported = did[ROWS], did[REPORTED]
-        for name in (n.name for n in self.graph.nodes):
-            counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-            for (node, resource, counter), number in did.items():
-                if resource and node == name:
-                    counts[resource][counter] = number
-            found.steady[name] = Traffic(
-                dict(counts),
-                *(did[name, "", counter] for counter in ("taken", "given", "given_steps")),
-            )
+        """Record what lies between two moments as the steady period."""
+        found = self.found
+        period = Counter({name: number - since.did[name] for name, number in now.did.items()})
+        found.passes = now.did[ROUNDS]
+        found.warmup_rounds, found.warmup_rows = since.did[ROUNDS], since.did[ROWS]
+        found.warmup_steps = _sampled(since.did)
+        found.mean_lags = found.mean_lags[since.lags : now.lags]
+        found.rows, found.reported = period[ROWS], period[REPORTED]
+        found.steady = {node.name: _traffic(node.name, period) for node in self.graph.nodes}
 
     def between(self, schedule: Schedule) -> None:
-        """Called before the first round and behind each."""
+        """Do nothing; a subclass may look at the states before the first and after each round."""
 
-    def signature(self, schedule: Schedule, clock: bool = True) -> tuple[Any, tuple[Filling, ...]]:
-        """What is static about the states of all operators, resources and queues, and what fills up. Rounds from equal ones do the same.
+    def signature(
+        self, schedule: Schedule, clock: bool = True
+    ) -> tuple[Static, tuple[Filling, ...]]:
+        """Return what is static about the states of all operators, resources and queues.
 
-        Versions count by their age in updates of their own learner, for on it depend the lags; beyond `OLD` all ages are one, or those of
-        weights that nobody renews would never recur.
+        Rounds that start from equal signatures do the same. Policy versions count by their age in
+        updates of their own learner, for the policy lags depend on it. Beyond `OLD` all ages are
+        one, since those of weights that nobody renews would never recur.
+
+        Args:
+            schedule: the stages.
+            clock: whether the state of the reporting operator is part of it.
+
+        Returns:
+            What is static, and apart from it the numbers that fill up.
         """
-        held = {name: list(channel.items) for name, channel in schedule.channels.items()}
+        queues = {name: list(channel.items) for name, channel in schedule.channels.items()}
         handles = {name: handle.state for name, handle in self.place.handles.items()}
-        states = [
-            {n: s for n, s in loop.states.items() if clock or not loop.units[n].op.reports}
-            for loop in schedule.loops
-        ]
-        paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, held))
-        versions = {
-            i: (self.clocks.of(path), np.asarray(x))
-            for i, (path, x) in enumerate(paths)
-            if is_version(path, x)
-        }
+        states = []
+        for loop in schedule.loops:
+            units = loop.units
+            states.append(
+                {n: s for n, s in loop.states.items() if clock or not units[n].op.reports}
+            )
+        paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, queues))
+        facts = tuple(self._fact(path, x) for path, x in paths)
+        filling = tuple(x for _, x in paths if isinstance(x, Filling))
+        return Static(tree, facts, self._ages(paths)), filling
+
+    def _fact(self, path: Any, x: Any) -> Any:
+        """Return what is static about one leaf of the state, policy versions left out."""
+        distinguishes = self.counters or not is_counter(path, x)
+        if isinstance(x, np.integer | np.bool_) and distinguishes and not is_version(path, x):
+            return x.item()
+        return abstract(x)
+
+    def _ages(self, paths: Sequence[tuple[Any, Any]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Return the index and the ages in updates of every leaf that holds policy versions."""
         newest = self.clocks.newest(paths)
-        ages = tuple(
-            (i, tuple(np.minimum(newest[learner] - v, OLD).ravel().tolist()))
-            for i, (learner, v) in versions.items()
-        )
-        told = {
-            i
-            for i, (path, x) in enumerate(paths)
-            if isinstance(x, np.integer | np.bool_) and (self.counters or not is_counter(path, x))
-        }
-        facts = tuple(
-            x.item() if i in told - versions.keys() else abstract(x)
-            for i, (_, x) in enumerate(paths)
-        )
-        return (tree, facts, ages), tuple(x for _, x in paths if isinstance(x, Filling))
+        ages: list[tuple[int, tuple[int, ...]]] = []
+        for index, (path, x) in enumerate(paths):
+            if is_version(path, x):
+                age = np.minimum(newest[self.clocks.of(path)] - np.asarray(x), OLD)
+                ages.append((index, tuple(age.ravel().tolist())))
+        return tuple(ages)
 
     def restless(self, schedule: Schedule, seen: Sequence[Sequence[Any]]) -> dict[str, str]:
-        """Return the numbers in operators' states that were another one each time that the trace looked, by node."""
+        """Return the numbers in operators' states that differed in each state seen, by node.
+
+        Args:
+            schedule: the stages.
+            seen: the facts of the states with the same tree structure as now.
+        """
         found: dict[str, str] = {}
         if len(seen) < 3:
             return found
-        # Operators' states come first in a signature, so that leaves have the same numbers here and there.
+        # Operators' states come first in a signature, so a leaf has the same index here and there.
         leaves = jax.tree_util.tree_flatten_with_path([loop.states for loop in schedule.loops])[0]
         for number, (path, x) in enumerate(leaves):
-            if type(x) in (int, float) and len({facts[number] for facts in seen}) == len(seen):
+            values = {facts[number] for facts in seen} if type(x) in (int, float) else set()
+            if len(values) == len(seen):
                 found[path[1].key] = jax.tree_util.keystr(path[2:])
         return found
+
+    # -- what is seen on the way
 
     def watch(self, event: OperatorRan) -> None:
         """Note an item that a node yielded."""
@@ -360,40 +408,46 @@ class Tracer:
                 (node, f"yields {name} {list(item.data[name].shape)} {fields}") for name in wrong
             ]
         if isinstance(item, Trained):
-            self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
-            mean, most = (
-                math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag)
-                for lag in item.lag
-            )
-            self.found.lags.setdefault(node, []).append(most)
-            self.found.mean_lags.append(mean)
+            self._watch_update(node, item)
+
+    def _watch_update(self, node: str, trained: Trained) -> None:
+        """Note the policy lags of an update."""
+        self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
+        # A lag that is only a shape was computed from versions that were computed themselves.
+        mean, largest = (
+            math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in trained.lag
+        )
+        self.found.lags.setdefault(node, []).append(largest)
+        self.found.mean_lags.append(mean)
 
     def called(self, resource: str, verb: str) -> None:
-        """Note a verb for one stage that a node calls, and so to which stage a resource belongs."""
+        """Note that the node at work calls a verb that is for one stage only.
+
+        The first stage to call such a verb owns the resource; for any other it is a problem.
+        """
         node = self.place.ledger.at.node
-        mine = self.stage[node]
-        owner, first = self.owners.setdefault(resource, (mine, node))
-        if owner != mine and resource not in self.trespassed:
+        stage = self.stage[node]
+        owner, first = self.owners.setdefault(resource, (stage, node))
+        if owner != stage and resource not in self.trespassed:
             self.trespassed.add(resource)
-            text = f"calls {resource}.{verb}, but {resource} belongs to the stage of {first}, which may be at work with it at the same time"
-            self.found.problems.append(
-                (
-                    node,
-                    f"{text}; move {node} to where {first} is, or {first} to the same side of the queue",
-                )
+            text = (
+                f"calls {resource}.{verb}, but {resource} belongs to the stage of {first}, which "
+                f"may be at work with it at the same time; move {node} to where {first} is, or "
+                f"{first} to the same side of the queue"
             )
+            self.found.problems.append((node, text))
 
     def failed(self, node: str, error: Exception) -> None:
         """Note a node's error."""
         if isinstance(error, Opaque):
             self.found.opaque[node] = error.message
+        elif isinstance(error, FlowrlError):
+            self.found.problems.append((node, error.message))
         else:
-            self.found.problems.append(
-                (node, error.message if isinstance(error, FlowrlError) else told(error))
-            )
+            self.found.problems.append((node, explained(error)))
 
     def snapshot(self) -> Did:
-        """What was done so far."""
+        """Return what was done so far, by node, resource and counter."""
         did = Counter(self.did)
         for (node, resource), counters in self.place.ledger.counts.items():
             did.update({(node, resource, name): number for name, number in counters.items()})
@@ -403,4 +457,15 @@ class Tracer:
 
 
 def _sampled(did: Did) -> int:
+    """Return the environment steps that all nodes sampled."""
     return sum(number for (_, _, name), number in did.items() if name == "sampled_steps")
+
+
+def _traffic(name: str, did: Did) -> Traffic:
+    """Return what one node did."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (node, resource, counter), number in did.items():
+        if resource and node == name:
+            counts[resource][counter] = number
+    taken, given, steps = (did[name, "", key] for key in ("taken", "given", "given_steps"))
+    return Traffic(dict(counts), taken, given, steps)

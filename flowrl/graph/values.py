@@ -1,7 +1,8 @@
 """Frozen settings as text, and back: the one address scheme and the one file format.
 
-The text is the Python that would build the value. It is parsed, never executed: a name leads to flowrl's own public
-names, and ``load("package.module:name")`` to others, which are imported only where the caller allows it.
+The text is the Python that would build the value. It is parsed, never executed: a name leads to
+flowrl's own public names, and ``load("package.module:name")`` to others, which are imported only
+where the caller allows it.
 """
 
 from __future__ import annotations
@@ -12,33 +13,49 @@ import functools
 import importlib
 import inspect
 import math
-import sys
 import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowrl.core.importing import importing
-from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, a, unknown
+from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
+from flowrl.graph.names import harmless, name_of, own_class, public
+
+PLAIN = (int, float, bool, str, type(None))
+"""The types of settings that are compared with their annotation exactly."""
+_UNFIT: Any = object()
 
 
 class Printed(ABC):
-    """A value that says itself how it is written: the name to call, and the arguments (None for a positional one).
+    """Base class of values that define how they are written as text.
 
-    A base class and no protocol: a setting of the user's that is called `parts` makes no value one of these.
+    This is no protocol, since a user's setting that is called `parts` must not make a value one of
+    these.
     """
 
     @abstractmethod
     def parts(self) -> tuple[Any, list[tuple[str | None, Any]]]:
-        """``(class or name, [(keyword or None, value), ...])``."""
+        """Return what to call and the arguments.
+
+        Returns:
+            ``(class or name, [(keyword, value), ...])``; the keyword of a positional argument is
+            None.
+        """
 
 
 class Spec(Printed):
-    """A function or class together with the settings that it will be called with: a value that compares and prints.
+    """A function or class with the settings to call it with, as a value that compares and prints.
+
+    Args:
+        fn: the function or class.
+        **settings: its keyword arguments.
+
+    Raises:
+        SettingError: `fn` can't be called.
 
     >>> Spec(dict, a=1)
     Spec(load("builtins:dict"), a=1)
@@ -72,7 +89,7 @@ class Spec(Printed):
         return to_text(self, defaults=False)
 
     def parts(self) -> tuple[Any, list[tuple[str | None, Any]]]:
-        """The class, then the function, then the settings."""
+        """Return the class, then the function and the settings as its arguments."""
         return type(self), [(None, self.fn), *self.settings.items()]
 
     fn: Callable[..., Any]
@@ -80,7 +97,10 @@ class Spec(Printed):
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two settings are equal and of one type: a module may well do another thing with 0.0 or False than with 0."""
+    """Return whether two settings are equal and of one type.
+
+    A module may well do another thing with 0.0 or False than with 0.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, Mapping):
@@ -94,11 +114,11 @@ def _make(kind: type[Spec], fn: Callable[..., Any], settings: dict[str, Any]) ->
     return kind(fn, **settings)
 
 
-# -- settings by address -------------------------------------------------------------------------------------------
+# -- settings by address ---------------------------------------------------------------------------
 
 
 def settings(value: Any) -> dict[str, Any]:
-    """The fields of a frozen value, by name; empty for anything else."""
+    """Return the fields of a frozen value, by name; empty for anything else."""
     if isinstance(value, Spec):
         return dict(value.settings)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -107,28 +127,31 @@ def settings(value: Any) -> dict[str, Any]:
 
 
 def addresses(value: Any) -> Iterator[str]:
-    """The paths of all fields of a frozen value and of those inside it: ``loss.clip_ratio``."""
+    """Yield the paths of all fields of a frozen value and of those inside: ``loss.clip_ratio``."""
     for name, inner in settings(value).items():
         yield name
         yield from (f"{name}.{path}" for path in addresses(inner))
 
 
 def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
-    """`value` with the field at `path` (``loss.clip_ratio``) changed.
+    """Return a frozen value with one field changed.
+
+    Args:
+        value: the frozen value.
+        path: the path of the field, such as ``loss.clip_ratio``.
+        new: the new value of the field.
+        where: the address of `value`, for errors.
 
     Raises:
-        SettingError: there is no such field, or it can't take `new`. `where` is the address of `value`.
+        SettingError: there is no such field, or it can't take `new`.
     """
     name, _, rest = path.partition(".")
     known = settings(value)
-    if (
-        isinstance(value, Spec) and name not in known and not rest
-    ):  # the function itself, or a setting left at its default
-        return (
-            type(value)(new, **known)
-            if name == "fn"
-            else type(value)(value.fn, **known, **{name: new})
-        )
+    # The function of a spec itself, or a setting of it that was left at its default.
+    if isinstance(value, Spec) and name not in known and not rest:
+        if name == "fn":
+            return type(value)(new, **known)
+        return type(value)(value.fn, **known, **{name: new})
     if name not in known:
         raise SettingError(unknown("setting", name, known), where)
     if rest:
@@ -140,78 +163,94 @@ def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
     try:
         return dataclasses.replace(value, **{name: new})
     except SettingError as error:
+        # The new value's class names a setting, but not the address of its owner.
         raise error.at(where) from None
 
 
 def fit(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the annotated type takes it: an int becomes a float where one is wanted, a list a tuple.
+    """Return a setting as its annotated type takes it.
+
+    An int becomes a float where one is wanted, and a list a tuple.
+
+    Args:
+        value: the setting.
+        hint: the annotation.
+        where: the address of the setting, for errors.
 
     Raises:
-        SettingError: the value is of another plain type than the annotation says.
+        SettingError: the value is of another plain type than the annotation.
     """
     if isinstance(value, np.generic):
         value = value.item()
-    options = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
-    plain = {int, float, bool, str, type(None)}
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
+    # The first type that takes the value: in "int | float" an int stays one.
     for option in options:
-        origin = typing.get_origin(option) or option
-        if origin is typing.Annotated:
-            origin = typing.get_args(option)[0]
-        if origin is typing.Literal and value in typing.get_args(option):
-            return value
-        if origin is tuple and isinstance(value, tuple | list):
-            return tuple(value)
-        if origin is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if (
-            origin in plain
-            and isinstance(value, origin)
-            and not (origin is int and isinstance(value, bool))
-        ):
-            return value
-        if origin is Any:
-            return value
-        if (
-            origin not in plain
-            and origin not in (tuple, typing.Literal)
-            and type(value) not in plain
-            and _is_a(value, origin)
-        ):
-            return value
-    wanted = " or ".join(text for option in options for text in _said(option))
+        fitted = _fitted(value, option)
+        if fitted is not _UNFIT:
+            return fitted
+    wanted = " or ".join(text for option in options for text in _in_words(option))
     raise SettingError(f"takes {wanted}, got {value!r}", where)
 
 
+def _fitted(value: Any, option: Any) -> Any:
+    """Return a setting as one type takes it, `_UNFIT` if the type does not."""
+    origin = typing.get_origin(option) or option
+    if origin is typing.Annotated:
+        origin = typing.get_args(option)[0]
+    if origin is Any:
+        return value
+    if origin is typing.Literal:
+        return value if value in typing.get_args(option) else _UNFIT
+    if origin is tuple:
+        return tuple(value) if isinstance(value, tuple | list) else _UNFIT
+    if origin in PLAIN:
+        # Python counts a bool as an int, which is hardly what a user means by it.
+        if isinstance(value, bool) and origin is not bool:
+            return _UNFIT
+        if origin is float and isinstance(value, int):
+            return float(value)
+        return value if isinstance(value, origin) else _UNFIT
+    return value if type(value) not in PLAIN and _is_a(value, origin) else _UNFIT
+
+
 def _is_a(value: Any, origin: Any) -> bool:
-    """Whether a value is of an abstract class. Concrete ones are left to the owner of the setting, who knows better what to say."""
+    """Return whether a value is of a class, as far as this is the place to refuse it.
+
+    Only abstract classes are tested. Concrete ones are left to the owner of the setting, which
+    knows better what to say.
+    """
     return not inspect.isabstract(origin) or isinstance(value, origin)
 
 
-def _said(option: Any) -> list[str]:
-    """What an annotation takes, in words: of an abstract class what there is of it."""
+def _in_words(option: Any) -> list[str]:
+    """Return what an annotation takes, in words; for an abstract class the public kinds of it."""
     if typing.get_origin(option) is typing.Literal:
         return [repr(x) for x in typing.get_args(option)]
     if typing.get_origin(option):
         return [str(option)]
     if inspect.isabstract(option):
-        kinds = [
-            kind.__name__ for kind in option.__subclasses__() if kind.__name__ in _public("__all__")
-        ]
+        known = public("__all__")
+        kinds = [kind.__name__ for kind in option.__subclasses__() if kind.__name__ in known]
         return [f"{name}(...)" for name in kinds] or [option.__name__]
     return [getattr(option, "__name__", str(option))]
 
 
-# -- to text -------------------------------------------------------------------------------------------------------
+# -- to text ---------------------------------------------------------------------------------------
 
 
 def to_text(
     value: Any, *, defaults: bool, strict: bool = False, width: int = 110, indent: int = 0
 ) -> str:
-    """A value as the Python that builds it. `defaults`: with the fields left at their default values.
+    """Return a value as the Python that builds it.
+
+    Args:
+        value: the value.
+        defaults: whether the fields left at their default values are written too.
+        strict: whether something that no text can name is an error; if not, it is shown as
+            ``<...>``.
+        width: the columns beyond which a call is written with one argument a line.
+        indent: the column at which the text begins.
 
     Raises:
         SaveError: `strict`, and the value holds something that no text can name, such as a lambda.
@@ -220,94 +259,80 @@ def to_text(
     def sub(v: Any, deeper: int = 0) -> str:
         return to_text(v, defaults=defaults, strict=strict, width=width, indent=indent + deeper)
 
+    def argument(keyword: str | None, v: Any, deeper: int = 0) -> str:
+        return sub(v, deeper) if keyword is None else f"{keyword}={sub(v, deeper)}"
+
     if isinstance(value, np.generic):
         value = value.item()
-    if type(value) is float and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if type(value) in (type(None), bool, int, float, str):
-        return (
-            f'"{value}"'
-            if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value)
-            else repr(value)
-        )
+    if type(value) in PLAIN:
+        return _plain_text(value)
     if isinstance(value, tuple):
-        return f"({', '.join(map(sub, value))}{',' * (len(value) == 1)})"
+        comma = "," if len(value) == 1 else ""
+        return f"({', '.join(map(sub, value))}{comma})"
     if isinstance(value, list):
         return f"[{', '.join(map(sub, value))}]"
-    if isinstance(value, functools.partial):
-        head, parts = (
-            "partial",
-            [(None, value.func), *((None, x) for x in value.args), *value.keywords.items()],
-        )
-    elif isinstance(value, Printed):
-        kind, parts = value.parts()
-        head = kind if isinstance(kind, str) else _name_of(kind, strict)
-    elif isinstance(value, Mapping):
+    call = _call_of(value, defaults, strict)
+    if call is None and isinstance(value, Mapping):
         return "{" + ", ".join(f"{sub(k)}: {sub(v)}" for k, v in value.items()) + "}"
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [
-            f
-            for f in dataclasses.fields(value)
-            if f.init and (defaults or not _is_default(f, value))
-        ]
-        head, parts = (
-            _name_of(type(value), strict),
-            [(f.name, getattr(value, f.name)) for f in shown],
-        )
-    else:
-        return _name_of(value, strict)
-    flat = f"{head}({', '.join(sub(v) if k is None else f'{k}={sub(v)}' for k, v in parts)})"
+    if call is None:
+        return name_of(value, strict)
+    head, parts = call
+    # On one line if it fits, else with one argument a line.
+    flat = f"{head}({', '.join(argument(k, v) for k, v in parts)})"
     if len(flat) + indent <= width:
         return flat
     pad = " " * (indent + 4)
-    lines = "".join(f"{pad}{sub(v, 4) if k is None else f'{k}={sub(v, 4)}'},\n" for k, v in parts)
+    lines = "".join(f"{pad}{argument(k, v, 4)},\n" for k, v in parts)
     return f"{head}(\n{lines}{' ' * indent})"
 
 
+def _plain_text(value: Any) -> str:
+    """Return a number, a bool, a text or None as Python."""
+    if type(value) is float and not math.isfinite(value):
+        # Their repr is no Python, so they are written as the names that the reader knows.
+        if math.isnan(value):
+            return "nan"
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value):
+        return f'"{value}"'
+    return repr(value)
+
+
+def _call_of(
+    value: Any, defaults: bool, strict: bool
+) -> tuple[str, list[tuple[str | None, Any]]] | None:
+    """Return the name and the arguments of the call that builds a value; None if no call does."""
+    if isinstance(value, functools.partial):
+        positional: list[tuple[str | None, Any]] = [(None, value.func)]
+        positional += [(None, x) for x in value.args]
+        return "partial", [*positional, *value.keywords.items()]
+    if isinstance(value, Printed):
+        kind, parts = value.parts()
+        return (kind if isinstance(kind, str) else name_of(kind, strict)), parts
+    is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if isinstance(value, Mapping) or not is_settings:
+        return None
+    fields = [f for f in dataclasses.fields(value) if f.init]
+    shown = [f for f in fields if defaults or not _is_default(f, value)]
+    return name_of(type(value), strict), [(f.name, getattr(value, f.name)) for f in shown]
+
+
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    made = (
-        field.default_factory()
-        if field.default_factory is not dataclasses.MISSING
-        else field.default
-    )
-    return made is not dataclasses.MISSING and bool(getattr(value, field.name) == made)
+    default: Any = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    return default is not dataclasses.MISSING and bool(getattr(value, field.name) == default)
 
 
-def _name_of(value: Any, strict: bool) -> str:
-    """The text that leads back to a class or function."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if module == "__main__":  # a script: its file's name leads back to it, once it is imported
-        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
-    if module and name and "<" not in name and (not strict or _leads_back(value)):
-        return (
-            name
-            if module.startswith("flowrl.") and name in _public("__all__")
-            else f'load("{module}:{name}")'
-        )
-    if strict:
-        what = f"{name} in {module}" if name else a(value)
-        raise SaveError(
-            f"{what} can't be written to a file: only classes and functions at the top of an importable module have a "
-            "name that leads back to them. Move it into a module of its own."
-        )
-    return f"<{name or type(value).__name__}>"
-
-
-def _leads_back(value: Any) -> bool:
-    """Whether the module and name that a function or class tells are its own: those of a bound method, say, are its class's."""
-    found: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return bool(found == value)
-
-
-# -- from text -----------------------------------------------------------------------------------------------------
+# -- from text -------------------------------------------------------------------------------------
 
 
 def from_text(
     text: str, *, allow: Collection[str] = (), source: str = "text", what: str = "graph"
 ) -> Any:
-    """Build the value that `to_text` wrote. Nothing is executed but the constructors of frozen settings.
+    """Return the value that `to_text` wrote.
+
+    Nothing is executed but the constructors of frozen settings.
 
     Args:
         text: the Python that would build it.
@@ -316,7 +341,7 @@ def from_text(
         what: what it should be, for errors.
 
     Raises:
-        GraphError: the text is not of this form.
+        GraphError: the text is not what `to_text` writes.
         SaveError: it names a package that is not allowed.
     """
     if isinstance(allow, str) or not all(isinstance(a, str) for a in allow):
@@ -332,12 +357,19 @@ def from_text(
 
 
 class _Reader:
+    """Reader of expressions.
+
+    Args:
+        allow: the packages that may be imported.
+        source: where the text is from, for errors.
+    """
+
     def __init__(self, allow: Collection[str], source: str) -> None:
         self.allow = allow
         self.source = source
 
     def value(self, node: ast.expr) -> Any:
-        """The value that an expression stands for.
+        """Return the value of an expression.
 
         Raises:
             FlowrlError: with the file and line.
@@ -345,13 +377,15 @@ class _Reader:
         try:
             return self.read(node)
         except FlowrlError as error:
-            if error.where != self.source:  # the innermost expression names its line
+            # The innermost expression names its line; those around it leave that as it is.
+            if error.where != self.source:
                 error.message, error.where = f"line {node.lineno}: {error}", self.source
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise GraphError(f"line {node.lineno}: {error}", self.source) from None
 
     def read(self, node: ast.expr) -> Any:
+        """Return the value of an expression; its errors lack the line."""
         match node:
             case ast.Constant(value=v):
                 return v
@@ -369,7 +403,14 @@ class _Reader:
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="fl"), attr=name):
-                return _own(name)
+                return own_class(name)
+            case ast.Call():
+                return self.call(node)
+        raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
+
+    def call(self, node: ast.Call) -> Any:
+        """Return the value of a call."""
+        match node:
             case ast.Call(
                 func=ast.Name(id="load"), args=[ast.Constant(value=str(path))], keywords=[]
             ):
@@ -378,9 +419,9 @@ class _Reader:
                 function, *args = (self.value(x) for x in node.args)
                 return functools.partial(function, *args, **self.keywords(node))
             case ast.Call(func=ast.Name(id="chain"), args=[]):
-                return _public("chain")(**self.keywords(node))
+                return public("chain")(**self.keywords(node))
             case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(
-                graph := self.value(target), _public("Graph")
+                graph := self.value(target), public("Graph")
             ):
                 return graph.then(**self.keywords(node))
             case ast.Call(
@@ -392,54 +433,35 @@ class _Reader:
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
 
     def keywords(self, node: ast.Call) -> dict[str, Any]:
+        """Return the keyword arguments of a call."""
         names = [k.arg for k in node.keywords]
         for name in names:
-            if name is None or names.count(name) > 1:
-                raise GraphError(
-                    f"{f'{name}= stands twice' if name else '** is more than plain data'}"
-                )
+            if name is None:
+                raise GraphError("** is more than plain data")
+            if names.count(name) > 1:
+                raise GraphError(f"{name}= stands twice")
         return {str(k.arg): self.value(k.value) for k in node.keywords}
 
 
-def _public(name: str) -> Any:
-    return getattr(importlib.import_module("flowrl"), name)
-
-
-def _own(name: str) -> type:
-    """A class of flowrl's own that a graph may be made of."""
-    names = [n for n in _public("__all__") if n[0].isupper()]
-    if name not in names:
-        raise GraphError(unknown("name", name, names))
-    return _harmless(_public(name), name)
-
-
 def _makes(kind: Any) -> bool:
-    """Whether a text may call it: of flowrl's own only what does nothing but hold settings."""
-    own = isinstance(kind, type) and kind.__module__.startswith("flowrl.")
-    plain = own and (
-        dataclasses.is_dataclass(kind) or issubclass(kind, Spec) or kind is _public("Graph")
-    )
-    return isinstance(kind, type) and (plain or not own)
+    """Return whether a text may call a value.
 
-
-PACKAGES = tuple(
-    f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")
-)
-"""The packages of the classes that a graph may be made of. Making one does nothing outside this process."""
-
-
-def _harmless(target: Any, name: str) -> type:
-    if not isinstance(target, type) or not target.__module__.startswith(PACKAGES):
-        raise GraphError(f"'{name}' is nothing that a graph is made of")
-    return target
+    It may call any class but those of flowrl's own that do more than hold settings.
+    """
+    if not isinstance(kind, type):
+        return False
+    if not kind.__module__.startswith("flowrl."):
+        return True
+    return dataclasses.is_dataclass(kind) or issubclass(kind, Spec) or kind is public("Graph")
 
 
 def named(path: str, allow: Collection[str] | None = None) -> Any:
-    """What ``package.module:name`` leads to.
+    """Return what ``package.module:name`` leads to.
 
     Args:
         path: where it is.
-        allow: the packages beyond flowrl that may be imported, or None for any. Of flowrl's own, what a graph is made of is always allowed.
+        allow: the packages beyond flowrl that may be imported, or None for any. What a graph is
+            made of is always allowed of flowrl's own.
 
     Raises:
         SaveError: the package is not allowed.
@@ -448,11 +470,8 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
     module, _, qualname = path.partition(":")
     package = module.partition(".")[0]
     own = allow is not None and package == "flowrl"
-    if (
-        allow is not None
-        and not own
-        and not any(module == a or module.startswith(f"{a}.") for a in allow)
-    ):
+    allowed = allow is None or own
+    if not allowed and not any(module == a or module.startswith(f"{a}.") for a in allow or ()):
         raise SaveError(
             f"this needs code from '{module}', which is not flowrl's own; "
             f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
@@ -464,4 +483,4 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise GraphError(f"can't load '{path}': {error}") from None
-    return _harmless(target, path) if own else target
+    return harmless(target, path) if own else target

@@ -1,32 +1,40 @@
-"""Versions of weights in the state of a graph: by whose updates each of them is counted, for every learner counts its own."""
+"""Policy versions in the state of a graph, and the learner whose updates count each of them.
+
+Every learner counts its own updates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from flowrl.graph.graph import Graph
+from flowrl.graph.graph import Graph, Node
 from flowrl.graph.protocols import Handle, refs
 
 VERSION = "version"
-"""The key under which a version stands, be it of weights or of a batch's columns."""
+"""The key of a policy version, be it that of weights or those of a batch's columns."""
 Newest = dict[str, int]
-"""By learner: its newest version."""
+"""By learner: its newest policy version."""
 
 
 def is_version(path: Any, x: Any) -> bool:
-    """Whether a part of a graph's state is a version, or an array of them."""
+    """Return whether a leaf of a graph's state is a policy version, or an array of them."""
     return getattr(path[-1], "key", None) == VERSION and isinstance(x, np.ndarray | np.generic)
 
 
 class Clocks:
-    """For every part of a graph's state the learner whose updates count the versions in it.
+    """Map from every part of a graph's state to the learner whose updates count its versions.
 
-    What a learner holds is its own. What runners hold is of the learner that publishes weights to them; what nodes and queues hold, of that whose
-    weights sampled it. A node that takes batches of several learners' runners is counted by the first one.
+    What a learner holds is its own. What runners hold belongs to the learner that publishes weights
+    to them; what nodes and queues hold, to the learner whose weights sampled it. A node that takes
+    batches of several learners' runners is counted by the first one.
+
+    Args:
+        graph: the graph.
+        handles: the open handles of its resources, by name.
     """
 
     def __init__(self, graph: Graph, handles: Mapping[str, Handle]) -> None:
@@ -37,29 +45,30 @@ class Clocks:
         ]
         self.nodes = {node.name: node for node in graph.nodes}
         self.owners = {name: name for name in learners}
-        """By resource: a learner."""
+        """By resource: the learner whose updates count its versions."""
         for node in graph.nodes:
-            named = {field: target for field, (target, _) in refs(node.op).items()}
-            mine = [target for target in named.values() if target in learners]
-            self.owners.update(
-                {
-                    named[field]: mine[0]
-                    for field in node.op.writes
-                    if field in named and mine and named[field] not in self.owners
-                }
-            )
-        for name in (
-            *learners,
-            *graph.resources,
-        ):  # where no node publishes: who gave the first weights, and whose runners feed a replay
+            self._add_written(node, learners)
+        # Where no node publishes: who gave the first weights, and whose runners feed a replay.
+        for name in (*learners, *graph.resources):
             for target, _ in refs(graph.resources[name]).values():
                 owner, other = (name, target) if name in learners else (target, name)
                 if owner in self.owners and other not in self.owners:
                     self.owners[other] = self.owners[owner]
         self.of_node = cache(self._of_node)
 
+    def _add_written(self, node: Node, learners: Sequence[str]) -> None:
+        """Give the resources that a node writes to the first learner that it refers to."""
+        targets = {field: target for field, (target, _) in refs(node.op).items()}
+        referred = [target for target in targets.values() if target in learners]
+        if not referred:
+            return
+        # Who published first stays the owner.
+        written = [targets[field] for field in node.op.writes if field in targets]
+        new = [name for name in written if name not in self.owners]
+        self.owners.update(dict.fromkeys(new, referred[0]))
+
     def _of_node(self, name: str) -> str:
-        """The learner whose versions a node or queue holds."""
+        """Return the learner whose versions a node or queue holds."""
         node = self.nodes[name]
         if node.after:
             return self.of_node(node.after[0])
@@ -69,14 +78,22 @@ class Clocks:
         )
 
     def of(self, path: Any) -> str:
-        """The learner by a path in (states of operators by stage, of resources, of queues)."""
+        """Return the learner of a leaf of a graph's state.
+
+        Args:
+            path: its path in (states of operators by stage, of resources, of queues).
+        """
         part = path[0].idx
         if part == 1:
             return self.owners.get(path[1].key, "")
         return self.of_node(path[2].key if part == 0 else path[1].key)
 
     def newest(self, paths: Iterable[tuple[Any, Any]]) -> Newest:
-        """The newest version of each learner in the leaves of a state."""
+        """Return the newest version of each learner in the state of a graph.
+
+        Args:
+            paths: the leaves of the state, each with its path.
+        """
         found: Newest = {}
         for path, x in paths:
             if is_version(path, x):
@@ -86,7 +103,13 @@ class Clocks:
 
 
 def later(versions: Newest, rises: Newest, times: int = 1) -> Newest:
-    """Versions after each rose so many times."""
+    """Return the versions after each rose a number of times.
+
+    Args:
+        versions: by learner: its version.
+        rises: by learner: by how much its version rises each time.
+        times: how many times.
+    """
     return {
         learner: versions.get(learner, 0) + times * rises.get(learner, 0)
         for learner in {**versions, **rises}

@@ -18,29 +18,44 @@ from flowrl.core.mesh import mean_of_devices, number, shared
 from flowrl.errors import ContractError
 from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.losses import Loss, without_masked_nans
+from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.optimizers import as_transformation
-from flowrl.rl.policies import Network, Policy, RunningNorm, Weights, network
+from flowrl.rl.policies import Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
 Array = Any
 RESERVED = {*COLUMNS, "bad"}
+"""Names that the metrics of a loss may not have, for a Row has columns of these names."""
 State = dict[str, Any]
 
 
 def _report_epoch(epoch: Array, done: Array) -> None:
-    """Report from within an update that an epoch ended, once `done` is computed; of several devices the first does."""
+    """Report from within an update that an epoch ended, once `done` is computed.
+
+    Where several devices run the update, only the first of them reports.
+    """
     jax.lax.cond(number() == 0, lambda: jax.debug.callback(epoch_ended, epoch, done), lambda: None)
 
 
 @lru_cache(maxsize=64)
 def core_of(policy: Policy, spaces: Spaces, loss: Loss, optimizer: Any) -> Core:
-    """The core for these settings: one and the same for equal ones, so that what was compiled for one run serves the next."""
+    """Return the core for these settings.
+
+    Equal settings share one core, so that what was compiled for one run serves the next.
+    """
     return Core(policy, spaces, loss, optimizer)
 
 
 @dataclass(frozen=True)
 class Core:
-    """The learner's pure functions."""
+    """The learner's pure functions.
+
+    Args:
+        policy: the policy to train.
+        spaces: spaces of the observations and actions that its network is made for.
+        loss: the loss to minimise.
+        optimizer: one such as `Adam`, or an optax transformation.
+    """
 
     policy: Policy
     spaces: Spaces
@@ -52,16 +67,16 @@ class Core:
 
     @cached_property
     def network(self) -> Network:
-        """The policy, made for the spaces."""
+        """The policy's network, made for the spaces."""
         return network(self.policy, self.spaces)
 
     @cached_property
     def tx(self) -> optax.GradientTransformation:
-        """The optax transformation."""
+        """The optimiser as an optax transformation."""
         return as_transformation(self.optimizer)
 
     def init(self, key: Array) -> State:
-        """The first state."""
+        """Return the first state: weights, optimiser state, numbers of the loss and random key."""
         weights = self.network.init(jax.random.fold_in(key, 0))
         return {
             "weights": weights,
@@ -72,23 +87,27 @@ class Core:
         }
 
     def _target(self, weights: Weights) -> State:
-        return (
-            {"target": jax.tree.map(jnp.copy, weights.params)} if self.loss.target_network else {}
-        )
+        if not self.loss.target_network:
+            return {}
+        return {"target": jax.tree.map(jnp.copy, weights.params)}
 
     def update_target(self, state: State, *, tau: float) -> State:
-        """The state with its target network moved towards the newest parameters by the share `tau`."""
-        return {
-            **state,
-            "target": jax.tree.map(
-                lambda old, new: (1 - tau) * old + tau * new,
-                state["target"],
-                state["weights"].params,
-            ),
-        }
+        """Return the state with its target network moved towards the newest parameters.
+
+        Args:
+            state: of this learner.
+            tau: the share of the way that the target moves (Polyak averaging); 1 copies the
+                parameters.
+        """
+        target = jax.tree.map(
+            lambda old, new: (1 - tau) * old + tau * new,
+            state["target"],
+            state["weights"].params,
+        )
+        return {**state, "target": target}
 
     def weights(self, state: State) -> Weights:
-        """A copy of the weights: an update may reuse the buffers of the state's own."""
+        """Return a copy of the weights, for an update may reuse the buffers of the state's own."""
         copy: Weights = jax.tree.map(jnp.copy, state["weights"])
         return copy
 
@@ -109,179 +128,208 @@ class Core:
         traced: bool = False,
         shards: int = 1,
     ) -> tuple[State, Metrics, Array | None]:
-        """Epochs of minibatches in one call. A result that is not finite leaves the state as it was and sets ``bad``.
+        """Run epochs of minibatches in one call.
+
+        A result that is not finite leaves the state as it was and sets the metric ``bad``.
 
         Args:
             state: of this learner.
             data: fields ``[T, B, ...]``.
-            columns: of a loss that takes whole columns ``[B, ...]``.
+            columns: column fields ``[B, ...]`` of a loss that takes whole columns.
             epochs: how often each step is used.
             minibatch_size: steps per gradient step, on all devices together.
-            shuffle: whether minibatches are drawn again in each epoch, or taken in order.
+            shuffle: whether each epoch shuffles the minibatches again, or takes them in order.
             traced: whether every epoch of several reports when it ended.
-            shards: devices that share each minibatch; they average gradients by their numbers of valid rows.
+            shards: devices that share each minibatch; they average gradients by their numbers of
+                valid rows.
 
         Returns:
-            The new state, metrics, and if the loss reports it the priority of each row ``[N]`` as it was found last.
+            The new state, the metrics, and if the loss reports it the priority of each row
+            ``[N]`` as it was computed last.
         """
         steps, width = data["valid"].shape
-        cut = Minibatches(steps, width, minibatch_size, self.sequences, shuffle, shards)
-        key, mine = jax.random.split(state["key"])
+        minibatches = Minibatches(steps, width, minibatch_size, self.sequences, shuffle, shards)
+        next_key, key = jax.random.split(state["key"])
+        fields, column_fields = self._laid_out(minibatches, data, columns, key)
+        # The names are known once the function is traced, which happens when it is called.
+        names: list[str] = []
+        train = self._training(minibatches, names, epochs=epochs, traced=traced)
+        if shards > 1:
+            train = self._on_devices(train, minibatches, fields, column_fields)
+        weights, opt, metrics, priority = train(
+            state["weights"], state["opt"], self._loss_inputs(state), key, fields, column_fields
+        )
+        means, gradient_steps = _means(metrics, names)
+        # A result that is not finite is dropped as a whole: the state stays as it was.
+        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
+        good = jnp.isfinite(means["loss"]) & _all_finite(new)
+        # A NaN among the priorities would spoil every sample before the next Row reports it.
+        priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
+        report = {**means, "gradient_steps": jnp.where(good, gradient_steps, 0), "bad": ~good}
+        return {**state, **kept, "key": next_key}, Metrics.pack(report), priority
+
+    def _laid_out(
+        self,
+        minibatches: Minibatches,
+        data: dict[str, Array],
+        columns: dict[str, Array],
+        key: Array,
+    ) -> tuple[Rows, Rows]:
+        """Return the fields and the column fields of a batch, laid out as minibatches."""
         fields = without_masked_nans(data)
         if self.loss.random:
-            fields["seed"] = jax.random.bits(jax.random.fold_in(mine, 0), (*data["valid"].shape, 2))
-        given = (
-            {name: cut.laid_out(x) for name, x in fields.items()},
-            {name: cut.laid_out(x, time=False) for name, x in columns.items()}
-            if self.sequences
-            else {},
-        )
-        extra = {
-            **state["loss"],
-            **({"target_params": state["target"]} if self.loss.target_network else {}),
-        }
-        names: list[str] = []
+            shape = (*data["valid"].shape, 2)
+            fields["seed"] = jax.random.bits(jax.random.fold_in(key, 0), shape)
+        laid_out = {name: minibatches.laid_out(x) for name, x in fields.items()}
+        if not self.sequences:
+            return laid_out, {}
+        return laid_out, {name: minibatches.laid_out(x, time=False) for name, x in columns.items()}
+
+    def _loss_inputs(self, state: State) -> dict[str, Array]:
+        """Return what the loss takes beside the batch: its own numbers, and target parameters."""
+        if not self.loss.target_network:
+            return dict(state["loss"])
+        return {**state["loss"], "target_params": state["target"]}
+
+    def _training(
+        self, minibatches: Minibatches, names: list[str], *, epochs: int, traced: bool
+    ) -> Callable[..., Any]:
+        """Return the function that each device runs: all epochs on its part of the rows.
+
+        Args:
+            minibatches: how the batch is cut.
+            names: a list that the function fills with the names of the metrics when it is traced.
+            epochs: how often each step is used.
+            traced: whether every epoch reports when it ended.
+
+        Returns:
+            A function from weights, optimiser state, inputs of the loss, random key, fields and
+            column fields to new weights, new optimiser state, the metrics of every gradient step
+            ``[gradient steps, len(names)]`` and priorities.
+        """
 
         def train(
             weights: Weights,
             opt: Any,
-            extra: dict[str, Array],
+            loss_inputs: dict[str, Array],
             key: Array,
             fields: Rows,
             columns: Rows,
         ) -> Any:
-            rows = {name: cut.on_this_device(x) for name, x in fields.items()}
-            step = self._gradient_step(extra, names)
-
-            def epoch(carry: Any, numbered: tuple[Array, Array]) -> Any:
-                number, key = numbered
-                carry, (metrics, priority), order = cut.epoch(step, carry, rows, columns, key)
-                if traced:
-                    _report_epoch(number, jnp.max(metrics))
-                return carry, (
-                    metrics,
-                    None if priority is None else cut.as_laid_out(priority, order),
-                )
-
-            first = (weights, opt, jnp.bool_(False))
-            if (
-                cut.count == 1 and epochs == 1
-            ):  # without a loop, in which XLA is many times slower at convolutions
-                (weights, opt, _), (metrics, priority) = epoch(first, (jnp.int32(0), key))
-            else:
-                (weights, opt, _), (metrics, priority) = jax.lax.scan(
-                    epoch, first, (jnp.arange(epochs), jax.random.split(key, epochs))
-                )
-                priority = None if priority is None else priority[-1]
+            rows = {name: minibatches.on_this_device(x) for name, x in fields.items()}
+            step = self._gradient_step(loss_inputs, names)
+            epoch = _epoch(minibatches, step, rows, columns, traced=traced)
+            start = (weights, opt, jnp.bool_(False))
+            # Within a loop XLA is many times slower at convolutions: a single step has none.
+            run = _run_once if minibatches.count == 1 and epochs == 1 else _run_in_loop
+            (weights, opt, _), metrics, priority = run(epoch, start, key, epochs)
             if self._normalizes:
-                shape = self.spaces.obs.shape or ()
-                weights = Weights(
-                    weights.params,
-                    self.network.observe(
-                        weights, rows["obs"].reshape(-1, *shape), rows["valid"].reshape(-1)
-                    ),
-                )
+                weights = self._observed(weights, rows)
             return weights, opt, metrics.reshape(-1, len(names)), priority
 
-        if shards > 1:
-            whole, row = PartitionSpec(), cut.spec(time=not self.sequences)
-            split = (
-                {name: cut.spec() for name in given[0]},
-                {name: cut.spec(time=False) for name in given[1]},
-            )
-            train = shared(
-                train,
-                shards,
-                (whole, whole, whole, whole, *split),
-                (whole, whole, whole, row if self.loss.priorities else whole),
-            )
-        weights, opt, metrics, priority = train(state["weights"], state["opt"], extra, mine, *given)
-        applied = metrics[:, -1:]  # names[-1] is gradient_steps
-        share = applied / jnp.maximum(jnp.sum(applied), 1)
-        means = dict(
-            zip(
-                names[:-1],
-                jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0),
-                strict=False,
-            )
+        return train
+
+    def _observed(self, weights: Weights, rows: Rows) -> Weights:
+        """Return weights whose running norms have taken in the observations of a batch."""
+        obs = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
+        return Weights(
+            weights.params, self.network.observe(weights, obs, rows["valid"].reshape(-1))
         )
-        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        numbers = [
-            leaf.reshape(-1)
-            for leaf in jax.tree.leaves(new)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-        ]
-        good = jnp.isfinite(means["loss"]) & jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
-        # A NaN among the priorities would spoil every draw before the next Row reports it.
-        priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
-        report = {**means, "gradient_steps": jnp.where(good, jnp.sum(applied), 0), "bad": ~good}
-        return {**state, **kept, "key": key}, Metrics.pack(report), priority
+
+    def _on_devices(
+        self, train: Callable[..., Any], minibatches: Minibatches, fields: Rows, columns: Rows
+    ) -> Callable[..., Any]:
+        """Return the training function as one that devices run side by side on shared rows."""
+        whole, priorities = PartitionSpec(), PartitionSpec()
+        if self.loss.priorities:
+            priorities = minibatches.spec(time=not self.sequences)
+        field_specs = {name: minibatches.spec() for name in fields}
+        column_specs = {name: minibatches.spec(time=False) for name in columns}
+        return shared(
+            train,
+            minibatches.shards,
+            (whole, whole, whole, whole, field_specs, column_specs),
+            (whole, whole, whole, priorities),
+        )
 
     def _gradient_step(
-        self, extra: dict[str, Array], names: list[str]
+        self, loss_inputs: dict[str, Array], names: list[str]
     ) -> Callable[[Any, Rows], Any]:
-        """One step of the optimiser: from (weights, its state, whether to stop) and a minibatch to the same, metrics, the rows' priorities if any.
+        """Return one step of the optimiser.
 
-        Metrics, whose names it adds to `names`, are one array, for XLA handles a few small ones no faster than a large one.
+        It goes from (weights, optimiser state, whether to stop) and a minibatch to the same three,
+        the metrics, and the priorities of the rows if the loss reports them. The metrics, whose
+        names it puts into `names`, are one array: XLA handles a few small arrays no faster than
+        a large one.
         """
 
         def step(carry: Any, batch: Rows) -> Any:
             weights, opt, stopped = carry
-
-            def loss_of(params: dict[str, Array]) -> Any:
-                rest = weights.rest
-
-                def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
-                    nonlocal rest
-                    if method:
-                        return self.network.call(method, Weights(params, rest), *args)
-                    dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
-                    return dist, value
-
-                loss, metrics = self.loss(policy, params, {**batch, **extra})
-                return loss, (metrics, rest)
-
-            (loss, (metrics, rest)), grads = jax.value_and_grad(loss_of, has_aux=True)(
-                weights.params
-            )
-            taken = sorted(RESERVED & set(metrics))
-            if taken:
-                raise ContractError(
-                    f"the loss reports {', '.join(taken)}, which every Row has already; give it another name, such as loss/{taken[0]}"
-                )
+            (loss, (metrics, rest)), grads = self._gradients(weights, batch, loss_inputs)
+            _refuse_reserved(metrics)
             priority = metrics.pop("priority", None) if self.loss.priorities else None
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+            # What the network left as it was is equal on all devices and needs no averaging.
             changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
             loss, metrics, grads, changed = mean_of_devices(
                 (loss, metrics, grads, changed), jnp.sum(batch["valid"])
             )
             updates, new_opt = self.tx.update(grads, opt, weights.params)
-            new = (
-                Weights(optax.apply_updates(weights.params, updates), {**rest, **changed}),
-                new_opt,
-            )
+            new_params = optax.apply_updates(weights.params, updates)
+            new = (Weights(new_params, {**rest, **changed}), new_opt)
             applied = jnp.float32(1)
             if self.loss.stops_early:
-                if type(self.loss).stop is Loss.stop:
-                    raise ContractError(
-                        f"{type(self.loss).__name__} stops early, but does not say when: give it a method stop(metrics)"
-                    )
                 # The step that goes too far is not taken, nor are those after it.
-                stopped = stopped | self.loss.stop(metrics)
+                stopped = stopped | self._stop(metrics)
                 new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
                 applied = 1 - stopped.astype(jnp.float32)
             report = {"loss": loss, **metrics, "gradient_steps": applied}
             names[:] = report
-            return (*new, stopped), (
-                jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()]),
-                priority,
-            )
+            numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])
+            return (*new, stopped), (numbers, priority)
 
         return step
 
+    def _gradients(self, weights: Weights, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
+        """Return ``((loss, (metrics, rest)), gradients)`` of a minibatch.
+
+        `rest` is what the network keeps beside its parameters, as the loss's calls left it.
+        """
+
+        def loss_of(params: dict[str, Array]) -> Any:
+            rest = weights.rest
+
+            def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
+                nonlocal rest
+                if method:
+                    return self.network.call(method, Weights(params, rest), *args)
+                dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
+                return dist, value
+
+            loss, metrics = self.loss(policy, params, {**batch, **loss_inputs})
+            return loss, (metrics, rest)
+
+        return jax.value_and_grad(loss_of, has_aux=True)(weights.params)
+
+    def _stop(self, metrics: dict[str, Array]) -> Array:
+        """Return whether the metrics of a minibatch call for an end of the update.
+
+        Raises:
+            ContractError: the loss says that it stops early, but has no `stop` of its own.
+        """
+        if type(self.loss).stop is Loss.stop:
+            raise ContractError(
+                f"{type(self.loss).__name__} stops early, but does not say when: "
+                "give it a method stop(metrics)"
+            )
+        return self.loss.stop(metrics)
+
     def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array]) -> Any:
-        """Distribution, value and rest for the observations of a minibatch, or for its rows and the one behind."""
+        """Return distribution, value and rest for observations of a minibatch.
+
+        The observations may be those of its rows, or of its rows and the one after them.
+        """
         if not self.sequences:
             return self.network.apply(weights, obs)
         memory = self.network.memory_of(batch, batch)
@@ -292,3 +340,83 @@ class Core:
     @cached_property
     def _normalizes(self) -> bool:
         return self.network.has(RunningNorm)
+
+
+def _epoch(
+    minibatches: Minibatches,
+    step: Callable[[Any, Rows], Any],
+    rows: Rows,
+    columns: Rows,
+    *,
+    traced: bool,
+) -> Callable[[Any, tuple[Array, Array]], Any]:
+    """Return one epoch as a function for `jax.lax.scan`.
+
+    It goes from what `step` carries and (the epoch's index, its random key) to what is carried
+    next and (metrics, priorities laid out like the fields, or None).
+    """
+
+    def epoch(carry: Any, indexed_key: tuple[Array, Array]) -> Any:
+        index, key = indexed_key
+        carry, (metrics, priority), order = minibatches.epoch(step, carry, rows, columns, key)
+        if traced:
+            _report_epoch(index, jnp.max(metrics))
+        if priority is not None:
+            priority = minibatches.as_laid_out(priority, order)
+        return carry, (metrics, priority)
+
+    return epoch
+
+
+def _run_once(
+    epoch: Callable[..., Any], start: Any, key: Array, _epochs: int
+) -> tuple[Any, Array, Array | None]:
+    """Run a single epoch without a loop, and return what is carried, metrics and priorities."""
+    carry, (metrics, priority) = epoch(start, (jnp.int32(0), key))
+    return carry, metrics, priority
+
+
+def _run_in_loop(
+    epoch: Callable[..., Any], start: Any, key: Array, epochs: int
+) -> tuple[Any, Array, Array | None]:
+    """Run epochs in a loop, and return what is carried, all metrics and the last priorities."""
+    indexed_keys = (jnp.arange(epochs), jax.random.split(key, epochs))
+    carry, (metrics, priority) = jax.lax.scan(epoch, start, indexed_keys)
+    return carry, metrics, None if priority is None else priority[-1]
+
+
+def _means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
+    """Return the mean of each metric over the gradient steps that were applied, and their number.
+
+    Args:
+        metrics: of every gradient step, ``[gradient steps, len(names)]``.
+        names: of the metrics; the last one is ``gradient_steps``, 1 where a step was applied.
+    """
+    applied = metrics[:, -1:]
+    share = applied / jnp.maximum(jnp.sum(applied), 1)
+    # A step that was not applied may have metrics that are NaN, which a share of 0 would keep.
+    means = jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0)
+    return dict(zip(names[:-1], means, strict=False)), jnp.sum(applied)
+
+
+def _all_finite(tree: Any) -> Array:
+    """Return whether all floating point numbers of a tree are finite."""
+    numbers = [
+        leaf.reshape(-1)
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+
+
+def _refuse_reserved(metrics: dict[str, Array]) -> None:
+    """Raise an error if a metric of the loss has the name of a column that every Row has.
+
+    Raises:
+        ContractError: with another name for it.
+    """
+    if taken := sorted(RESERVED & set(metrics)):
+        raise ContractError(
+            f"the loss reports {', '.join(taken)}, which every Row has already; "
+            f"give it another name, such as loss/{taken[0]}"
+        )

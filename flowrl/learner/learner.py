@@ -12,8 +12,9 @@ import numpy as np
 
 from flowrl.core.clock import here, update_begins
 from flowrl.core.events import Updated, Updating
-from flowrl.core.items import Batch, Trained, lag_of, plain_copy
+from flowrl.core.items import Batch, Metrics, Trained, lag_of, plain_copy
 from flowrl.core.remote import RemoteArray
+from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
 from flowrl.learner.core import core_of
@@ -28,12 +29,16 @@ from flowrl.rollout.runners import Runners
 
 Array = Any
 TRACED = 8
-"""In a trace the epochs of every so manieth update are told, for those that tell them take longer."""
+"""With tracing on, the epochs of every eighth update are reported, for reporting takes time."""
 FED_BACK = ("producer", "slot", "stamp", "shard")
+"""The columns of a batch that an update hands on in its feedback."""
 
 
 class LearnerHandle(Handle):
-    """A learner at work. `state` holds the core's state and the version, which rises by one per update."""
+    """A learner at work.
+
+    `state` holds the core's state and the policy version, which rises by one per update.
+    """
 
     shared: ClassVar[tuple[str, ...]] = ("lacking",)
 
@@ -47,11 +52,11 @@ class LearnerHandle(Handle):
         self.shards = 1
         """Devices that shared the last update."""
         self.rows = 0
-        """Rows of its minibatches."""
+        """Rows of the last update's minibatches; 0 before the first update."""
         runners.publish(*self.weights())
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a learner holds no processes and no files."""
 
     def update(
         self,
@@ -61,113 +66,139 @@ class LearnerHandle(Handle):
         minibatch_size: int | None = None,
         shuffle: bool = True,
     ) -> Trained:
-        """Train on a batch: one compiled call, whatever its epochs and minibatches.
+        """Train on a batch in one compiled call, whatever its epochs and minibatches.
 
         Args:
             batch: ``[T, B]`` with the fields that the loss needs.
             epochs: how often each step is used.
             minibatch_size: steps per gradient step; None for all at once.
-            shuffle: whether minibatches are drawn anew each epoch, or taken in order.
+            shuffle: whether each epoch shuffles the minibatches again, or takes them in order.
+
+        Returns:
+            The metrics of the update, the policy lag of the batch, and feedback by column.
 
         Raises:
-            ContractError: a field is missing, or `minibatch_size` does not divide the batch.
+            ContractError: a field or the column `version` is missing, or `minibatch_size` does
+                not divide the batch.
         """
         if lacking := self.lacking(batch):
             raise ContractError(lacking)
         steps = batch.steps
         size = steps if minibatch_size is None else minibatch_size
-        whole = batch.shape[0] if self.core.sequences else 1
-        if steps % size or size % whole:
-            near = sorted(
-                (d for d in range(whole, steps + 1, whole) if steps % d == 0),
-                key=lambda d: abs(d - size),
-            )[:2]
-            cut = (
-                f" of {batch.shape[1]} columns with {whole} each, which stay whole"
-                if self.core.sequences
-                else ""
-            )
-            raise ContractError(
-                f"minibatch_size={size} does not divide the batch of {steps:,} steps{cut}; take {' or '.join(map(str, sorted(near)))}"
-            )
+        self._check_divides(batch, size)
         version = self.state["version"]
         if "version" not in batch.columns:
             raise ContractError(
-                "needs the column version, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+                "needs the column version, but the batch has lost it; "
+                "change batches by batch.with_(...), which keeps the columns"
             )
         lag = self.site.call(lag_of, version, batch.columns["version"])
-        data = (
-            batch.data
-            if "valid" in batch.data
-            else batch.with_(valid=np.ones(batch.shape, bool)).data
-        )
+        settings = {"epochs": epochs, "minibatch_size": size, "shuffle": shuffle}
+        metrics, priority = self._run(batch, settings, lag)
+        self._count(steps, epochs, size)
+        feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
+        if self.core.loss.priorities:
+            feedback["priority"] = priority
+        trained = Trained(steps, metrics, lag, feedback)
+        if self.site.stream.wants(Updated):
+            self.site.stream.emit(Updated(self.site.name, int(version), trained))
+        return trained
+
+    def _run(
+        self, batch: Batch, settings: dict[str, Any], lag: tuple[Array, Array]
+    ) -> tuple[Metrics, Array | None]:
+        """Run the compiled update and keep its state; return its metrics and priorities."""
+        data = batch.data
+        if "valid" not in data:
+            data = batch.with_(valid=np.ones(batch.shape, bool)).data
         columns = sequence_columns(batch) if self.core.sequences else {}
-        how, stream = (
-            {"epochs": epochs, "minibatch_size": size, "shuffle": shuffle},
-            self.site.stream,
-        )
-        if stream.wants(Updating):
-            stream.emit(
-                Updating(
-                    self.site.name,
-                    int(version),
-                    self.site.run(plain_copy, self.state["core"]),
-                    batch,
-                    how,
-                    self.core,
-                )
+        version = self.state["version"]
+        if self.site.stream.wants(Updating):
+            before = self.site.run(plain_copy, self.state["core"])
+            self.site.stream.emit(
+                Updating(self.site.name, int(version), before, batch, settings, self.core)
             )
-        seen = (
-            here().spans is not None and not stream.silent and not isinstance(lag[0], RemoteArray)
-        )
-        traced = {"traced": True} if seen and epochs > 1 and version % TRACED == 0 else {}
+        # `traced` is passed on only where it is set: so the program of an untraced run is shared.
+        traced = {"traced": True} if self._traces(lag, settings["epochs"]) else {}
         if traced:
             update_begins()
-        rows, devices = size // whole, self.site.devices
-        # The rows last: another thread, which shows what goes on, takes them for a sign that the rest is known.
-        self.shards, self.rows = devices if rows % devices == 0 else 1, rows
+        rows, devices = settings["minibatch_size"] // self._row_steps(batch), self.site.devices
+        self.shards = devices if rows % devices == 0 else 1
+        # `rows` is set last: another thread, which shows what goes on, takes a number there as a
+        # sign that the rest is known.
+        self.rows = rows
         core, metrics, priority = self.site.run(
             self.core.update,
             self.state["core"],
             data,
             columns,
             donate=(0,),
-            **how,
+            **settings,
             **traced,
             shards=self.shards,
         )
         self.state = {"core": core, "version": version + 1}
-        planned = {
-            "most_gradient_steps" if self.core.loss.stops_early else "gradient_steps": epochs
-            * (steps // size)
-        }
-        self.site.count(updates=1, trained_steps=steps, used_steps=epochs * steps, **planned)
-        feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
-        trained = Trained(
-            steps,
-            metrics,
-            lag,
-            {**feedback, **({"priority": priority} if self.core.loss.priorities else {})},
+        return metrics, priority
+
+    def _row_steps(self, batch: Batch) -> int:
+        """Return the steps of one row of a minibatch: those of a column where these stay whole."""
+        return batch.shape[0] if self.core.sequences else 1
+
+    def _check_divides(self, batch: Batch, size: int) -> None:
+        """Raise an error if minibatches of this size do not divide the batch.
+
+        Raises:
+            ContractError: with the nearest sizes that do.
+        """
+        steps, row_steps = batch.steps, self._row_steps(batch)
+        if steps % size == 0 and size % row_steps == 0:
+            return
+        divisors = [d for d in range(row_steps, steps + 1, row_steps) if steps % d == 0]
+        nearest = sorted(divisors, key=lambda d: abs(d - size))[:2]
+        columns = ""
+        if self.core.sequences:
+            columns = f" of {batch.shape[1]} columns with {row_steps} each, which stay whole"
+        raise ContractError(
+            f"minibatch_size={size} does not divide the batch of {steps:,} steps{columns}; "
+            f"take {' or '.join(map(str, sorted(nearest)))}"
         )
-        if stream.wants(Updated):
-            stream.emit(Updated(self.site.name, int(version), trained))
-        return trained
+
+    def _traces(self, lag: tuple[Array, Array], epochs: int) -> bool:
+        """Return whether the epochs of the next update report when they end."""
+        return bool(
+            here().spans is not None
+            and not self.site.stream.silent
+            and not isinstance(lag[0], RemoteArray)
+            and epochs > 1
+            and self.state["version"] % TRACED == 0
+        )
+
+    def _count(self, steps: int, epochs: int, size: int) -> None:
+        """Count an update; of a loss that may stop early only the most gradient steps are known."""
+        counter = "most_gradient_steps" if self.core.loss.stops_early else "gradient_steps"
+        self.site.count(
+            updates=1,
+            trained_steps=steps,
+            used_steps=epochs * steps,
+            **{counter: epochs * (steps // size)},
+        )
 
     def facts(self) -> dict[str, Any]:
-        """How many devices share an update."""
+        """Return how many devices share an update."""
         return {"devices": self.shards}
 
     def findings(self) -> Iterator[str]:
-        """Whether devices are idle, and how they would not be."""
+        """Report whether devices are idle during updates, and what would put them to use."""
         if self.rows and self.shards < self.site.devices:
             rows = f"{self.rows:,} {'columns' if self.core.sequences else 'steps'}"
             yield (
-                f"{self.site.name}: its updates use one of {self.site.devices} devices, which can't share minibatches of {rows} evenly; "
+                f"{self.site.name}: its updates use one of {self.site.devices} devices, "
+                f"which can't share minibatches of {rows} evenly; "
                 f"take a multiple of {self.site.devices}"
             )
 
     def lacking(self, batch: Batch, added: Mapping[str, str] = MappingProxyType({})) -> str:
-        """Return which fields a batch lacks that the loss needs, and the way out; empty if it has all.
+        """Return which fields a batch lacks that the loss needs, and the way out; empty if none.
 
         Args:
             batch: what is to be trained on.
@@ -176,20 +207,23 @@ class LearnerHandle(Handle):
         missing = [name for name in self.core.loss.needs if name not in batch.data]
         if not missing:
             return ""
-        drawn = (
-            "next_obs" in batch.data
-        )  # transitions have no order in time, which what works on fragments needs
-        ways = [
-            f"put {operator}(...) before it"
-            for operator in sorted({added[name] for name in missing if name in added and not drawn})
-        ]
-        if others := _content_with(batch.data):
+        # Transitions have no order in time, which operators that work on rollouts need.
+        has_order = "next_obs" not in batch.data
+        operators = {added[name] for name in missing if name in added and has_order}
+        ways = [f"put {operator}(...) before it" for operator in sorted(operators)]
+        if others := _losses_content_with(batch.data):
             ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
-        fields = f"the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"
-        return f"{type(self.core.loss).__name__} needs {fields}; {', or '.join(ways) or 'add them before it'}"
+        fields = f"the {plural(len(missing), 'field')} {', '.join(missing)}"
+        return (
+            f"{type(self.core.loss).__name__} needs {fields}, "
+            f"but the batch has {', '.join(batch.data)}; "
+            f"{', or '.join(ways) or 'add them before it'}"
+        )
 
     def values(self, batch: Batch) -> Array:
-        """The values ``[B]`` of what comes behind the last rows of a batch, by the newest weights.
+        """Return the values ``[B]`` of the observations after the last rows of a batch.
+
+        The newest weights compute them.
 
         Raises:
             ContractError: the batch has lost the column bootstrap_obs.
@@ -197,7 +231,9 @@ class LearnerHandle(Handle):
         return values_of(self.site, self.core.network, self.state["core"]["weights"], batch)
 
     def action_values(self, batch: Batch) -> Array:
-        """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, by the newest weights.
+        """Return the action values ``[T + 1, B, n]`` at the rows of a batch and after the last.
+
+        The newest weights compute them.
 
         Raises:
             ContractError: the batch has lost the column bootstrap_obs, or the policy has none.
@@ -208,68 +244,72 @@ class LearnerHandle(Handle):
         """Move the target network towards the newest parameters.
 
         Args:
-            tau: by which share; 1 copies them.
+            tau: the share of the way that it moves; 1 copies the parameters.
 
         Raises:
-            ContractError: the loss uses none.
+            ContractError: the loss uses no target network.
         """
         if not self.core.loss.target_network:
             raise ContractError(
                 f"{type(self.core.loss).__name__} uses no target network; remove this operator"
             )
-        self.state = {
-            **self.state,
-            "core": self.site.run(self.core.update_target, self.state["core"], tau=tau),
-        }
+        core = self.site.run(self.core.update_target, self.state["core"], tau=tau)
+        self.state = {**self.state, "core": core}
         self.site.count(target_updates=1)
 
     def lag(self, batch: Batch) -> int:
-        """How many updates old the oldest column of a batch is.
+        """Return the policy lag of a batch: how many updates old its oldest column is.
 
         Raises:
-            ContractError: the column `version` was lost or computed anew.
+            ContractError: the column `version` was lost or computed again.
         """
         versions = batch.columns.get("version")
         if not isinstance(versions, np.ndarray):
             raise ContractError(
-                "the age of the batch can't be known before the run: it was drawn from a replay (remove max_lag), or lost the column version (change "
-                "batches by batch.with_(...), which keeps the columns)"
+                "the age of the batch can't be known before the run: it was sampled from a replay "
+                "(remove max_lag), or lost the column version (change batches by "
+                "batch.with_(...), which keeps the columns)"
             )
         return int(np.max(self.state["version"] - versions))
 
     def weights(self) -> tuple[Weights, Any]:
-        """A copy of the weights, and their version."""
+        """Return a copy of the weights, and their policy version."""
         return self.site.run(self.core.weights, self.state["core"]), self.state["version"]
 
 
 def _misfit(loss: Loss, explore: Explore) -> str:
-    """Say why a loss can't learn from actions that are picked so; empty if it can."""
+    """Return why a loss can't learn from actions picked by this exploration; empty if it can."""
     kind, how = type(loss).__name__, type(explore).__name__
     if loss.values and explore.samples:
-        text = f"act by chance, the likelier the higher the action value, which {kind} does not train them for"
-        return f"{text}; give runners explore=fl.EpsilonGreedy(...)"
-    if loss.sampled and not explore.samples:
-        text = f"act by {how}, for which {kind} does not correct: it learns from actions drawn from the policy's own distribution"
-        way = "leave explore out, which draws them so (fl.Sampled()), and encourage exploration by the loss's entropy bonus"
-        own = (
-            ""
-            if how in ("EpsilonGreedy", "GaussianNoise")
-            else f"; if {how} does draw them so, let it say samples = True"
+        return (
+            "act by a stochastic policy, which prefers high action values but samples; "
+            f"{kind} does not train them for that; give runners explore=fl.EpsilonGreedy(...)"
         )
-        return f"{text}; {way}{own}"
+    if loss.sampled and not explore.samples:
+        # An exploration of the user's own may sample from the policy, and lack only the mark.
+        own = ""
+        if how not in ("EpsilonGreedy", "GaussianNoise"):
+            own = f"; if {how} does sample them so, set samples = True in it"
+        return (
+            f"act by {how}, for which {kind} does not correct: "
+            "it learns from actions sampled from the policy's own distribution; "
+            "leave explore out, which samples them so (fl.Sampled()), "
+            f"and encourage exploration by the loss's entropy bonus{own}"
+        )
     return ""
 
 
-def _content_with(fields: Collection[str]) -> list[str]:
-    """The names of the losses of ours that need no more than these fields."""
-    kinds = [
-        x
-        for module in (losses, value_losses)
-        for x in vars(module).values()
-        if isinstance(x, type) and issubclass(x, Loss)
-    ]
-    named = [kind for kind in kinds if kind not in (Loss, losses.FunctionLoss)]
-    return sorted({kind.__name__ for kind in named if set(kind.needs) <= set(fields)})
+def _losses_content_with(fields: Collection[str]) -> list[str]:
+    """Return the names of the losses of this package that need no more than these fields."""
+    found = set()
+    for module in (losses, value_losses):
+        for kind in vars(module).values():
+            if not isinstance(kind, type) or not issubclass(kind, Loss):
+                continue
+            # These two have no needs of their own.
+            if kind not in (Loss, losses.FunctionLoss) and set(kind.needs) <= set(fields):
+                found.add(kind.__name__)
+    return sorted(found)
 
 
 @dataclass(frozen=True)
@@ -277,10 +317,13 @@ class Learner(Resource):
     """A policy in training.
 
     Args:
-        policy: the same as its runners act with.
+        policy: the policy to train, the same as its runners act with.
         loss: one such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
         optimizer: one such as `Adam`, or an optax transformation.
-        runners: whose spaces it is made for; they get its first weights.
+        runners: the runners whose spaces it is made for; they get its first weights.
+
+    Raises:
+        SettingError: one of them is of another kind, or is not hashable.
     """
 
     policy: Policy
@@ -300,58 +343,62 @@ class Learner(Resource):
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:
             raise SettingError(
-                f"loss and optimizer must be hashable values (frozen dataclasses, tuples in place of lists): {error}"
+                "loss and optimizer must be hashable values "
+                f"(frozen dataclasses, tuples in place of lists): {error}"
             ) from None
         if wrong := hidden(as_loss(self.loss), Loss):
             raise SettingError(f"loss: {wrong}")
 
     def open(self, site: Site) -> LearnerHandle:
-        """Make the first weights and hand them to the runners."""
+        """Make the first weights, publish them to the runners, and return the handle."""
         return LearnerHandle(self, site)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """Is it trained, and on data of the right age and policy?"""
+        """Report whether it is trained, and on data of the right age and policy."""
         runners = use.resources.get(str(self.runners))
         if isinstance(runners, Runners) and runners.policy != self.policy:
-            yield (
-                use.name,
-                f"trains {self.policy}, but {self.runners} act with {runners.policy}; give both the same policy",
-            )
+            problem = f"trains {self.policy}, but {self.runners} act with {runners.policy}"
+            yield use.name, f"{problem}; give both the same policy"
         if use.traced and not use.total("updates"):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
-        if isinstance(runners, Runners) and (wrong := _misfit(loss, runners.explore)):
-            yield str(self.runners), wrong
+        if isinstance(runners, Runners) and (misfit := _misfit(loss, runners.explore)):
+            yield str(self.runners), misfit
         if loss.target_network and use.exact and not use.total("target_updates"):
-            yield (
-                use.name,
-                f"nothing moves the target network of {kind}; add target=UpdateTarget(...) behind TrainOneStep",
-            )
-        if not loss.on_policy:
-            return
-        if replayed := [name for name in use.resources if use.total("drawn_steps", name)]:
-            yield (
-                use.name,
-                f"{kind} is on-policy, but {replayed[0]} gives data of any age; take a loss such as DQNLoss, or train on fresh samples",
-            )
-            return
-        for queue in dict.fromkeys(use.queues.values()):
-            text = f"{kind} is on-policy, but what comes out of a queue may be any number of updates old"
-            yield queue, f"{text}; remove the queue, or take a loss that corrects for age"
-        for node, lag in use.lags.items():
-            if math.isnan(lag):
-                text = "but the age of its data can't be known: the column `version` was computed anew on the way"
-                yield (
-                    node,
-                    f"{kind} is on-policy, {text}; change batches by batch.with_(...), which keeps the columns",
-                )
-            elif lag > 0:
-                text = f"but it trains on data up to {lag:.0f} update{'s' * (lag > 1)} old"
-                way = "put SyncWeights() behind every update and before the next sample, and make one batch of each round"
-                yield node, f"{kind} is on-policy, {text}; {way}"
+            problem = f"nothing moves the target network of {kind}"
+            yield use.name, f"{problem}; add target=UpdateTarget(...) after TrainOneStep"
+        if loss.on_policy:
+            yield from _stale_data(use, kind)
 
     def describe(self) -> str:
-        """``MLP, PPOLoss, Adam``."""
+        """Return one line such as ``MLP, PPOLoss, Adam``."""
         parts = (self.policy.fn, self.loss, self.optimizer)
         return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)
+
+
+def _stale_data(use: Use, kind: str) -> Iterator[tuple[str, str]]:
+    """Report where an on-policy loss gets data of other than the newest weights.
+
+    Args:
+        use: how the graph uses the learner.
+        kind: the name of the loss's class.
+    """
+    if replayed := [name for name in use.resources if use.total("replayed_steps", name)]:
+        problem = f"{kind} is on-policy, but {replayed[0]} gives data of any age"
+        yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
+        return
+    for queue in dict.fromkeys(use.queues.values()):
+        old = "what comes out of a queue may be any number of updates old"
+        way = "remove the queue, or take a loss that corrects for age"
+        yield queue, f"{kind} is on-policy, but {old}; {way}"
+    for node, lag in use.lags.items():
+        if math.isnan(lag):
+            unknown = "the age of its data can't be known"
+            why = "the column `version` was computed again on the way"
+            way = "change batches by batch.with_(...), which keeps the columns"
+            yield node, f"{kind} is on-policy, but {unknown}: {why}; {way}"
+        elif lag > 0:
+            old = f"it trains on data up to {lag:.0f} {plural(lag, 'update')} old"
+            way = "put SyncWeights() after every update and before the next sample"
+            yield node, f"{kind} is on-policy, but {old}; {way}, and make one batch of each round"

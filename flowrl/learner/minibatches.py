@@ -20,16 +20,18 @@ Rows = dict[str, Array]
 class Minibatches:
     """The minibatches of a batch ``[steps, columns]``.
 
-    Its rows are single steps, or whole columns where these must stay together. They lie in lines, side by side: a line holds the steps of all columns
-    at one moment, or as many steps as a minibatch has where that is no multiple of the columns. Devices share each line evenly, so that each
-    minibatch in order is made of the same rows, whatever the number of devices.
+    Its rows are single steps, or whole columns where these must stay together. They lie in lines,
+    side by side: a line holds the steps of all columns at one moment, or as many steps as a
+    minibatch has where that is no multiple of the columns. Devices share each line evenly, so that
+    each minibatch in order is made of the same rows, whatever the number of devices.
 
     Args:
         steps: T, in time.
         columns: B, side by side.
         size: steps of a minibatch; a divisor of T x B, and for whole columns a multiple of T.
         whole: whether columns stay whole.
-        shuffle: whether the rows of a minibatch are drawn at random in every epoch, or taken in order. Each device draws from its own rows.
+        shuffle: whether the rows of a minibatch are picked at random in every epoch, or taken in
+            order. Each device picks from its own rows.
         shards: devices that share each minibatch.
     """
 
@@ -42,50 +44,64 @@ class Minibatches:
 
     @property
     def count(self) -> int:
-        """How many minibatches there are."""
+        """The number of minibatches."""
         return self.steps * self.columns // self.size
 
     @property
     def rows(self) -> int:
-        """Rows of a minibatch on one device."""
-        return self.size // (self.steps if self.whole else 1) // self.shards
+        """The rows of a minibatch on one device."""
+        steps_per_row = self.steps if self.whole else 1
+        return self.size // steps_per_row // self.shards
 
     @property
-    def _drawn(self) -> bool:
-        """Whether rows are drawn at random; the order within a single minibatch does not matter."""
+    def _shuffled(self) -> bool:
+        """Whether rows are shuffled; the order within a single minibatch does not matter."""
         return self.shuffle and self.count > 1
 
     @property
     def _width(self) -> int:
-        """Rows of a line, on all devices together."""
+        """The rows of a line, on all devices together."""
         if self.whole:
-            return self.columns if self._drawn else self.columns // self.count
-        if self.columns % self.shards == 0 and (self._drawn or self.size % self.columns == 0):
+            return self.columns if self._shuffled else self.columns // self.count
+        # A line of all columns must be shared evenly, and in order a minibatch is whole lines.
+        if self.columns % self.shards == 0 and (self._shuffled or self.size % self.columns == 0):
             return self.columns
-        return self.steps * self.columns if self._drawn else self.size
+        return self.steps * self.columns if self._shuffled else self.size
 
     def laid_out(self, x: Array, *, time: bool = True) -> Array:
-        """A field ``[T, B, ...]``, or a column ``[B, ...]`` if not `time`, as ``[count, lines, width, ...]``; without the count if rows are drawn.
+        """Return an array as ``[count, lines, width, ...]``, without the count if shuffled.
 
-        A column has no lines.
+        Args:
+            x: a field ``[T, B, ...]``, or a column ``[B, ...]`` if not `time`.
+            time: whether `x` has an axis of time. A column has none, and no lines.
         """
-        if self.whole and time and not self._drawn:
+        if self.whole and time and not self._shuffled:
             cut = x.reshape(self.steps, self.count, self._width, *x.shape[2:])
             return jnp.moveaxis(cut, 1, 0)
         lines = (-1,) if time else ()
-        minibatches = () if self._drawn else (self.count,)
-        return x.reshape(*minibatches, *lines, self._width, *x.shape[1 + time :])
+        minibatches = () if self._shuffled else (self.count,)
+        batch_axes = 2 if time else 1
+        return x.reshape(*minibatches, *lines, self._width, *x.shape[batch_axes:])
 
     def spec(self, *, time: bool = True) -> PartitionSpec:
-        """How the devices share what is laid out."""
-        return PartitionSpec(*[None] * (time + (not self._drawn)), AXIS)
+        """Return how the devices share an array that is laid out, with or without lines."""
+        unshared: list[None] = []
+        if not self._shuffled:
+            unshared.append(None)
+        if time:
+            unshared.append(None)
+        return PartitionSpec(*unshared, AXIS)
 
     def on_this_device(self, x: Array) -> Array:
-        """A laid out field as rows: ``[count, rows, ...]``, or ``[all rows, ...]`` if they are drawn; whole columns keep their axis of time."""
+        """Return a field that is laid out as rows.
+
+        These are ``[count, rows, ...]``, or ``[all rows, ...]`` if they are shuffled. Whole columns
+        keep their axis of time.
+        """
         if self.whole:
             return x
-        kept = 0 if self._drawn else 1
-        return x.reshape(*x.shape[:kept], -1, *x.shape[kept + 2 :])
+        leading = 0 if self._shuffled else 1
+        return x.reshape(*x.shape[:leading], -1, *x.shape[leading + 2 :])
 
     def epoch(
         self,
@@ -98,41 +114,56 @@ class Minibatches:
         """Take every minibatch once.
 
         Args:
-            step: from what is carried and a minibatch to what is carried next and what is collected.
+            step: from what is carried and a minibatch to what is carried next and what is
+                collected.
             carry: what is carried.
-            fields: `on_this_device`.
-            columns: laid out.
-            key: random.
+            fields: as `on_this_device` gives them.
+            columns: as `laid_out` gives them.
+            key: a random key, from which the rows are shuffled.
 
         Returns:
-            What is carried, what was collected ``[count, ...]``, and the places of the rows that were drawn ``[count, rows]``, or None if in order.
+            What is carried, what was collected ``[count, ...]``, and the indices of the rows that
+            were picked ``[count, rows]``, or None if they were taken in order.
         """
-        if not self._drawn:
-            parts = {**fields, **columns}
-            if self.count > 1:
-                return *jax.lax.scan(step, carry, parts), None
-            carry, collected = step(carry, {k: x[0] for k, x in parts.items()})
-            return carry, jax.tree.map(lambda x: x[None], collected), None
-        axis = int(self.whole)
-        every = self.rows * self.count
-        order = jax.random.permutation(
-            jax.random.fold_in(key, number()) if self.shards > 1 else key, every
-        ).reshape(self.count, self.rows)
+        if not self._shuffled:
+            return *self._in_order(step, carry, {**fields, **columns}), None
+        field_axis = 1 if self.whole else 0  # after the axis of time, which whole columns keep
+        order = self._order(key)
 
-        def drawn(carry: Any, index: Array) -> tuple[Any, Any]:
-            return step(
-                carry,
-                {k: x.take(index, axis) for k, x in fields.items()}
-                | {k: x[index] for k, x in columns.items()},
-            )
+        def step_on(carry: Any, index: Array) -> tuple[Any, Any]:
+            picked = {name: x.take(index, field_axis) for name, x in fields.items()}
+            return step(carry, picked | {name: x[index] for name, x in columns.items()})
 
-        return *jax.lax.scan(drawn, carry, order), order
+        return *jax.lax.scan(step_on, carry, order), order
+
+    def _in_order(
+        self, step: Callable[[Any, Rows], tuple[Any, Any]], carry: Any, rows: Rows
+    ) -> tuple[Any, Any]:
+        """Take the minibatches in order; return what is carried and what was collected."""
+        if self.count > 1:
+            return jax.lax.scan(step, carry, rows)
+        # Within a loop XLA is many times slower at convolutions: a single minibatch has none.
+        carry, collected = step(carry, {name: x[0] for name, x in rows.items()})
+        return carry, jax.tree.map(lambda x: x[None], collected)
+
+    def _order(self, key: Array) -> Array:
+        """Return the shuffled indices of this device's rows, ``[count, rows]``."""
+        # Devices share one key, but each shuffles in its own way.
+        if self.shards > 1:
+            key = jax.random.fold_in(key, number())
+        order = jax.random.permutation(key, self.rows * self.count)
+        return order.reshape(self.count, self.rows)
 
     def as_laid_out(self, x: Array, order: Array | None) -> Array:
-        """One number a row ``[count, rows]``, as an epoch collected it, laid out like the field that the rows came from."""
+        """Return one number a row, laid out like the field that the rows came from.
+
+        Args:
+            x: the numbers as an epoch collected them, ``[count, rows]``.
+            order: the indices of the rows, as `epoch` returned them.
+        """
         if order is not None:
             x = jnp.zeros(order.size, x.dtype).at[order.reshape(-1)].set(x.reshape(-1))
         if self.whole:
             return x
         width = self._width // self.shards
-        return x.reshape(-1, width) if self._drawn else x.reshape(self.count, -1, width)
+        return x.reshape(-1, width) if self._shuffled else x.reshape(self.count, -1, width)

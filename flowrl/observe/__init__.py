@@ -1,1 +1,1 @@
-"""WHO WATCHES: progress, files, events."""
+"""Observers of runs: progress, files, explanations and traces."""

@@ -1,4 +1,4 @@
-"""What differs between two graphs, their plans, and the runs that they left behind."""
+"""Differences between two graphs, their plans, and the directories of their runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.texts import in_bytes
+from flowrl.core.texts import in_bytes, plural
 from flowrl.errors import CheckError, GraphError, SaveError, a
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
@@ -17,36 +17,40 @@ from flowrl.graph.plan import Plan
 from flowrl.observe.settings import settings_of
 
 WIDE = 60
-"""Characters of a value that are shown."""
+"""The most characters of a value that are shown."""
 LACKS = "-"
-"""What stands where only the other one has something."""
+"""The text for a value that only the other graph has."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of things that are compared."""
+    """The comparison of one kind of things, such as nodes or settings."""
 
     name: str
+    """The kind, in the plural."""
     word: str
-    """One of these things."""
+    """The kind, in the singular."""
     lines: tuple[tuple[str, str, str], ...]
-    """What differs, and what it is on each side."""
+    """What differs, and its value on each side."""
     alike: int
     """How many do not differ."""
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two graphs side by side. `print` shows it; what is alike is only counted."""
+    """The comparison of two graphs. `print` shows it; what is alike is only counted."""
 
     names: tuple[str, str]
+    """What the two graphs are called."""
     parts: tuple[Part, ...]
+    """Nodes, settings, plan, and results if there are any."""
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
         return any(part.lines for part in self.parts)
 
     def __str__(self) -> str:
+        # Columns have the same width in all parts.
         every = [("", *self.names), *(line for part in self.parts for line in part.lines)]
         first, second = (max(len(line[i]) for line in every) for i in (0, 1))
         text = [f"  {'':<{first}}  {self.names[0]:<{second}}  {self.names[1]}"]
@@ -60,9 +64,11 @@ class Diff:
 
     @staticmethod
     def _count(part: Part) -> str:
-        differ, word = len(part.lines), part.word
-        alike = f"{part.alike} {word}{'s' * (part.alike != 1)} alike"
-        return f"{differ} differ{'s' * (differ == 1)}, {alike}" if differ else alike
+        differ = len(part.lines)
+        alike = f"{part.alike} {plural(part.alike, part.word)} alike"
+        if not differ:
+            return alike
+        return f"1 differs, {alike}" if differ == 1 else f"{differ} differ, {alike}"
 
 
 def diff(
@@ -71,20 +77,24 @@ def diff(
     names: tuple[str, str] | None = None,
     results: tuple[Path | None, Path | None] = (None, None),
 ) -> Diff:
-    """Compare two graphs: their nodes, the settings of nodes and resources by address, and what their plans say.
+    """Compare the nodes, settings and plans of two graphs, and the results of their runs.
+
+    Settings are those of nodes and resources, by address.
 
     Args:
-        a: one.
-        b: the other.
+        a: a graph or its plan.
+        b: the other graph or its plan.
         names: what to call them; their own names by default.
-        results: the directories of their runs, whose rows are compared too.
+        results: the directories of their runs, whose rows are compared too; None for a graph
+            without a run.
 
     Raises:
         GraphError: one of them is no graph.
         SaveError: a directory holds no rows.
 
     >>> import flowrl as fl
-    >>> print(fl.diff(fl.ppo(), fl.ppo().rename("calm").set("learner.loss.clip_ratio", 0.1)).parts[1].lines)
+    >>> calm = fl.ppo().rename("calm").set("learner.loss.clip_ratio", 0.1)
+    >>> print(fl.diff(fl.ppo(), calm).parts[1].lines)
     (('learner.loss.clip_ratio', '0.2', '0.1'),)
     """
     one, other = (_graph(x) for x in (a, b))
@@ -94,11 +104,8 @@ def diff(
         _part("plan", "number", _numbers(a), _numbers(b)),
     ]
     if results != (None, None):
-        parts.append(
-            _part(
-                "results", "result", *({} if path is None else _results(path) for path in results)
-            )
-        )
+        first, second = ({} if path is None else _results(path) for path in results)
+        parts.append(_part("results", "result", first, second))
     return Diff(names or (one.name, other.name), tuple(parts))
 
 
@@ -110,6 +117,7 @@ def _graph(value: Graph | Plan) -> Graph:
 
 
 def _part(name: str, word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Part:
+    """Compare two mappings from what is compared to its value as text."""
     keys = list(dict.fromkeys([*one, *other]))
     lines = tuple(
         (key, _short(one.get(key, LACKS)), _short(other.get(key, LACKS)))
@@ -129,59 +137,62 @@ def _owners(graph: Graph) -> dict[str, Any]:
 
 
 def _nodes(graph: Graph, other: Graph) -> dict[str, str]:
-    """By node and resource: its kind; with its settings if the other graph has none of that name, with its place if it has another there."""
+    """Return the kind of each node and resource of a graph.
+
+    The settings of a node are added if the other graph has none of that name, and its place if the
+    other graph has it in another.
+    """
     found = {}
+    others = _owners(other)
     for name, owner in _owners(graph).items():
-        text = (
-            type(owner).__name__
-            if name in _owners(other)
-            else values.to_text(owner, defaults=False)
-        )
-        here, there = _behind(name, graph, other), _behind(name, other, graph)
-        found[name] = (
-            text
-            if None in (here, there) or here == there
-            else f"{text}, behind {', '.join(here or ()) or 'nothing'}"
-        )
+        text = type(owner).__name__
+        if name not in others:
+            text = values.to_text(owner, defaults=False)
+        here, there = _shared_before(name, graph, other), _shared_before(name, other, graph)
+        if here is not None and there is not None and here != there:
+            text = f"{text}, after {', '.join(here) or 'nothing'}"
+        found[name] = text
     return found
 
 
-def _behind(name: str, graph: Graph, other: Graph) -> list[str] | None:
-    """The nodes nearest before a node that both graphs have; None of what is no node."""
-    after, both = (
-        {node.name: node.after for node in graph.nodes},
-        {node.name for node in other.nodes},
-    )
+def _shared_before(name: str, graph: Graph, other: Graph) -> list[str] | None:
+    """Return the nearest nodes before a node that both graphs have; None if it is no node.
+
+    Nodes that only one graph has are skipped, so that they do not move those after them.
+    """
+    before = {node.name: node.after for node in graph.nodes}
+    shared = {node.name for node in other.nodes}
 
     def nearest(name: str) -> Iterator[str]:
-        for before in after[name]:
-            yield from (before,) if before in both else nearest(before)
+        for source in before[name]:
+            if source in shared:
+                yield source
+            else:
+                yield from nearest(source)
 
-    return sorted(set(nearest(name))) if name in after else None
+    return sorted(set(nearest(name))) if name in before else None
 
 
 def _settings(graph: Graph, other: Graph) -> dict[str, Any]:
-    """The settings of what both have."""
+    """Return the settings of the nodes and resources that both graphs have, by address."""
+    others = _owners(other)
     return {
         address: text
         for address, text in settings_of(graph, strings=True).items()
-        if address.partition(".")[0] in _owners(other)
+        if address.partition(".")[0] in others
     }
 
 
 def _numbers(graph: Graph | Plan) -> dict[str, str]:
-    """What a plan says, by what it is called; of a graph that has none, why."""
+    """Return the numbers of a plan by name; of a graph without a plan, the reason."""
     try:
         plan = graph if isinstance(graph, Plan) else graph.compile()
+    # Nodes and settings can be compared even if a graph does not compile.
     except CheckError as error:
         return {"no plan": error.problems[0]}
     lag = "any" if math.isnan(plan.lag) else f"{plan.lag:g}"
-    bound = (
-        "none"
-        if math.isinf(plan.lag_bound) or math.isnan(plan.lag_bound)
-        else f"{plan.lag_bound:g}"
-    )
-    named = {
+    bound = f"{plan.lag_bound:g}" if math.isfinite(plan.lag_bound) else "none"
+    counters = {
         "steps a row": "sampled_steps",
         "updates a row": "updates",
         "steps used a row": "used_steps",
@@ -190,24 +201,24 @@ def _numbers(graph: Graph | Plan) -> dict[str, str]:
     }
     return {
         "stages": str(len(plan.graph.stages())),
-        **{name: f"{plan.per_row(counter):,.6g}" for name, counter in named.items()},
-        "lag in lock-step": lag,
-        "lag bound": bound,
+        **{name: f"{plan.per_row(counter):,.6g}" for name, counter in counters.items()},
+        "policy lag in lock-step": lag,
+        "policy lag bound": bound,
         "memory set aside": in_bytes(sum(plan.found.nbytes.values())),
     }
 
 
 BEST: Mapping[str, Callable[[list[float]], float]] = {"return_mean": max, "eval/return_mean": max}
-"""Columns of which the best one is compared too."""
+"""The columns whose best value is compared too, and how it is found."""
 
 
 def _results(path: Path) -> dict[str, str]:
-    """What a run's directory says of how it went."""
+    """Return the results that a run's directory holds, by name."""
     rows = list(_rows(path / "rows.jsonl"))
     found = {"rows": f"{len(rows):,}", "ended": _reason(path / "events.jsonl")}
     for name, best in BEST.items():
-        if told := [row[name] for row in rows if row.get(name) is not None]:
-            found[f"best {name}"] = f"{best(told):,.6g}"
+        if known := [row[name] for row in rows if row.get(name) is not None]:
+            found[f"best {name}"] = f"{best(known):,.6g}"
     last = rows[-1] if rows else {}
     if last.get("seconds"):
         found["steps/s, all in all"] = f"{last['env_steps'] / last['seconds']:,.6g}"
@@ -219,6 +230,11 @@ def _results(path: Path) -> dict[str, str]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of a file.
+
+    Raises:
+        SaveError: the file is not there, or a line other than the last is damaged.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
@@ -226,7 +242,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             yield json.loads(line)
-        except ValueError:  # a killed run's last line may be half written
+        except ValueError:
+            # The last line of a killed run may be half written.
             if number < text.count("\n"):
                 raise SaveError(
                     f"{path}, line {number} is damaged: it is not the JSON that was written"
@@ -234,7 +251,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _reason(path: Path) -> str:
-    ends = (
-        [event for event in _rows(path) if event.get("event") == "ended"] if path.is_file() else []
-    )
-    return ends[-1]["reason"] if ends else "not told"
+    """Return why a run ended, from its log of events."""
+    if not path.is_file():
+        return "not recorded"
+    ends = [event for event in _rows(path) if event.get("event") == "ended"]
+    return ends[-1]["reason"] if ends else "not recorded"

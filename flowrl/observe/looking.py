@@ -1,10 +1,11 @@
-"""Looking at items: what they hold as text, one number of them by its name, and comparisons such as ``loss>10``."""
+"""Ways to look at items: as text, one number by its name, and comparisons such as ``loss>10``."""
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,23 +18,33 @@ from flowrl.errors import SettingError, a
 
 Array = Any
 STATS = ("min", "mean", "max", "nan")
-"""What may stand behind a field's name: ``reward.mean``. All but ``nan``, the count of NaN, are those of the other values."""
+"""The statistics that may follow a field's name, such as ``reward.mean``. ``nan`` is the number of
+values that are NaN; the others are computed from the values that are not."""
 LONGEST = 2_000
-"""The most characters that are shown of an item that is nothing of flowrl's."""
+"""The most characters that are shown of an item of a type that is not flowrl's."""
 COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+"""The comparisons by their signs, the longer signs first, so that ``>`` is not read in ``>=``."""
 
 
 class Comparison(NamedTuple):
-    """``loss>10``."""
+    """A comparison of a named number with a constant, such as ``loss>10``."""
 
     name: str
+    """The name of the number, as `number` takes it."""
     sign: str
+    """One of `COMPARE`."""
     value: float
+    """The constant."""
 
     def holds(self, number: float) -> bool:
-        """Whether it is true of this number."""
+        """Return whether the comparison is true of this number."""
         return COMPARE[self.sign](number, self.value)
 
     def __str__(self) -> str:
@@ -41,10 +52,13 @@ class Comparison(NamedTuple):
 
 
 def comparison(text: str) -> Comparison:
-    """Read one. Nothing is executed.
+    """Read a comparison. Nothing in the text is executed.
+
+    Args:
+        text: a name, a sign and a number.
 
     Raises:
-        SettingError: it is not of that form.
+        SettingError: the text is not of this kind.
 
     >>> comparison("obs.nan > 0")
     Comparison(name='obs.nan', sign='>', value=0.0)
@@ -55,12 +69,13 @@ def comparison(text: str) -> Comparison:
         return Comparison(name, sign, float(number))
     except ValueError:
         raise SettingError(
-            f"takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; got {text.strip()!r}"
+            "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; "
+            f"got {text.strip()!r}"
         ) from None
 
 
 def scalars(item: Any) -> list[str]:
-    """The names of an item's plain numbers; its arrays may be abstract."""
+    """Return the names of an item's plain numbers; its arrays may be abstract."""
     if isinstance(item, Row):
         return list(item)
     if isinstance(item, Trained):
@@ -69,14 +84,21 @@ def scalars(item: Any) -> list[str]:
 
 
 def fields(item: Any) -> dict[str, Array]:
-    """The arrays of an item by name: the fields and columns of a batch; the feedback of an update."""
+    """Return the arrays of an item by name.
+
+    These are the fields and columns of a batch, or the feedback of an update.
+    """
     if isinstance(item, Batch):
         return {**item.columns, **item.data}
     return dict(item.feedback) if isinstance(item, Trained) else {}
 
 
 def number(item: Any, name: str) -> float | None:
-    """One number of an item: ``loss`` of an update, ``reward.mean`` of a batch, any column of a Row; None where it has none of this name.
+    """Return one number of an item; None if it has none of this name.
+
+    Args:
+        item: a batch, the result of an update, a Row, or anything else.
+        name: ``loss`` of an update, ``reward.mean`` of a batch, or any column of a Row.
 
     >>> number(Batch({"reward": np.array([[1.0], [np.nan]])}), "reward.nan")
     1.0
@@ -91,31 +113,38 @@ def number(item: Any, name: str) -> float | None:
     if name == "steps":
         return float(item.steps)
     if name in ("lag_mean", "lag_max"):
-        return float(item.lag[name == "lag_max"])
+        lag_mean, lag_max = item.lag
+        return float(lag_max if name == "lag_max" else lag_mean)
     return float(item.metrics.values[item.metrics.names.index(name)])
 
 
 def stats(x: Array) -> tuple[float, float, float, float]:
-    """Least, mean, greatest, and how many are NaN, of an array of numbers; NaN for those of which there is none."""
+    """Return the statistics `STATS` of an array: least, mean, greatest, and the number of NaN.
+
+    Those that do not exist are NaN: all of an array that holds no numbers, and the first three of
+    one that holds only NaN.
+    """
     if not any(jnp.issubdtype(x.dtype, kind) for kind in (np.floating, np.integer, np.bool_)):
-        return (np.nan,) * 4
+        return np.nan, np.nan, np.nan, np.nan
     every = np.asarray(x).astype(np.float64)
-    some = every[~np.isnan(every)]
+    known = every[~np.isnan(every)]
+    missing = float(every.size - known.size)
+    if not known.size:
+        return np.nan, np.nan, np.nan, missing
+    # Sums of very large or infinite values overflow, which is no error here.
     with np.errstate(all="ignore"):
-        low, mean, high = (
-            (float(f(some)) for f in (np.min, np.mean, np.max)) if some.size else (np.nan,) * 3
-        )
-    return low, mean, high, float(every.size - some.size)
+        return float(np.min(known)), float(np.mean(known)), float(np.max(known)), missing
 
 
-# -- as text -------------------------------------------------------------------------------------------------------
+# -- as text
 
 
 def brief(item: Any) -> str:
-    """An item in a few words: ``a Batch [16, 4], 64 steps``."""
+    """Return an item in a few words, such as ``a Batch [16, 4], 64 steps``."""
     match item:
         case Batch():
-            return f"a Batch [{item.shape[0]}, {item.shape[1]}], {amount(Fraction(item.steps), 'step')}"
+            rows, columns = item.shape[0], item.shape[1]
+            return f"a Batch [{rows}, {columns}], {amount(Fraction(item.steps), 'step')}"
         case Trained():
             return f"a Trained on {amount(Fraction(item.steps), 'step')}"
         case Tally():
@@ -124,13 +153,15 @@ def brief(item: Any) -> str:
 
 
 def whole(item: Any) -> str:
-    """All of an item: each field with its shape, type and statistics, each metric with its value; what is nothing of flowrl's as it prints."""
+    """Return all of an item as text.
+
+    Each field is shown with its shape, type and statistics, and each metric with its value. An item
+    of a type that is not flowrl's is shown as it prints.
+    """
     match item:
         case Batch():
-            parts = [
-                _table("field", item.data),
-                *([_table("column", item.columns)] if item.columns else []),
-            ]
+            parts = [_table("field", item.data)]
+            parts += [_table("column", item.columns)] if item.columns else []
         case Trained():
             shown = [(name, number(item, name)) for name in scalars(item) if name != "steps"]
             wide = max(len(name) for name, _ in shown)
@@ -143,11 +174,17 @@ def whole(item: Any) -> str:
 
 
 def _table(head: str, arrays: Mapping[str, Array]) -> str:
+    """Return arrays as a table with a line for each, under a header that begins with `head`."""
     rows: list[tuple[str, ...]] = [(head, "shape", "type", "min", "mean", "max", "NaN")]
     for name, x in arrays.items():
-        numbers = [f"{n:.4g}" if n == n else "-" for n in stats(x)]  # noqa: PLR0124 - NaN is not equal to itself
+        numbers = ["-" if math.isnan(n) else f"{n:.4g}" for n in stats(x)]
         rows.append((name, str(list(x.shape)), str(x.dtype), *numbers))
-    wide = [max(len(row[i]) for row in rows) for i in range(7)]
-    lines = ["  ".join([*(f"{x:<{w}}" for x, w in zip(row[:3], wide, strict=False)), *(f"{x:>{w}}" for x, w in zip(row[3:], wide[3:], strict=True))])
-             for row in rows]  # fmt: skip
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table: three columns of text to the left, the numbers to the right."""
+    texts = [f"{x:<{width}}" for x, width in zip(row[:3], widths[:3], strict=True)]
+    numbers = [f"{x:>{width}}" for x, width in zip(row[3:], widths[3:], strict=True)]
+    return f"  {'  '.join([*texts, *numbers])}".rstrip()

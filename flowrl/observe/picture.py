@@ -1,15 +1,22 @@
-"""A stretch of a trace as a picture: a lane per process and node, the kinds of work as colours, arrows where items go on."""
+"""A part of a trace as a picture in SVG.
+
+It has a lane per process and node, colours for the kinds of work, and arrows where items go on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from flowrl.core.clock import KINDS, Span
 from flowrl.observe.trace import Trace
 
+Lane = tuple[str, str]
+"""A process, and a node in it."""
 SECONDS = 0.25
-"""The length of the stretch, unless it is said."""
+"""The seconds that a picture shows by default."""
 LANE, LEFT, WIDE, TOP = 22, 190, 900, 34
+"""The height of a lane, and the left margin, width and top margin of all lanes, in pixels."""
 COLOURS = dict(
     zip(
         KINDS,
@@ -32,69 +39,122 @@ COLOURS = dict(
         strict=True,
     )
 )
+"""By kind of work: its colour."""
+OTHER_COLOUR = "#e15759"
+"""The colour of the epochs within updates, which are no kind of work."""
 
 
 def svg(trace: Trace, seconds: float = SECONDS, end: float | None = None) -> str:
-    """The last `seconds` before `end`, a time since 1970: by default the end of the last update."""
-    ends = [(span.kind == "update", span.end) for track in trace.tracks.values() for span in track]
-    end = max(ends, default=(False, 0.0))[1] if end is None else end
-    start = end - seconds
-    lanes: dict[tuple[str, str], list[Span]] = {}
-    for process, track in trace.tracks.items():
-        for span in track:
-            if (
-                span.end > start
-                and span.start < end
-                and span.kind != "outside"
-                and (span.node or span.kind not in ("waiting", "blocked"))
-            ):
-                lanes.setdefault((process, span.node), []).append(span)
-    processes = list(trace.tracks)
-    order = {
-        lane: i for i, lane in enumerate(sorted(lanes, key=lambda lane: processes.index(lane[0])))
-    }
-    high = TOP + LANE * len(order) + 30
+    """Draw a part of a trace.
 
-    def x(at: float) -> float:
-        return LEFT + WIDE * min(max((at - start) / seconds, 0.0), 1.0)
+    Args:
+        trace: of a run.
+        seconds: the length of the part.
+        end: the end of the part, in seconds since 1970; by default the end of the last update, or
+            of the last span if there is no update.
 
-    def y(lane: tuple[str, str]) -> float:
-        return TOP + LANE * order[lane]
+    Returns:
+        The text of an SVG.
+    """
+    if end is None:
+        ends = [(s.kind == "update", s.end) for track in trace.tracks.values() for s in track]
+        end = max(ends, default=(False, 0.0))[1]
+    picture = _Picture(trace, end - seconds, end, seconds)
+    return "\n".join(picture.lines()) + "\n"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDE + 20}" height="{high}" font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="#ffffff"/><text x="8" y="20" font-weight="bold">{escape(trace.name)}, {1e3 * seconds:.0f} ms</text>',
-    ]
-    shown = [
-        kind for kind in KINDS if any(s.kind == kind for found in lanes.values() for s in found)
-    ]
-    for i, kind in enumerate(shown):
-        at = LEFT + 95 * i
-        parts.append(
-            f'<rect x="{at}" y="10" width="11" height="11" fill="{COLOURS[kind]}" stroke="#888" stroke-width="0.3"/>'
+
+class _Picture:
+    """Draws the part of a trace from `start` to `end`, which are `seconds` apart."""
+
+    def __init__(self, trace: Trace, start: float, end: float, seconds: float) -> None:
+        self.trace, self.start, self.end, self.seconds = trace, start, end, seconds
+        self.lanes = _lanes(trace, start, end)
+        processes = list(trace.tracks)
+        in_order = sorted(self.lanes, key=lambda lane: processes.index(lane[0]))
+        self.row = {lane: i for i, lane in enumerate(in_order)}
+
+    def x(self, at: float) -> float:
+        """Return the horizontal position of a time, within the margins."""
+        return LEFT + WIDE * min(max((at - self.start) / self.seconds, 0.0), 1.0)
+
+    def y(self, lane: Lane) -> float:
+        """Return the upper edge of a lane."""
+        return TOP + LANE * self.row[lane]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the SVG."""
+        width, height = LEFT + WIDE + 20, TOP + LANE * len(self.row) + 30
+        title = f"{escape(self.trace.name)}, {1e3 * self.seconds:.0f} ms"
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            'font-family="sans-serif" font-size="12">'
         )
-        parts.append(f'<text x="{at + 15}" y="20">{kind}</text>')
-    for lane, found in lanes.items():
+        yield (
+            '<rect width="100%" height="100%" fill="#ffffff"/>'
+            f'<text x="8" y="20" font-weight="bold">{title}</text>'
+        )
+        yield from _legend(self.lanes)
+        for lane, found in self.lanes.items():
+            yield from self._lane(lane, found)
+        yield from self._arrows()
+        yield "</svg>"
+
+    def _lane(self, lane: Lane, found: Sequence[Span]) -> Iterator[str]:
+        """Draw the name of a lane, the line below it, and its spans."""
         process, node = lane
         name = f"{process}: {node}" if node else process
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y(lane) + 15}" text-anchor="end">{escape(name)}</text>'
+        top, bottom = self.y(lane), self.y(lane) + LANE - 1
+        yield f'<text x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{escape(name)}</text>'
+        yield (
+            f'<line x1="{LEFT}" x2="{LEFT + WIDE}" y1="{bottom}" y2="{bottom}" stroke="#e3e6ea"/>'
         )
-        parts.append(
-            f'<line x1="{LEFT}" x2="{LEFT + WIDE}" y1="{y(lane) + LANE - 1}" y2="{y(lane) + LANE - 1}" stroke="#e3e6ea"/>'
+        for span in found:
+            left = self.x(span.start)
+            # A span that is shorter than a pixel must be visible too.
+            width = max(self.x(span.end) - left, 0.4)
+            colour = COLOURS.get(span.kind, OTHER_COLOUR)
+            yield (
+                f'<rect x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{LANE - 6}" '
+                f'fill="{colour}"/>'
+            )
+
+    def _arrows(self) -> Iterator[str]:
+        """Draw the arrows whose ends are both in the picture."""
+        for arrow in self.trace.arrows:
+            (process, node, left_at), (to_process, to_node, came_at) = arrow.before, arrow.after
+            source, target = (process, node), (to_process, to_node)
+            shown = source in self.row and target in self.row
+            if not shown or left_at < self.start or came_at > self.end:
+                continue
+            x1, x2 = self.x(left_at), self.x(came_at)
+            y1, y2 = self.y(source) + LANE / 2, self.y(target) + LANE / 2
+            yield (
+                f'<path d="M{x1:.1f} {y1}L{x2:.1f} {y2}" stroke="#333" stroke-width="0.8" '
+                'fill="none" opacity="0.6"/>'
+            )
+            yield f'<circle cx="{x2:.1f}" cy="{y2}" r="2.2" fill="#333"/>'
+
+
+def _lanes(trace: Trace, start: float, end: float) -> dict[Lane, list[Span]]:
+    """Return the spans of each process and node that overlap with the time from start to end."""
+    lanes: dict[Lane, list[Span]] = {}
+    for process, track in trace.tracks.items():
+        for span in track:
+            overlaps = span.end > start and span.start < end
+            # Waiting outside of nodes says nothing about any of them.
+            idle = not span.node and span.kind in ("waiting", "blocked")
+            if overlaps and not idle and span.kind != "outside":
+                lanes.setdefault((process, span.node), []).append(span)
+    return lanes
+
+
+def _legend(lanes: Mapping[Lane, Sequence[Span]]) -> Iterator[str]:
+    """Draw the colours of the kinds of work that are in the picture."""
+    seen = {span.kind for found in lanes.values() for span in found}
+    for i, kind in enumerate(kind for kind in KINDS if kind in seen):
+        at = LEFT + 95 * i
+        yield (
+            f'<rect x="{at}" y="10" width="11" height="11" fill="{COLOURS[kind]}" '
+            'stroke="#888" stroke-width="0.3"/>'
         )
-        for s in found:
-            width = max(x(s.end) - x(s.start), 0.4)
-            colour = COLOURS.get(s.kind, "#e15759")
-            parts.append(
-                f'<rect x="{x(s.start):.1f}" y="{y(lane) + 3}" width="{width:.1f}" height="{LANE - 6}" fill="{colour}"/>'
-            )
-    for arrow in trace.arrows:
-        (a, b, sent), (c, d, came) = arrow.before, arrow.after
-        if start <= sent and came <= end and (a, b) in order and (c, d) in order:
-            y1, y2 = y((a, b)) + LANE / 2, y((c, d)) + LANE / 2
-            parts.append(
-                f'<path d="M{x(sent):.1f} {y1}L{x(came):.1f} {y2}" stroke="#333" stroke-width="0.8" fill="none" opacity="0.6"/>'
-            )
-            parts.append(f'<circle cx="{x(came):.1f}" cy="{y2}" r="2.2" fill="#333"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        yield f'<text x="{at + 15}" y="20">{kind}</text>'

@@ -1,4 +1,4 @@
-"""The live progress line of a run, and the plain lines that take its place where the output is no terminal."""
+"""The live progress of a run on a terminal, and plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from flowrl.core.items import Row
 from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
-"""How often a line is written where the output is no terminal."""
+"""The least seconds between two lines where the output is no terminal."""
 
 
 class Progress:
-    """Shows steps, return, steps/s, and the time left when the goal is a number of steps; and on a terminal what every node does.
+    """An observer that shows steps, return and steps/s, and on a terminal what every node does.
+
+    If the goal is a number of steps, the time that is left is shown too.
 
     Args:
-        console: where to; standard error by default.
-        steps: the goal in environment steps, if there is one.
+        console: where it is shown; standard error by default.
+        steps: the goal in environment steps; None if there is none.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Warned, Ended)
@@ -32,84 +34,97 @@ class Progress:
         self.console = console or Console(stderr=True)
         self.steps = steps
         self.row: Row | None = None
+        """The newest Row."""
         self.window: Window | None = None
+        """The last seconds of the run; None before it starts and after it ends."""
         self.shown = False
-        self.began = self.told = time.perf_counter()
+        """Whether the newest Row was written as a plain line."""
+        self.began = self.written = time.perf_counter()
+        """When this observer was made, and when the last plain line was written."""
+        # A thread of rich asks `_render` for what to show.
         self.live = Live(
-            get_renderable=self._shown, console=self.console, refresh_per_second=8, transient=True
+            get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True
         )
         if self.console.is_terminal:
             self.live.start()
 
     def __call__(self, event: Any) -> None:
-        """Take an event of the run."""
+        """Handle an event of the run."""
         match event:
             case Started(profile=profile):
-                self.told, self.window = time.perf_counter(), Window(profile)
+                self.written, self.window = time.perf_counter(), Window(profile)
             case RowClosed(row=row):
-                self._show(row)
+                self._add(row)
             case Warned(text=text):
-                self.console.print(
-                    f"warning: {text}",
-                    style="yellow",
-                    highlight=False,
-                    markup=False,
-                    soft_wrap=True,
-                )
+                self._print(f"warning: {text}", style="yellow")
             case Ended():
+                # The last Row is shown in any case.
                 if not self.console.is_terminal and self.row is not None and not self.shown:
-                    self.console.print(
-                        line(self.row, self.steps), highlight=False, markup=False, soft_wrap=True
-                    )
+                    self._print(line(self.row, self.steps))
                 self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop the live display and leave the terminal as it was."""
         self.live.stop()
 
-    def _show(self, row: Row) -> None:
-        first, self.row = self.row is None, row
-        self.shown = first or time.perf_counter() - self.told >= PLAIN_SECONDS
-        if not self.console.is_terminal and self.shown:
-            self.told = time.perf_counter()
-            self.console.print(line(row, self.steps), highlight=False, markup=False, soft_wrap=True)
+    def _print(self, text: str, style: str | None = None) -> None:
+        """Print a line as it is: without wrapping, and without rich's markup and colours."""
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    def _shown(self) -> Table | Group:
+    def _add(self, row: Row) -> None:
+        """Keep a Row for the live display, or write it if the output is no terminal."""
+        is_first = self.row is None
+        self.row = row
+        self.shown = is_first or time.perf_counter() - self.written >= PLAIN_SECONDS
+        if not self.console.is_terminal and self.shown:
+            self.written = time.perf_counter()
+            self._print(line(row, self.steps))
+
+    def _render(self) -> Table | Group:
+        """Return what the terminal shows now."""
         try:
-            seen = self.window.look() if self.window is not None else None
-        except Exception:  # noqa: BLE001 - a run that is ending can't be asked any more
-            seen = self.window = None
-        if seen is None or self.row is None:
+            profile = self.window.look() if self.window is not None else None
+        except Exception:  # noqa: BLE001 - a run that is ending has no profile any more
+            profile = self.window = None
+        if profile is None or self.row is None:
             return self._totals()
-        return Group(self._totals(), "", live_table(seen, self.row["lag_mean"]))
+        return Group(self._totals(), "", live_table(profile, self.row["lag_mean"]))
 
     def _totals(self) -> Table:
+        """Return the numbers of the newest Row as a table."""
         table = Table.grid(padding=(0, 2))
         if self.row is None:
+            # Until the first Row a run mostly compiles.
             table.add_row(f"compiling, {time.perf_counter() - self.began:.0f} s")
             return table
-        r = self.row
-        named = {
-            "steps": f"{r['env_steps']:,.0f}" + (f" of {self.steps:,}" if self.steps else ""),
-            "return": number(r["return_mean"]),
-            "length": number(r["length_mean"]),
-            "episodes": f"{r['episodes']:,.0f}",
-            "updates": f"{r['updates']:,.0f}",
-            "steps/s": f"{r['steps_per_second']:,.0f}",
-            "time": duration(r["seconds"]),
+        row = self.row
+        goal = f" of {self.steps:,}" if self.steps else ""
+        cells = {
+            "steps": f"{row['env_steps']:,.0f}{goal}",
+            "return": number(row["return_mean"]),
+            "length": number(row["length_mean"]),
+            "episodes": f"{row['episodes']:,.0f}",
+            "updates": f"{row['updates']:,.0f}",
+            "steps/s": f"{row['steps_per_second']:,.0f}",
+            "time": duration(row["seconds"]),
         }
         if self.steps:
-            named["left"] = left(r, self.steps)
-        table.add_row(*(f"[dim]{k}[/]" for k in named))
-        table.add_row(*(f"[bold]{v}[/]" for v in named.values()))
+            cells["left"] = left(row, self.steps)
+        table.add_row(*(f"[dim]{name}[/]" for name in cells))
+        table.add_row(*(f"[bold]{text}[/]" for text in cells.values()))
         return table
 
 
 def line(row: Row, steps: int | None) -> str:
-    """One plain line of progress."""
-    of = f" of {steps:,}" if steps else ""
+    """Return one plain line of progress.
+
+    Args:
+        row: the newest Row.
+        steps: the goal in environment steps; None if there is none.
+    """
+    goal = f" of {steps:,}" if steps else ""
     parts = [
-        f"{row['env_steps']:>10,.0f}{of} steps",
+        f"{row['env_steps']:>10,.0f}{goal} steps",
         f"return {number(row['return_mean']):>8}",
         f"{row['steps_per_second']:>9,.0f} steps/s",
         f"{duration(row['seconds']):>8}",
@@ -118,14 +133,23 @@ def line(row: Row, steps: int | None) -> str:
 
 
 def left(row: Row, steps: int) -> str:
-    """The time that is left to a goal of so many steps, at the speed since the last Row; the first one's holds the compiling."""
+    """Return the time that is left to a goal, at the speed of the newest Row.
+
+    Args:
+        row: the newest Row.
+        steps: the goal in environment steps.
+
+    Returns:
+        A duration; ``-`` after the first Row, whose speed is that of compiling.
+    """
     if row["row"] < 2:
         return "-"
-    return duration(max(steps - row["env_steps"], 0) / max(row["steps_per_second"], 1e-9))
+    steps_left = max(steps - row["env_steps"], 0)
+    return duration(steps_left / max(row["steps_per_second"], 1e-9))
 
 
 def duration(seconds: float) -> str:
-    """``42 s``, ``3:07``, ``2:03:07``.
+    """Format a number of seconds, with minutes and hours if there are any.
 
     >>> duration(42), duration(187), duration(7387)
     ('42 s', '3:07', '2:03:07')
@@ -138,5 +162,5 @@ def duration(seconds: float) -> str:
 
 
 def number(x: float) -> str:
-    """A return as it is shown: ``1,234.5``, and ``-`` where there is none."""
+    """Format a return, such as ``1,234.5``; NaN, which stands for none, as ``-``."""
     return "-" if math.isnan(x) else f"{x:,.1f}"

@@ -1,9 +1,11 @@
-"""Records of updates: all that one was made of, on disk, so that it can be looked at and run again. Nothing in them is pickled."""
+"""Records of updates on disk, with all that an update was made of, to look at it and rerun it.
+
+Nothing in them is pickled.
+"""
 
 from __future__ import annotations
 
 import json
-import statistics
 import zipfile
 import zlib
 from collections import Counter, deque
@@ -24,32 +26,34 @@ from flowrl.errors import ContractError, SaveError, SettingError
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.learner.learner import Learner
+from flowrl.observe.outliers import ENOUGH, RECENT, outlier
 from flowrl.observe.saving import RECORDS
 from flowrl.rollout.runners import Runners
 
 Array = Any
-RECENT = 200
-"""How many of the newest losses one is held against."""
-ENOUGH = 20
-"""How many there must be."""
-FAR_OFF = 10.0
-"""A loss is an outlier beyond so many times the median distance from the median."""
 NEWEST = 10
 """How many records are listed where nobody asks for the list."""
 HELD = 2**30
-"""Bytes of the updates that are held in memory, the newest always among them."""
+"""Bytes of updates held in memory per learner. The newest update is held whatever its size."""
+
+ROUTINE, NOTABLE, FIRST = 0, 1, 2
+"""The ranks of records: those of a lower rank are removed first."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of updates, in ``records/`` in a run's directory: the first, those with NaN or infinity, and those with an outlying loss.
+    """Which updates are recorded, in ``records/`` in a run's directory.
 
-    A loss is an outlier if it is further from the median of the last 200 than any of them, and than 10 times their median distance from it.
+    These are the first update, those with NaN or infinity, and those whose loss is an outlier: it
+    is further from the median of the last 200 losses than any of them, and further than 10 times
+    their median distance from it.
 
     Args:
-        every: also each update whose number this divides; None for no others.
-        around: how many before one that is not finite or an outlier are kept with it.
-        most_bytes: on disk. What is kept by `every` makes room first, then the oldest of the others, the very first last.
+        every: record also each update whose number this divides; None (the default) for no others.
+        around: how many updates before a notable one (not finite, or an outlier) are recorded with
+            it; 2 by default.
+        most_bytes: the most bytes of all records on disk; 2 GiB by default. Updates that were kept
+            by `every` are removed first, then the oldest of the others, the very first last.
 
     Raises:
         SettingError: a number is too small.
@@ -63,19 +67,8 @@ class Record:
         if self.every is not None and self.every < 1:
             raise SettingError(f"every must be at least 1 or None, got {self.every}")
         if self.around < 0 or self.most_bytes < 1:
-            raise SettingError(
-                f"around must not be negative and most_bytes at least 1, got around={self.around}, most_bytes={self.most_bytes}"
-            )
-
-
-def outlier(loss: float, recent: Collection[float]) -> str:
-    """Why a loss stands out from those before it, or nothing. Where large ones are common, only one that is larger than all of them does."""
-    middle = statistics.median(recent)
-    distances = [abs(x - middle) for x in recent]
-    spread, off = statistics.median(distances), abs(loss - middle)
-    if off <= max(*distances, FAR_OFF * max(spread, 1e-6 * abs(middle))):
-        return ""
-    return f"outlier: the loss is {loss:.4g}, the median before it {middle:.4g}, the median distance from that {spread:.2g}"
+            got = f"around={self.around}, most_bytes={self.most_bytes}"
+            raise SettingError(f"around must not be negative and most_bytes at least 1, got {got}")
 
 
 @dataclass
@@ -83,31 +76,37 @@ class Taken:
     """One update, held in memory."""
 
     header: dict[str, Any]
+    """What is known about the update, as JSON can hold it."""
     arrays: dict[str, Array]
+    """Its arrays by name: ``state/...``, ``data/...``, ``columns/...``."""
     trained: Any = None
+    """What the learner returned; None until then, and again once its metrics are fetched."""
     why: list[str] = field(default_factory=list)
+    """The reasons for which it is recorded."""
 
     @property
     def number(self) -> int:
-        """The update's: the learner's version before it, and 1."""
+        """The number of the update: 1 plus the learner's policy version before it."""
         return int(self.header["update"])
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """The size of all arrays in bytes."""
         return sum(x.nbytes for x in self.arrays.values())
 
 
 class Recorder:
-    """An observer that writes records of updates into a folder, each at one stroke, so that whatever ends the run leaves whole ones.
+    """An observer that writes records of updates into a folder.
 
-    An update is held until the next one of its learner begins, for only then is it known whether it stands out. What is held is brought to this
-    process's memory, which waits for the update before.
+    Each record is written in one atomic step, so that whatever ends the run leaves whole ones. An
+    update is held until the next one of its learner begins, because only then is it known whether
+    it stands out. Its arrays are copied to the memory of this process, which waits for the update
+    before.
 
     Args:
-        folder: where; it is made with the first record.
-        record: what is kept.
-        seed: of the run, so that `flowrl why` can tell those of environments.
+        folder: where records are written; it is made with the first record.
+        record: which updates are recorded.
+        seed: of the run, from which `flowrl why` computes the seeds of environments.
     """
 
     live = True
@@ -121,15 +120,17 @@ class Recorder:
         self.seed = seed
         self.graph: Graph | None = None
         self.restarts: Counter[tuple[str, int]] = Counter()
+        """How often each worker of each resource was restarted."""
         self.held: dict[str, deque[Taken]] = {}
-        """By learner: the newest updates, the last of which may be at work."""
+        """By learner: the newest updates, the last of which may still be running."""
         self.losses: dict[str, deque[float]] = {}
+        """By learner: its recent losses that are finite."""
         self.kept: dict[tuple[str, int], tuple[int, Path, int]] = {}
-        """By learner and number, in the order in which they were written: how soon it makes room, its file and the bytes in it."""
+        """By learner and update number, oldest first: the rank, the file, and its bytes."""
         self._lock = Lock()
 
     def __call__(self, event: Any) -> None:
-        """Take an event of the run."""
+        """Handle an event of the run."""
         with self._lock:
             match event:
                 case Started(plan=plan):
@@ -137,13 +138,7 @@ class Recorder:
                 case Restarted(resource=resource, worker=worker):
                     self.restarts[resource, worker] += 1
                 case Updating():
-                    held = self.held.setdefault(event.resource, deque())
-                    self._judge(event.resource)
-                    held.append(self._taken(event))
-                    while len(held) > 1 and (
-                        len(held) > self.record.around + 1 or sum(x.nbytes for x in held) > HELD
-                    ):
-                        held.popleft()
+                    self._hold(event)
                 case Updated(resource=resource, trained=trained):
                     self.held[resource][-1].trained = trained
                 case Ended():
@@ -152,136 +147,186 @@ class Recorder:
 
     # -- taking
 
+    def _hold(self, event: Updating) -> None:
+        """Judge the update before, and hold this one in memory."""
+        held = self.held.setdefault(event.resource, deque())
+        self._judge(event.resource)
+        held.append(self._taken(event))
+        # The newest is held in any case, older ones only as far as they may be recorded and memory
+        # allows.
+        while len(held) > 1 and (
+            len(held) > self.record.around + 1 or sum(x.nbytes for x in held) > HELD
+        ):
+            held.popleft()
+
     def _taken(self, event: Updating) -> Taken:
-        forms: dict[str, str] = {}
+        """Copy what an update is made of."""
+        dtypes: dict[str, str] = {}
         arrays = {
-            f"state/{name}": _plain(x, f"state/{name}", forms) for name, x in named(event.state)
+            f"state/{name}": _plain(x, f"state/{name}", dtypes) for name, x in named(event.state)
         }
         for part in ("data", "columns"):
-            arrays |= {
-                f"{part}/{name}": _plain(x, f"{part}/{name}", forms)
-                for name, x in getattr(event.batch, part).items()
-            }
+            for name, x in getattr(event.batch, part).items():
+                arrays[f"{part}/{name}"] = _plain(x, f"{part}/{name}", dtypes)
         header = {
             "flowrl": flowrl.__version__,
             "update": event.version + 1,
             "learner": event.resource,
             "settings": event.settings,
             "spaces": event.core.spaces.json,
-            "forms": forms,
+            "forms": dtypes,
             **self._about(event.resource),
         }
         return Taken(header, arrays)
 
     def _about(self, name: str) -> dict[str, Any]:
-        """What the graph says of a learner: its text, the nodes that train it, and its runners."""
+        """Return what the graph says about a learner: text, nodes that train it, and runners."""
         about: dict[str, Any] = {"text": None, "trainers": [], "seed": self.seed, "runners": None}
         spec = self.graph.resources.get(name) if self.graph is not None else None
         if self.graph is None or not isinstance(spec, Learner):
             return about
         try:
+            # Updates of a learner that has no text are recorded too, but can't be rerun.
             about["text"] = values.to_text(spec, defaults=True, strict=True)
         except SaveError as error:
             about["because"] = str(error)
-        trains = {"learner", "epochs", "minibatch_size", "shuffle"}
-        about["trainers"] = [
-            n.name
-            for n in self.graph.nodes
-            if trains <= {*(found := values.settings(n.op))} and str(found["learner"]) == name
-        ]
+        about["trainers"] = _trainers(self.graph, name)
         runners = self.graph.resources.get(str(spec.runners))
         if isinstance(runners, Runners):
-            about["runners"] = {
-                "name": str(spec.runners),
-                "env": env_name(runners.env),
-                "count": runners.num_runners,
-                "envs": runners.envs_per_runner,
-                "jax": runners.jax_env is not None,
-                "restarts": {
-                    worker: times
-                    for (resource, worker), times in self.restarts.items()
-                    if resource == str(spec.runners)
-                },
-            }
+            about["runners"] = self._about_runners(str(spec.runners), runners)
         return about
+
+    def _about_runners(self, name: str, runners: Runners) -> dict[str, Any]:
+        return {
+            "name": name,
+            "env": env_name(runners.env),
+            "count": runners.num_runners,
+            "envs": runners.envs_per_runner,
+            "jax": runners.jax_env is not None,
+            "restarts": {
+                worker: times
+                for (resource, worker), times in self.restarts.items()
+                if resource == name
+            },
+        }
 
     # -- keeping
 
     def _judge(self, learner: str) -> None:
-        """Keep the newest update, if it stands out or is due, now that it is done."""
+        """Record the newest update if it is done, and stands out or is one of every n."""
         held = self.held[learner]
         if not held or held[-1].trained is None or "metrics" in held[-1].arrays:
             return
         newest = held[-1]
-        metrics, lag = newest.trained.metrics, newest.trained.lag
-        newest.arrays["metrics"] = np.asarray(metrics.values)
-        newest.header |= {
-            "metrics": list(metrics.names),
-            "lag": [float(np.asarray(x)) for x in lag],
-        }
-        newest.trained = None
-        told = dict(zip(metrics.names, newest.arrays["metrics"].tolist(), strict=True))
+        metrics = _with_metrics(newest)
         if learner not in self.losses:
-            self._keep(newest, "first", 2)
-        losses, notable = self.losses.setdefault(learner, deque(maxlen=RECENT)), ""
-        if told["bad"]:
+            self._keep(newest, "first", FIRST)
+        losses = self.losses.setdefault(learner, deque(maxlen=RECENT))
+        notable = ""
+        if metrics["bad"]:
             notable = "not finite"
         elif len(losses) >= ENOUGH:
-            notable = outlier(told["loss"], losses)
-        if not told["bad"]:
-            losses.append(told["loss"])
+            notable = outlier(metrics["loss"], losses)
+        # A loss that is not finite would make every later median useless.
+        if not metrics["bad"]:
+            losses.append(metrics["loss"])
         if notable:
-            for before, taken in enumerate(reversed(held)):
-                self._keep(
-                    taken, f"{before} before update {newest.number}" if before else notable, 1
-                )
+            for distance, taken in enumerate(reversed(held)):
+                why = f"{distance} before update {newest.number}" if distance else notable
+                self._keep(taken, why, NOTABLE)
         elif self.record.every is not None and newest.number % self.record.every == 0:
-            self._keep(newest, f"every {self.record.every}", 0)
+            self._keep(newest, f"every {self.record.every}", ROUTINE)
 
     def _keep(self, taken: Taken, why: str, rank: int) -> None:
-        """Write a record, once older ones made room for it; none that matters more does.
+        """Write a record, after removing older ones if they would take too many bytes together.
+
+        None of a higher rank is removed: the update is then not recorded.
 
         Raises:
-            ContractError: it alone is larger than all may be.
+            ContractError: it alone is larger than all records may be.
         """
         taken.why.append(why)
         learner = taken.header["learner"]
-        old = self.kept.pop((learner, taken.number), None)
-        rank = max(rank, old[0]) if old else rank
-        many = (
-            self.graph is not None
-            and sum(isinstance(r, Learner) for r in self.graph.resources.values()) > 1
-        )
-        path = self.folder / f"update-{taken.number:06}{f'.{learner}' if many else ''}.npz"
+        # An update that is recorded for a second reason replaces its own file.
+        earlier = self.kept.pop((learner, taken.number), None)
+        if earlier:
+            rank = max(rank, earlier[0])
+        path = self.folder / self._file_name(taken)
+        # This is an upper bound: a zip archive lists each file twice, with a header each time.
+        size = taken.nbytes + 4096 + 512 * len(taken.arrays)
         most = self.record.most_bytes
-        size = (
-            taken.nbytes + 4096 + 512 * len(taken.arrays)
-        )  # at most: a zip tells of each file twice
         if size > most:
             raise ContractError(
-                f"update {taken.number} takes {in_bytes(size)}, but records may take most_bytes={in_bytes(most)}; allow more"
+                f"update {taken.number} takes {in_bytes(size)}, but records may take "
+                f"most_bytes={in_bytes(most)}; allow more"
             )
-        while self.kept and sum(n for _, _, n in self.kept.values()) + size > most:
-            first = min(self.kept, key=lambda key: self.kept[key][0])  # of equal ranks the oldest
-            if self.kept[first][0] > rank:
-                return
-            self.kept.pop(first)[1].unlink(missing_ok=True)
+        if not self._free(size, rank):
+            return
         write(path, {**taken.header, "why": taken.why}, taken.arrays)
         self.kept[learner, taken.number] = rank, path, path.stat().st_size
 
+    def _file_name(self, taken: Taken) -> str:
+        """Return the name of an update's file, which names the learner if there are several."""
+        resources = self.graph.resources.values() if self.graph is not None else ()
+        learners = sum(isinstance(resource, Learner) for resource in resources)
+        suffix = f".{taken.header['learner']}" if learners > 1 else ""
+        return f"update-{taken.number:06}{suffix}.npz"
+
+    def _free(self, size: int, rank: int) -> bool:
+        """Remove records until this many bytes are free; return False if some of them rank higher.
+
+        The records of the lowest rank are removed first, and of these the oldest.
+        """
+        while (
+            self.kept and sum(n for _, _, n in self.kept.values()) + size > self.record.most_bytes
+        ):
+            first = min(self.kept, key=lambda key: self.kept[key][0])
+            if self.kept[first][0] > rank:
+                return False
+            self.kept.pop(first)[1].unlink(missing_ok=True)
+        return True
+
+
+def _trainers(graph: Graph, learner: str) -> list[str]:
+    """Return the names of the nodes that train a learner, by the settings that such nodes have."""
+    found = []
+    for node in graph.nodes:
+        settings = values.settings(node.op)
+        trains = {"learner", "epochs", "minibatch_size", "shuffle"} <= settings.keys()
+        if trains and str(settings["learner"]) == learner:
+            found.append(node.name)
+    return found
+
+
+def _with_metrics(taken: Taken) -> dict[str, float]:
+    """Add its metrics and policy lag to an update that is done, and return the metrics by name."""
+    metrics, lag = taken.trained.metrics, taken.trained.lag
+    taken.arrays["metrics"] = np.asarray(metrics.values)
+    taken.header |= {
+        "metrics": list(metrics.names),
+        "lag": [float(np.asarray(x)) for x in lag],
+    }
+    taken.trained = None
+    return dict(zip(metrics.names, taken.arrays["metrics"].tolist(), strict=True))
+
 
 def named(tree: Any) -> Iterator[tuple[str, Array]]:
-    """The leaves of a tree by name: ``weights/params/Dense_0/kernel``."""
+    """Yield the leaves of a tree with their names, such as ``weights/params/Dense_0/kernel``."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
 
 
-def _plain(x: Array, name: str, forms: dict[str, str]) -> np.ndarray[Any, Any]:
-    """An array here, which nobody writes to later; where its type is none that NumPy saves, `forms` is told what it was."""
+def _plain(x: Array, name: str, dtypes: dict[str, str]) -> np.ndarray[Any, Any]:
+    """Copy an array to this process, so that nobody writes to it later.
+
+    If NumPy can't save its type, the array is viewed as integers, and `dtypes` gets the name of the
+    type.
+    """
     array = np.asarray(x)
     array = array.copy() if array.flags.writeable else array
-    if array.dtype.kind == "V":  # bfloat16 and its like
-        forms[name] = array.dtype.name
+    # The type of bfloat16 and its like is "V" (void) to NumPy.
+    if array.dtype.kind == "V":
+        dtypes[name] = array.dtype.name
         array = array.view(f"u{array.dtype.itemsize}")
     return array
 
@@ -291,29 +336,36 @@ def _plain(x: Array, name: str, forms: dict[str, str]) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A record as it was read: what is said of the update, and its arrays by name: ``state/...``, ``data/...``, ``columns/...``."""
+    """A record that was read from disk."""
 
     path: Path
+    """Its file."""
     header: Mapping[str, Any]
+    """What is known about the update, as JSON holds it."""
     arrays: Mapping[str, np.ndarray[Any, Any]]
+    """Its arrays by name: ``metrics``, ``state/...``, ``data/...``, ``columns/...``."""
 
     @property
     def number(self) -> int:
-        """The update's."""
+        """The number of the update."""
         return int(self.header["update"])
 
     @property
     def learner(self) -> str:
-        """Whose."""
+        """The name of the learner that was updated."""
         return str(self.header["learner"])
 
     @property
     def metrics(self) -> dict[str, np.float32]:
-        """What the update told."""
+        """The metrics that the update returned, by name."""
         return dict(zip(self.header["metrics"], self.arrays["metrics"], strict=True))
 
     def part(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
-        """``data`` or ``columns`` of its batch, or its ``state``, by name."""
+        """Return one group of arrays by name.
+
+        Args:
+            name: ``data`` or ``columns`` for those of the batch, ``state`` for the learner's.
+        """
         return {
             k.removeprefix(f"{name}/"): self.array(k)
             for k in self.arrays
@@ -321,25 +373,37 @@ class Recorded:
         }
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """One array, of the type that it was."""
-        x, form = self.arrays[name], self.header["forms"].get(name)
-        return x if form is None else x.view(jax.numpy.dtype(form))
+        """Return one array with the type that it had when it was recorded."""
+        x, dtype = self.arrays[name], self.header["forms"].get(name)
+        return x if dtype is None else x.view(jax.numpy.dtype(dtype))
 
 
 def write(
     path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
-    """Write a record, at one stroke."""
+    """Write a record in one atomic step.
+
+    Args:
+        path: of the file; its folder is made if it is not there.
+        header: what JSON can hold.
+        arrays: by name, of types that NumPy can save.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Only a complete record gets its name, so that a killed run leaves no half one.
     draft = path.with_suffix(".draft")
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with draft.open("wb") as file:
-        np.savez(file, **{"header": text, **arrays})  # type: ignore[arg-type]  # it takes allow_pickle among the names
+        # NumPy's stubs take the names of arrays for allow_pickle.
+        np.savez(file, **{"header": text, **arrays})  # type: ignore[arg-type]
     draft.replace(path)
 
 
 def read(path: Path, *, whole: bool = True) -> Recorded:
-    """Read a record; all of it, or what lists need.
+    """Read a record.
+
+    Args:
+        path: of the file.
+        whole: read all arrays; else only the metrics, which lists show.
 
     Raises:
         SaveError: it is damaged.
@@ -356,67 +420,80 @@ def read(path: Path, *, whole: bool = True) -> Recorded:
 
 
 def records(root: str | Path) -> list[Recorded]:
-    """What lists need of all records of a run, by number.
+    """Return all records of a run by update number, with only their metrics as arrays.
+
+    Args:
+        root: the run's directory.
 
     Raises:
         SaveError: there is no such directory, or a record is damaged.
     """
     if not Path(root).is_dir():
         raise SaveError(f"there is no directory {root}")
-    return sorted(
-        (read(p, whole=False) for p in (Path(root) / RECORDS).glob("update-*.npz")),
-        key=lambda r: (r.number, r.learner),
-    )
+    paths = (Path(root) / RECORDS).glob("update-*.npz")
+    return sorted((read(p, whole=False) for p in paths), key=lambda r: (r.number, r.learner))
 
 
 def find(root: str | Path, number: int, learner: str | None = None) -> Recorded:
-    """The record of an update.
+    """Return the record of an update, with all of its arrays.
+
+    Args:
+        root: the run's directory.
+        number: of the update.
+        learner: whose update, if the run has several learners.
 
     Raises:
-        SaveError: it is not there: which are is told; or it is damaged.
+        SaveError: it is not there, and the error names the nearest that are; or it is damaged.
         SettingError: several learners have one of this number.
     """
     every = records(root)
-    here = [r for r in every if learner in (None, r.learner)]
-    found = [r for r in here if r.number == number]
+    of_learner = [r for r in every if learner in (None, r.learner)]
+    found = [r for r in of_learner if r.number == number]
     if len(found) > 1:
+        learners = ", ".join(r.learner for r in found)
         raise SettingError(
-            f"several learners have an update {number}: name one with --learner: {', '.join(r.learner for r in found)}"
+            f"several learners have an update {number}: name one with --learner: {learners}"
         )
     if found:
         return read(found[0].path)
     if not every:
         raise SaveError(f"{root} holds no records of updates; run it with --record")
-    known = sorted({r.learner for r in every})
-    if not here:
-        raise SaveError(f"{root} holds no records of {learner}; it does of {', '.join(known)}")
-    near = sorted(sorted({r.number for r in here}, key=lambda n: abs(n - number))[:4])
-    more = (
-        " (more of them: flowrl run --record-every N)"
-        if all(r.header["why"][0][:5] != "every" for r in here)
-        else ""
-    )
-    raise SaveError(
-        f"update {number} was not recorded; the nearest that were are {', '.join(map(str, near))}{more}"
-    )
+    if not of_learner:
+        known = ", ".join(sorted({r.learner for r in every}))
+        raise SaveError(f"{root} holds no records of {learner}; it does of {known}")
+    raise _not_recorded(number, of_learner)
+
+
+def _not_recorded(number: int, known: Collection[Recorded]) -> SaveError:
+    """Return the error for an update that has no record, which names the nearest that have one."""
+    near = sorted(sorted({r.number for r in known}, key=lambda n: abs(n - number))[:4])
+    hint = ""
+    if not any(r.header["why"][0].startswith("every") for r in known):
+        hint = " (more of them: flowrl run --record-every N)"
+    numbers = ", ".join(map(str, near))
+    return SaveError(f"update {number} was not recorded; the nearest that were are {numbers}{hint}")
 
 
 def listed(root: str | Path, most: int | None = None) -> str:
-    """The records of a run as a table; only so many of them, the newest, if a number is given.
+    """Return the records of a run as a table.
+
+    Args:
+        root: the run's directory.
+        most: list only the newest records, this many; None for all.
 
     Raises:
-        SaveError: as `records`.
+        SaveError: there is no such directory, or a record is damaged.
     """
     every = records(root)
     if not every:
         return f"{root} holds no records of updates; run it with --record"
-    many = len({r.learner for r in every}) > 1
+    several = len({r.learner for r in every}) > 1
     lines = [f"{'update':>8}  {'loss':>12}  {'size':>8}  kept because"]
     if most is not None and len(every) > most:
-        lines.append(f"({len(every) - most:,} before; flowrl replay {root} lists all)")
+        lines.append(f"({len(every) - most:,} before; flowrl rerun {root} lists all)")
     for r in every if most is None else every[-most:]:
-        who = f"{r.learner}: " if many else ""
-        lines.append(
-            f"{r.number:>8}  {r.metrics['loss']:>12.6g}  {in_bytes(r.path.stat().st_size):>8}  {who}{', '.join(r.header['why'])}"
-        )
+        learner = f"{r.learner}: " if several else ""
+        size, reasons = in_bytes(r.path.stat().st_size), ", ".join(r.header["why"])
+        numbers = f"{r.number:>8}  {r.metrics['loss']:>12.6g}  {size:>8}"
+        lines.append(f"{numbers}  {learner}{reasons}")
     return "\n".join(lines)

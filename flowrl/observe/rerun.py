@@ -1,4 +1,7 @@
-"""A recorded update, run again: without Ray, without the environment, and on the same processor with the same result to the bit."""
+"""Reruns of recorded updates, without Ray and without the environment.
+
+On the same processor a rerun has the same result to the bit.
+"""
 
 from __future__ import annotations
 
@@ -21,67 +24,71 @@ from flowrl.observe.record import Recorded, find, named
 from flowrl.rl.spaces import Spaces
 
 TRAINING = {"epochs": int, "minibatch_size": int | None, "shuffle": bool}
-"""The settings of a node that trains."""
+"""The settings of a node that trains, with their types."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What an update told when it was recorded, what it told again, and what it tells with changed settings, by name."""
+    """The metrics of an update as it was recorded, rerun, and rerun with changed settings."""
 
     record: Recorded
+    """The record of the update."""
     recorded: dict[str, np.float32]
+    """The metrics that were recorded, by name."""
     again: dict[str, np.float32]
+    """The metrics of the rerun with the recorded settings, by name."""
     changed: dict[str, np.float32] | None = None
+    """The metrics of the rerun with changed settings, by name; None if none were changed."""
     changes: tuple[str, ...] = ()
+    """The changed settings, such as ``train.epochs=4``."""
     moved: tuple[float, ...] = ()
-    """The norm of the change of weights by the replay, and with the changed settings: what a single step of the optimiser tells of its rate."""
+    """The norm of the change of the weights by the rerun, and by the one with changed settings.
+    With a single step of the optimiser only this shows the effect of its learning rate."""
 
     @property
     def equal(self) -> bool:
-        """Whether the replay tells the same to the bit."""
+        """Whether the metrics of the rerun are equal to the recorded ones to the bit."""
         return self.recorded.keys() == self.again.keys() and all(
             _same(self.recorded[k], self.again[k]) for k in self.recorded
         )
 
     def __str__(self) -> str:
-        head = [
-            "recorded",
-            "replayed",
-            *([f"with {', '.join(self.changes)}"] if self.changed is not None else []),
-        ]
-        parts = [self.recorded, self.again, *([self.changed] if self.changed is not None else [])]
+        titles, parts = ["recorded", "replayed"], [self.recorded, self.again]
+        if self.changed is not None:
+            titles.append(f"with {', '.join(self.changes)}")
+            parts.append(self.changed)
         names = list(dict.fromkeys(name for part in parts for name in part if name != "bad"))
         width = max(map(len, [*names, "weights moved"]))
+        reasons = ", ".join(self.record.header["why"])
         lines = [
-            f"update {self.record.number} of {self.record.learner}, recorded because: {', '.join(self.record.header['why'])}"
+            f"update {self.record.number} of {self.record.learner}, recorded because: {reasons}",
+            "  ".join([" " * width, *(f"{title:>14}" for title in titles)]),
         ]
-        lines.append("  ".join([" " * width, *(f"{h:>14}" for h in head)]))
-        lines += [
-            "  ".join(
-                [f"{n:<{width}}", *(f"{p[n]:>14.8g}" if n in p else f"{'-':>14}" for p in parts)]
-            )
-            for n in names
-        ]
-        lines.append(
-            "  ".join(
-                [f"{'weights moved':<{width}}", f"{'-':>14}", *(f"{x:>14.8g}" for x in self.moved)]
-            )
-        )
+        for name in names:
+            cells = [f"{part[name]:>14.8g}" if name in part else f"{'-':>14}" for part in parts]
+            lines.append("  ".join([f"{name:<{width}}", *cells]))
+        # How far the weights moved was not recorded.
+        cells = [f"{'-':>14}", *(f"{x:>14.8g}" for x in self.moved)]
+        lines.append("  ".join([f"{'weights moved':<{width}}", *cells]))
+        return "\n".join([*lines, self._verdict(names)])
+
+    def _verdict(self, names: Sequence[str]) -> str:
+        """Return whether the rerun is equal to the record, and if not, where it differs most."""
         if self.equal:
-            return "\n".join([*lines, "the replay is equal to the record to the bit"])
+            return "the replay is equal to the record to the bit"
         off = {
-            n: abs(float(self.recorded[n]) - float(self.again[n]))
-            for n in names
-            if n in self.recorded and n in self.again
+            name: abs(float(self.recorded[name]) - float(self.again[name]))
+            for name in names
+            if name in self.recorded and name in self.again
         }
-        most = max(off, key=lambda n: (np.isnan(off[n]), off[n]))
-        asked = "was it recorded on other or more devices, or by other versions?"
-        return "\n".join(
-            [*lines, f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {asked}"]
-        )
+        # NaN counts as the largest difference.
+        most = max(off, key=lambda name: (np.isnan(off[name]), off[name]))
+        question = "was it recorded on other or more devices, or by other versions?"
+        return f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {question}"
 
 
 def _same(a: np.float32, b: np.float32) -> bool:
+    """Return whether two numbers have the same bits, or are both NaN."""
     return bool(a.tobytes() == b.tobytes() or (np.isnan(a) and np.isnan(b)))
 
 
@@ -97,18 +104,21 @@ def replay(
 
     Args:
         root: the run's directory.
-        number: the update's: the learner's version before it, and 1.
-        changes: settings of the learner or of a node that trains it: ``[("learner.loss.clip_ratio", 0.3), ("train.epochs", 4)]``.
-        learner: whose, if the run has several.
+        number: the number of the update: 1 plus the learner's policy version before it.
+        changes: settings of the learner or of a node that trains it, such as
+            ``[("learner.loss.clip_ratio", 0.3), ("train.epochs", 4)]``.
+        learner: whose update, if the run has several learners.
         allow: packages beyond flowrl that may be imported for the user's own networks and losses.
 
     Raises:
-        SaveError: the update was not recorded, its record is damaged, or its learner can't be made again.
+        SaveError: the update was not recorded, its record is damaged, or its learner can't be made
+            again.
         SettingError: there is no such setting, or it can't take the value.
 
     >>> import flowrl as fl, tempfile
     >>> where = tempfile.mkdtemp()
-    >>> with fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32)), steps=256, out=where, record=True) as run:
+    >>> graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32))
+    >>> with fl.run(graph, steps=256, out=where, record=True) as run:
     ...     rows = list(run)
     >>> replay(where, 1).equal
     True
@@ -118,58 +128,69 @@ def replay(
     if header["text"] is None:
         why = header.get("because", "the run's graph was not known")
         raise SaveError(
-            f"update {number} can't be run again, for its learner could not be written down: {why}"
+            f"update {number} can't be run again, because its learner could not be saved: {why}"
         )
     spec = values.from_text(header["text"], allow=allow, source=f"{record.path}, {record.learner}")
     again, moved = _run(record, spec, header["settings"])
     if not changes:
         return Replayed(record, record.metrics, again, moved=(moved,))
-    new, how = _changed(record, spec, changes)
-    told = tuple(f"{name}={value}" for name, value in changes)
-    changed, further = _run(record, new, how)
-    return Replayed(record, record.metrics, again, changed, told, (moved, further))
+    changed_spec, settings = _changed(record, spec, changes)
+    changed, changed_moved = _run(record, changed_spec, settings)
+    shown = tuple(f"{name}={value}" for name, value in changes)
+    return Replayed(record, record.metrics, again, changed, shown, (moved, changed_moved))
 
 
 def _changed(
     record: Recorded, spec: Learner, changes: Sequence[tuple[str, Any]]
 ) -> tuple[Learner, dict[str, Any]]:
-    """The learner and the settings of the update with these changes."""
-    how = dict(record.header["settings"])
+    """Return the learner and the settings of the update with these changes."""
+    settings = dict(record.header["settings"])
     trainers = record.header["trainers"]
-    known = [f"{t}.{k}" for t in trainers for k in TRAINING] + [
+    of_trainers = [f"{trainer}.{name}" for trainer in trainers for name in TRAINING]
+    of_learner = [
         f"{record.learner}.{path}" for path in values.addresses(spec) if path != "runners"
     ]
+    known = [*of_trainers, *of_learner]
     for address, value in changes:
+        # A policy may take settings that are not listed; `with_setting` checks them.
         if address not in known and not address.startswith(f"{record.learner}.policy."):
-            begins = "A replay begins with the batch, so only what trains on it can be set"
-            if address.partition(".")[0] not in (record.learner, *trainers):
-                raise SettingError(f"{address} can't be set. {begins}: {', '.join(known)}")
-            raise SettingError(f"{unknown('setting', address, known)}. {begins}")
+            raise _not_settable(address, known, (record.learner, *trainers))
         owner, _, name = address.rpartition(".")
         if owner in trainers:
-            how[name] = values.fit(value, TRAINING[name], address)
+            settings[name] = values.fit(value, TRAINING[name], address)
         else:
-            spec = values.with_setting(
-                spec, address.removeprefix(f"{record.learner}."), value, record.learner
-            )
-    return spec, how
+            path = address.removeprefix(f"{record.learner}.")
+            spec = values.with_setting(spec, path, value, record.learner)
+    return spec, settings
+
+
+def _not_settable(address: str, known: Sequence[str], owners: Sequence[str]) -> SettingError:
+    """Return the error for a setting that a rerun does not have."""
+    begins = "A replay begins with the batch, so only what trains on it can be set"
+    if address.partition(".")[0] not in owners:
+        return SettingError(f"{address} can't be set. {begins}: {', '.join(known)}")
+    return SettingError(f"{unknown('setting', address, known)}. {begins}")
 
 
 def _run(
-    record: Recorded, spec: Learner, how: dict[str, Any]
+    record: Recorded, spec: Learner, settings: dict[str, Any]
 ) -> tuple[dict[str, np.float32], float]:
-    """Run the update with these settings; what it tells, and how far it moved the weights."""
-    known = Known(record.header["spaces"])
-    handle = Place("replay", {str(spec.runners): known, record.learner: spec}, 0, HereSite).handle(
-        record.learner
-    )
+    """Run the update with these settings.
+
+    Returns:
+        Its metrics by name, and the Euclidean norm of the change of the weights.
+    """
+    resources = {str(spec.runners): Known(record.header["spaces"]), record.learner: spec}
+    handle = Place("replay", resources, 0, HereSite).handle(record.learner)
     assert isinstance(handle, LearnerHandle)  # noqa: S101 - for a Learner gives no other
+    # The rerun begins with the state and the policy version that the recorded update began with.
     handle.state = {
         "core": _state(record, handle.state["core"]),
         "version": np.int32(record.number - 1),
     }
+    # The weights are copied, because the update may reuse their memory.
     before = jax.tree.map(np.array, handle.state["core"]["weights"].params)
-    trained = handle.update(Batch(record.part("data"), record.part("columns")), **how)
+    trained = handle.update(Batch(record.part("data"), record.part("columns")), **settings)
     squares = jax.tree.map(
         lambda a, b: float(np.square(np.asarray(b, np.float64) - a).sum()),
         before,
@@ -180,50 +201,58 @@ def _run(
 
 
 def _state(record: Recorded, like: Any) -> Any:
-    """The recorded state of the learner, in the form of a new one's.
+    """Return the recorded state of the learner, in the tree structure of a new one's.
 
     Raises:
-        SettingError: the learner has another form.
+        SettingError: the new learner has another tree structure.
     """
     saved, leaves = record.part("state"), []
-    for name, now in named(like):
-        x, key = saved.get(name), jax.numpy.issubdtype(now.dtype, jax.dtypes.prng_key)
-        leaf = jax.random.key_data(now) if key else now
-        if x is None or (x.shape, x.dtype) != (leaf.shape, leaf.dtype):
-            was = f"{x.dtype}{list(x.shape)}" if x is not None else "nothing"
+    for name, new in named(like):
+        recorded = saved.get(name)
+        # Random keys were recorded as plain numbers.
+        is_key = jax.numpy.issubdtype(new.dtype, jax.dtypes.prng_key)
+        plain = jax.random.key_data(new) if is_key else new
+        if recorded is None or (recorded.shape, recorded.dtype) != (plain.shape, plain.dtype):
+            was = "nothing"
+            if recorded is not None:
+                was = f"{recorded.dtype}{list(recorded.shape)}"
             raise SettingError(
-                f"{name} is {leaf.dtype}{list(leaf.shape)}, but {was} was recorded; only what leaves the form of weights and optimiser as it is "
-                "can be set, such as a learning rate or a loss's coefficients",
+                f"{name} is {plain.dtype}{list(plain.shape)}, but {was} was recorded; only what "
+                "leaves the tree structure of weights and optimiser as it is can be set, such as a "
+                "learning rate or a loss's coefficients",
                 record.learner,
             )
-        leaves.append(
-            jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(now))
-            if key
-            else jax.numpy.asarray(x)
-        )
+        leaf = jax.numpy.asarray(recorded)
+        if is_key:
+            leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(new))
+        leaves.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 class KnownHandle(Handle):
-    """In the place of runners: their spaces alone."""
+    """The handle of a resource that takes the place of runners and has only their spaces.
+
+    Args:
+        spaces: of the environment.
+    """
 
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
         self.state = {}
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, because nothing is open."""
 
     def publish(self, weights: Any, version: Any) -> None:
-        """Nobody acts."""
+        """Do nothing, because no runner acts by these weights."""
 
 
 @dataclass(frozen=True)
 class Known(Resource):
-    """The spaces of an environment that is not made.
+    """A resource that has the spaces of an environment which is not made.
 
     Args:
-        spaces: as JSON.
+        spaces: of the environment, as JSON.
     """
 
     spaces: str
@@ -231,13 +260,13 @@ class Known(Resource):
     handle: ClassVar[type[Handle]] = KnownHandle
 
     def open(self, site: Site) -> KnownHandle:
-        """Read them."""
+        """Return a handle with the spaces."""
         return KnownHandle(Spaces.from_json(self.spaces))
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """Nothing can be wrong."""
+        """Return no problems."""
         return iter(())
 
     def describe(self) -> str:
-        """``spaces``."""
+        """Return the name of the resource in texts, ``spaces``."""
         return "spaces"

@@ -1,4 +1,7 @@
-"""What a run leaves behind: a directory with rows, graph, plan and policy, sealed by a manifest. Nothing in it is pickled."""
+"""What a run leaves on disk: a directory with rows, graph, plan and policy, sealed by a manifest.
+
+Nothing in it is pickled.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
 
 EVALUATION_EPSILON = 0.05
+"""The epsilon with which Mnih et al. (2015) evaluate policies of action values."""
 MANIFEST = "manifest.json"
+"""The file that lists all others of a run's directory with their sizes and SHA-256 sums."""
 FAILURE = "failure.json"
-"""In the directory of a run that an error ended."""
+"""The file that holds the error that ended a run."""
 RECORDS = "records"
-"""The folder that the manifest leaves out: a record has sums of its own, may be removed, and may be large."""
+"""The folder that the manifest leaves out: a record has checksums of its own, may be removed, and
+may be large."""
 
 
 @dataclass(frozen=True)
@@ -42,40 +48,49 @@ class TrainedPolicy:
     """A policy with its weights, ready to act, to be evaluated, and to be saved."""
 
     policy: Policy
+    """The description of the policy."""
     spaces: Spaces
+    """The observation and action spaces that it was made for."""
     weights: Weights
+    """Its trained weights."""
     env: Make | None = None
+    """The environment that it was trained in: an id, a class or a function; None if not known."""
     wrappers: tuple[Callable[[Any], Any], ...] = ()
+    """What wraps the environment."""
     env_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
     action_values: bool = False
-    """Whether the action outputs are action values, as `DQNLoss` learns them, from which no actions are drawn by their size."""
+    """Whether the action outputs are action values, as `DQNLoss` learns them. These are no
+    probabilities, so actions are not sampled from them."""
 
     @property
     def drawn(self) -> Explore:
-        """How actions are drawn where they are not greedy: from the distribution; epsilon-greedily, with 0.05, from action values.
+        """How actions are chosen where they are not greedy.
 
-        That epsilon is the one with which Mnih et al. (2015) evaluate.
+        They are sampled from the distribution; with action values they are chosen
+        epsilon-greedily with an epsilon of 0.05, with which Mnih et al. (2015) evaluate.
         """
-        return (
-            EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON) if self.action_values else SAMPLED
-        )
+        if self.action_values:
+            return EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON)
+        return SAMPLED
 
     @property
     def network(self) -> Network:
-        """The policy, made for its spaces."""
+        """The network of the policy, made for its spaces."""
         return network(self.policy, self.spaces)
 
     def act(self, obs: Any, carry: Any = None, *, greedy: bool = True, seed: int = 0) -> Any:
-        """What to do: actions as the environment takes them.
+        """Choose actions for observations, as the environment takes them.
 
         Args:
             obs: one observation ``[...]``, or several ``[N, ...]``.
             carry: of a recurrent policy: what the last call returned, None at an episode's start.
-            greedy: the likeliest action; else one that is drawn, as `drawn` says.
-            seed: of that draw.
+            greedy: take the greedy action; else a random one, as `drawn` says.
+            seed: of the random choice; 0 by default.
 
         Returns:
-            One action, or ``[N, ...]`` of them; from a recurrent policy that and the carry for the next call.
+            One action, or ``[N, ...]`` of them; from a recurrent policy that and the carry for the
+            next call.
 
         Raises:
             ContractError: the observation has another shape than the space.
@@ -85,62 +100,62 @@ class TrainedPolicy:
         single = given.shape == shape
         if not single and given.shape[1:] != shape:
             raise ContractError(
-                f"act takes an observation of shape {list(shape)}, or several of them; got {list(given.shape)}"
+                f"act takes an observation of shape {list(shape)}, or several of them; "
+                f"got {list(given.shape)}"
             )
-        net, given = self.network, given[None] if single else given
-        memory = (
-            net.memory(self.weights, len(given))
-            if carry is None
-            else Memory(carry, np.zeros(len(given), bool))
-        )
-        count, explore = len(given), self.drawn
-        noise = (
-            None
-            if greedy
-            else explore.noise(
-                net.head,
-                jax.random.key(seed),
-                count,
-                jax.numpy.float32(0),
-                jax.numpy.zeros(count),
-                1,
-            )
-        )
-        packed, carry = jitted_act(net, explore)(self.weights, given, noise, memory)
-        action = net.head.to_env(net.unpack(np.asarray(packed))[0])
-        action = action[0] if single else action
+        net, explore = self.network, self.drawn
+        # One observation is a batch of one.
+        batch = given[None] if single else given
+        count = len(batch)
+        if carry is None:
+            memory = net.memory(self.weights, count)
+        else:
+            memory = Memory(carry, np.zeros(count, bool))
+        noise = None if greedy else _noise(net, explore, seed, count)
+        packed, carry = jitted_act(net, explore)(self.weights, batch, noise, memory)
+        actions = net.head.to_env(net.unpack(np.asarray(packed))[0])
+        action = actions[0] if single else actions
         return (action, carry) if net.recurrent else action
 
     def evaluate(
         self, episodes: int = 20, *, seed: int = 0, greedy: bool = True, max_steps: int = MAX_STEPS
     ) -> Evaluation:
-        """Play whole episodes in its environment. The result counts as the array ``[episodes]`` of their returns.
+        """Play whole episodes in its environment.
 
-        What makes it less than it seems is logged as a warning: episodes that were cut, and those that are copies of each other.
+        What makes the result less than it seems is logged as a warning: episodes that were cut, and
+        those that are copies of each other.
 
         Args:
             episodes: how many.
-            seed: of the first episode; the one with number i has `seed` + i, for its environment and for the draws of its actions.
-            greedy: take the likeliest actions; else draw them, as `drawn` says, anew in each step.
-            max_steps: of an episode, which is cut after so many; its return so far then counts.
+            seed: of the first episode. Episode i uses `seed` + i for its environment and for the
+                random choice of its actions.
+            greedy: take the greedy actions; else random ones, as `drawn` says, chosen again in each
+                step.
+            max_steps: the most steps of an episode, which is then cut, and its return so far
+                counts.
+
+        Returns:
+            The evaluation, which can be used as the array ``[episodes]`` of their returns.
 
         Raises:
             SaveError: the environment is not known: it had no name that could be saved.
         """
         if self.env is None:
             raise SaveError(
-                "the environment of this policy is not known: it was a lambda or a local function, which have no name that could be saved. Name one "
-                "that has: flowrl eval DIR --env FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an environment of your own"
+                "the environment of this policy is not known: it was a lambda or a local function, "
+                "which have no name that could be saved. Name one that has: flowrl eval DIR --env "
+                "FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an "
+                "environment of your own"
             )
-        explore, source = None if greedy else self.drawn, (self.wrappers, self.env_settings)
         found = play(
             self.env,
             self.network,
             self.weights,
             episodes,
             seed,
-            *source,
-            explore=explore,
+            self.wrappers,
+            self.env_settings,
+            explore=None if greedy else self.drawn,
             max_steps=max_steps,
         )
         for note in found.notes:
@@ -148,15 +163,27 @@ class TrainedPolicy:
         return found
 
 
+def _noise(net: Network, explore: Explore, seed: int, count: int) -> Any:
+    """Return the random numbers with which actions are chosen for `count` observations."""
+    key = jax.random.key(seed)
+    return explore.noise(net.head, key, count, jax.numpy.float32(0), jax.numpy.zeros(count), 1)
+
+
+# -- the directory of a run
+
+
 class RunDir:
-    """The directory of one run, made anew: an existing one is never written to."""
+    """The new directory of one run. An existing directory is never written to.
+
+    Args:
+        path: of the directory, which must be empty or not exist.
+        files: its first text files, by name.
+
+    Raises:
+        SaveError: it exists already and is not empty, or can't be made.
+    """
 
     def __init__(self, path: str | Path, files: Mapping[str, str]) -> None:
-        """Make the directory and write its first text files, by name.
-
-        Raises:
-            SaveError: it exists already and is not empty, or can't be made.
-        """
         self.path = Path(path)
         check_free(path)
         try:
@@ -168,18 +195,24 @@ class RunDir:
         self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
 
     def add(self, row: Row) -> None:
-        """Write one Row, at once."""
+        """Write one Row to ``rows.jsonl`` and flush it."""
         self._rows.write(to_json(row) + "\n")
         self._rows.flush()
 
     def put(self, name: str, text: str) -> None:
-        """Write a text file, in place of what it was before, at one stroke."""
+        """Write a text file in one atomic step, in place of any earlier one of this name."""
+        # Who reads the directory of a run that goes on never finds half a file.
         draft = self.path / f"{name}.draft"
         draft.write_text(text, encoding="utf-8")
         draft.replace(self.path / name)
 
     def finish(self, policy: TrainedPolicy | None, files: Mapping[str, str]) -> None:
-        """Write the policy and more text files, then the manifest over all that is there."""
+        """Write the policy and more text files, then the manifest of all files.
+
+        Args:
+            policy: what was trained; None if there is nothing.
+            files: text files by name.
+        """
         self._rows.close()
         for name, text in files.items():
             self.put(name, text)
@@ -189,7 +222,7 @@ class RunDir:
 
 
 def check_free(path: str | Path) -> None:
-    """Make sure that a run can be saved there.
+    """Make sure that a run can be saved in a directory.
 
     Raises:
         SaveError: there is a file of that name, or a directory that is not empty.
@@ -202,42 +235,75 @@ def check_free(path: str | Path) -> None:
 
 
 def to_json(row: Mapping[str, float]) -> str:
-    """A Row as one JSON object; numbers that are not finite become null."""
+    """Return a Row as one JSON object; numbers that are not finite become null."""
     return json.dumps({k: v if math.isfinite(v) else None for k, v in row.items()})
 
 
 def _command() -> str:
+    """Return the command line of this process, its flowrl version and its directory's name."""
     program = Path(sys.argv[0])
-    called = (
-        ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
-    )
-    return f"{shlex.join([*called, *sys.argv[1:]])}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
+    name = [program.name]
+    if program.name == "__main__.py":
+        name = ["python", "-m", program.parent.name]
+    command = shlex.join([*name, *sys.argv[1:]])
+    return f"{command}\n# flowrl {flowrl.__version__}, in {Path.cwd().name}\n"
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """The file, by name, that tells of an error that ended a run: its kind, its text, and the plain facts that it knows."""
+    """Return the file that describes the error that ended a run, by its name.
+
+    It holds the kind of the error, its text, and those of its facts that are plain values.
+    """
     facts = {
         k: v for k, v in getattr(error, "facts", {}).items() if isinstance(v, str | int | float)
     }
-    return {
-        FAILURE: json.dumps(
-            {"error": type(error).__name__, "text": str(error), "facts": facts}, indent=1
+    about = {"error": type(error).__name__, "text": str(error), "facts": facts}
+    return {FAILURE: json.dumps(about, indent=1) + "\n"}
+
+
+def profiles(path: str | Path) -> tuple[Profile, Profile]:
+    """Read where the time of a run went, whether it is saved, goes on or was killed.
+
+    Args:
+        path: the run's directory.
+
+    Returns:
+        The profile of the whole run, and that of the part from which its speed is measured.
+
+    Raises:
+        SaveError: there is no such run, or it has only begun.
+    """
+    try:
+        return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SaveError(_without_profile(Path(path))) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SaveError(f"{path}/profile.json is damaged: {error}") from None
+
+
+def _without_profile(path: Path) -> str:
+    """Return why a directory has no profile."""
+    if not path.is_dir():
+        return f"there is no directory {path}"
+    reason = "it is no run's directory"
+    if (path / "graph.txt").is_file():
+        reason = (
+            "its run has only begun, or was killed before it wrote a profile; the first comes "
+            "seconds after the first row"
         )
-        + "\n"
-    }
+    return f"{path} has no profile.json: {reason}"
+
+
+# -- policies
 
 
 def policy_text(policy: TrainedPolicy) -> str:
-    """What is needed beside the weights to use a policy, as JSON.
+    """Return what is needed beside the weights to use a policy, as JSON.
 
     Raises:
-        SaveError: the module has no name that leads back to it.
+        SaveError: the module has no name from which it can be imported again.
     """
-
-    def text(value: Any) -> str:
-        return values.to_text(value, defaults=True, strict=True)
-
-    empty = {"env": "None", "wrappers": "()", "env_settings": "{}"}
+    unknown = {"env": "None", "wrappers": "()", "env_settings": "{}"}
     made = {
         "env": policy.env,
         "wrappers": policy.wrappers,
@@ -246,17 +312,26 @@ def policy_text(policy: TrainedPolicy) -> str:
     saved = {}
     for name, value in made.items():
         with suppress(SaveError):
-            saved[name] = text(value)
-    if (
-        len(saved) < len(made)
-    ):  # no environment rather than one without its wrappers; who names one later gets what could be saved around it
-        saved = {**empty, **saved, "env": "None"}
-    facts = {"policy": text(policy.policy), "action_values": policy.action_values}
+            saved[name] = _strict_text(value)
+    # No environment is better than one without its wrappers. Who names an environment later gets
+    # what could be saved of the wrappers and settings around it.
+    if len(saved) < len(made):
+        saved = {**unknown, **saved, "env": "None"}
+    facts = {"policy": _strict_text(policy.policy), "action_values": policy.action_values}
     return json.dumps({**facts, **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
 
 
+def _strict_text(value: Any) -> str:
+    return values.to_text(value, defaults=True, strict=True)
+
+
 def save_policy(policy: TrainedPolicy, path: Path) -> None:
-    """Write a policy: ``policy.json`` and the weights as an orbax checkpoint."""
+    """Write a policy: ``policy.json``, and the weights as an orbax checkpoint.
+
+    Args:
+        policy: with its weights.
+        path: of a directory that does not exist.
+    """
     text = policy_text(policy)
     path.mkdir(parents=True)
     (path / "policy.json").write_text(text, encoding="utf-8")
@@ -266,7 +341,7 @@ def save_policy(policy: TrainedPolicy, path: Path) -> None:
 
 
 def _savable(weights: Weights) -> dict[str, Any]:
-    """Weights as plain arrays; orbax knows no random keys and no empty trees."""
+    """Return weights as plain arrays, because orbax knows no random keys and no empty trees."""
     return {
         part: {k: _plain(x) for k, x in named.items()}
         for part, named in weights._asdict().items()
@@ -279,8 +354,7 @@ def _plain(x: Any) -> Any:
 
 
 def _orbax() -> Any:
-    import logging
-
+    """Import orbax, after silencing what it logs through absl."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     import orbax.checkpoint as ocp
 
@@ -295,10 +369,12 @@ def load(
     Args:
         path: the run's directory.
         allow: packages beyond flowrl that may be imported for the user's own classes and functions.
-        env: an id, class or function in place of the saved environment, with the saved wrappers and settings around it.
+        env: an id, class or function in place of the saved environment, with the saved wrappers and
+            settings around it.
 
     Raises:
-        SaveError: there is no such run, a file is damaged, or a package would be needed that is not allowed.
+        SaveError: there is no such run, a file is damaged, or a package would be needed that is not
+            allowed.
         SettingError: `env` has other spaces than the policy.
     """
     root = Path(path)
@@ -309,65 +385,56 @@ def load(
     saved = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
 
     def value(name: str) -> Any:
-        return values.from_text(
-            saved[name], allow=allow, source=f"{folder / 'policy.json'}, {name}"
-        )
+        source = f"{folder / 'policy.json'}, {name}"
+        return values.from_text(saved[name], allow=allow, source=source)
 
     policy, spaces = value("policy"), Spaces.from_json(json.dumps(saved["spaces"]))
-    net = network(policy, spaces)
+    weights = _load_weights(folder / "weights", network(policy, spaces))
+    wrappers, settings = value("wrappers"), value("env_settings")
+    if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
+        raise SettingError(
+            f"{env_name(env)} has other spaces than this policy: obs {found.obs}, "
+            f"action {found.action}; it has {spaces}"
+        )
+    made = value("env") if env is None else env
+    action_values = saved.get("action_values", False)
+    return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, action_values)
+
+
+def _load_weights(folder: Path, net: Network) -> Weights:
+    """Read the weights of a network from an orbax checkpoint."""
+    # Shapes and types are enough, so nothing is computed.
     like = jax.eval_shape(net.init, jax.random.key(0))
     wanted = jax.tree.map(
         lambda x: np.zeros(x.shape, x.dtype),
         jax.eval_shape(lambda: _savable(net.init(jax.random.key(0)))),
     )
     with _orbax().StandardCheckpointer() as checkpointer:
-        parts = checkpointer.restore((folder / "weights").resolve(), wanted)
-    weights = Weights(
-        *(
-            {k: _like(parts[part][k], x) for k, x in getattr(like, part).items()}
-            for part in Weights._fields
-        )
-    )
-    wrappers, settings = value("wrappers"), value("env_settings")
-    if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
-        raise SettingError(
-            f"{env_name(env)} has other spaces than this policy: obs {found.obs}, action {found.action}; it has {spaces}"
-        )
-    made = value("env") if env is None else env
-    return TrainedPolicy(
-        policy, spaces, weights, made, wrappers, settings, saved.get("action_values", False)
-    )
+        saved = checkpointer.restore(folder.resolve(), wanted)
+    parts = []
+    for part in Weights._fields:
+        shapes = getattr(like, part)
+        # An empty part was not saved.
+        parts.append({k: _like(saved[part][k], x) for k, x in shapes.items()})
+    return Weights(*parts)
 
 
 def _like(x: Any, like: Any) -> Any:
+    """Return an array on the device, as a random key if `like` is one."""
     array = jax.numpy.asarray(x)
-    return (
-        jax.random.wrap_key_data(array)
-        if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key)
-        else array
-    )
+    if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(array)
+    return array
 
 
-def profiles(path: str | Path) -> tuple[Profile, Profile]:
-    """Where the time of a run went that is saved, goes on or was killed: of all of it, and of the part that tells its speed.
-
-    Raises:
-        SaveError: there is no such run, or it has only begun.
-    """
-    try:
-        return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        there = Path(path).is_dir()
-        early = "its run has only begun, or was killed before it told anything; the first comes seconds after the first row"
-        early = early if (Path(path) / "graph.txt").is_file() else "it is no run's directory"
-        what = f"{path} has no profile.json: {early}" if there else f"there is no directory {path}"
-        raise SaveError(what) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise SaveError(f"{path}/profile.json is damaged: {error}") from None
+# -- the manifest
 
 
 def seal(root: Path) -> None:
-    """Write the manifest: the size and SHA-256 sum of every file but records. Last, and at one stroke."""
+    """Write the manifest of a run's directory, last, and in one atomic step.
+
+    It holds the size and the SHA-256 sum of every file but records.
+    """
     found = [
         p
         for p in sorted(root.rglob("*"))
@@ -375,6 +442,7 @@ def seal(root: Path) -> None:
     ]
     files = {p.relative_to(root).as_posix(): _facts(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
+    # The manifest gets its name when it is on disk, because its presence means a whole run.
     draft = root / f"{MANIFEST}.draft"
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -395,11 +463,12 @@ def verify(root: Path) -> None:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
     except FileNotFoundError:
-        inside = (
-            f"; its run's directory is {root.parent}" if (root.parent / MANIFEST).is_file() else ""
-        )
+        hint = ""
+        if (root.parent / MANIFEST).is_file():
+            hint = f"; its run's directory is {root.parent}"
         raise SaveError(
-            f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it could save{inside}"
+            f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it "
+            f"could save{hint}"
         ) from None
     except (ValueError, KeyError, TypeError):
         raise SaveError(
@@ -411,13 +480,13 @@ def verify(root: Path) -> None:
             raise SaveError(f"{path} is missing, though the manifest lists it")
         if _facts(path) != facts:
             raise SaveError(
-                f"{path} is not what was saved: its size or SHA-256 sum differs from the manifest's; restore it from a copy"
+                f"{path} is not what was saved: its size or SHA-256 sum differs from the "
+                "manifest's; restore it from a copy"
             )
 
 
 def _facts(path: Path) -> dict[str, Any]:
+    """Return the size of a file in bytes, and its SHA-256 sum."""
     with path.open("rb") as file:
-        return {
-            "size": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        digest = hashlib.file_digest(file, "sha256")
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}

@@ -9,21 +9,31 @@ from flowrl.graph.graph import Graph
 
 
 def settings_of(graph: Graph, *, strings: bool = False) -> dict[str, Any]:
-    """By address, such as ``learner.loss.clip_ratio``, every setting of a graph; `strings`: as text, and what holds more settings by its name too."""
+    """Return every setting of a graph by its address, such as ``learner.loss.clip_ratio``.
+
+    A value with settings of its own is listed by the name of its class, followed by its settings.
+
+    Args:
+        graph: whose nodes and resources have the settings.
+        strings: return all values as text; else numbers, booleans and None stay as they are.
+    """
     found: dict[str, Any] = {}
 
     def walk(address: str, value: Any) -> None:
         inner = values.settings(value)
         if not inner and not isinstance(value, values.Spec):
-            plain = isinstance(value, bool | int | float | str | None) and not strings
-            found[address] = value if plain else values.to_text(value, defaults=False, width=10_000)
+            is_plain = isinstance(value, bool | int | float | str | None)
+            if is_plain and not strings:
+                found[address] = value
+            else:
+                # So wide that the text of a value is one line.
+                found[address] = values.to_text(value, defaults=False, width=10_000)
             return
-        if "." in address:
-            found[address] = (
-                values.to_text(value.fn, defaults=False)
-                if isinstance(value, values.Spec)
-                else type(value).__name__
-            )
+        # The address of a node or a resource itself has no dot.
+        if "." in address and isinstance(value, values.Spec):
+            found[address] = values.to_text(value.fn, defaults=False)
+        elif "." in address:
+            found[address] = type(value).__name__
         for name, deeper in inner.items():
             walk(f"{address}.{name}", deeper)
 

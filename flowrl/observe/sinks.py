@@ -1,4 +1,4 @@
-"""Where rows and events go beside the screen: a log of events, CSV, TensorBoard, Weights & Biases, MLflow."""
+"""Sinks for rows and events: a log of events, CSV, TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ from typing import Any, ClassVar, TextIO
 from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
 from flowrl.core.items import COLUMNS, Row, Trained
 from flowrl.core.metrics import names_of
-from flowrl.errors import SettingError, unknown
+from flowrl.errors import SettingError, install, unknown
 from flowrl.graph.plan import Plan
 from flowrl.observe.settings import settings_of
 from flowrl.rollout.handle import EVALUATED
 
 SECONDS = 1.0
-"""Between two lines of a log that tell what queues dropped."""
+"""The least seconds between two lines of the log that report what queues dropped."""
 PATIENCE = 60.0
-"""Seconds that a service may take to get what it has not yet got, when a run ends."""
+"""Seconds that a service may take, when a run ends, to receive what it has not received yet."""
 
 
 def columns(plan: Plan) -> list[str]:
-    """The names that a Row of this plan has."""
+    """Return the names of the columns of a Row of this plan.
+
+    Rare columns, such as `restarts`, are not known before the run.
+    """
     names = list(COLUMNS)
-    for form in plan.found.forms.values():
-        if isinstance(form, Trained):
-            names += [n for n in form.metrics.names if n not in (*names, "bad")]
+    for output in plan.found.forms.values():
+        if isinstance(output, Trained):
+            # `bad` marks an update that is not finite; Rows have no column for it.
+            names += [n for n in output.metrics.names if n not in (*names, "bad")]
     if any(node.op.queue for node in plan.graph.nodes):
         names.append("dropped_steps")
     if plan.total("evaluations"):
@@ -46,24 +50,35 @@ def columns(plan: Plan) -> list[str]:
 
 
 class EventLog:
-    """Writes ``events.jsonl``, a line for each event that is no row: the start, restarts, warnings, the end; drops once a second, in sums."""
+    """Write ``events.jsonl``, a line for each event that is no row.
+
+    These are the start, restarts, warnings and the end, and what queues dropped: once a second, as
+    totals since the start.
+    """
 
     kinds: ClassVar[tuple[type, ...]] = (Started, Restarted, Dropped, Warned, Ended)
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._early: list[str] = []
-        """Lines from before there was a file."""
+        """Lines from before the file was open."""
         self._file: TextIO | None = None
         self._closed = False
         self._items: Counter[str] = Counter()
+        """By queue: the items dropped since the start."""
         self._steps: Counter[str] = Counter()
-        """By queue, dropped since the start."""
-        self._told = (0, -math.inf)
-        """How many items had been dropped by the last line that told it, and when that was."""
+        """By queue: the environment steps dropped since the start."""
+        self._reported_items = 0
+        """How many items had been dropped when drops were reported last."""
+        self._reported_at = -math.inf
+        """When drops were reported last, in seconds of `time.monotonic`."""
 
     def open(self, folder: Path) -> None:
-        """Write into this directory from now on."""
+        """Write into ``events.jsonl`` in this directory from now on.
+
+        Args:
+            folder: the directory of the run.
+        """
         with self._lock:
             self._file = (folder / "events.jsonl").open("a", encoding="utf-8")
             for line in self._early:
@@ -71,44 +86,39 @@ class EventLog:
             self._file.flush()
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Report what was dropped since the last report, and write nothing more."""
         with self._lock:
-            self._drops(0.0)
+            self._report_drops(0.0)
             self._closed = True
             if self._file is not None:
                 self._file.close()
 
     def __call__(self, event: Any) -> None:
-        """Take an event of the run."""
+        """Handle an event of the run."""
         with self._lock:
             if self._closed:
                 return
+            # Drops come in masses: they are summed up instead of written one by one.
             if isinstance(event, Dropped):
                 self._items[event.queue] += 1
                 self._steps[event.queue] += event.steps
-                self._drops(SECONDS)
+                self._report_drops(SECONDS)
                 return
             if isinstance(event, Ended):
-                self._drops(0.0)
-            self._write(type(event).__name__.lower(), **_told(event))
+                self._report_drops(0.0)
+            self._write(type(event).__name__.lower(), **_facts(event))
 
-    def _drops(self, seconds: float) -> None:
+    def _report_drops(self, seconds: float) -> None:
+        """Write what was dropped, if that is new and the last report so many seconds ago."""
         items, now = self._items.total(), time.monotonic()
-        if items > self._told[0] and now - self._told[1] >= seconds:
-            self._told = (items, now)
+        if items > self._reported_items and now - self._reported_at >= seconds:
+            self._reported_items, self._reported_at = items, now
             self._write("dropped", items=dict(self._items), steps=dict(self._steps))
 
     def _write(self, event: str, **facts: Any) -> None:
-        line = (
-            json.dumps(
-                {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "event": event,
-                    **facts,
-                }
-            )
-            + "\n"
-        )
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "event": event, **facts}) + "\n"
+        # The first events come before there is a file.
         if self._file is None:
             self._early.append(line)
         else:
@@ -116,8 +126,8 @@ class EventLog:
             self._file.flush()
 
 
-def _told(event: Any) -> dict[str, Any]:
-    """An event as a log has it."""
+def _facts(event: Any) -> dict[str, Any]:
+    """Return what the log holds about an event."""
     match event:
         case Started(plan=plan):
             counters = ("sampled_steps", "updates", "gradient_steps")
@@ -136,58 +146,72 @@ def _told(event: Any) -> dict[str, Any]:
 
 
 class Sink(ABC):
-    """Takes a run's rows somewhere. One sink is for one run."""
+    """An observer that writes the rows of one run somewhere."""
 
     kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Ended)
     begun = False
+    """Whether the run has begun."""
     place = ""
-    """Where rows go, for a person to find them."""
+    """Where the rows go, as a user is shown it."""
 
     def __call__(self, event: Any) -> None:
-        """Take an event of the run."""
+        """Handle an event of the run."""
         match event:
             case Started(plan=plan):
                 self.begin(plan)
                 self.begun = True
             case RowClosed(row=row):
                 self.add(row)
+            # A run that failed before it began has nothing to end.
             case Ended(reason=reason) if self.begun:
                 self.end(reason)
 
     @abstractmethod
     def begin(self, plan: Plan) -> None:
-        """The run begins."""
+        """Prepare for the rows of a run that begins.
+
+        Args:
+            plan: of the run.
+        """
 
     @abstractmethod
     def add(self, row: Row) -> None:
-        """Take a Row."""
+        """Write a Row."""
 
     @abstractmethod
     def end(self, reason: str) -> None:
-        """The run is over."""
+        """Finish writing, after the last Row.
+
+        Args:
+            reason: why the run ended: ``until``, ``steps``, ``closed``, ``interrupted`` or
+                ``failed``.
+        """
 
 
 class Csv(Sink):
-    """Rows as a CSV file, a line each as they come. Empty where a row has no such column, ``nan`` where it has no such number.
+    """Write rows to a CSV file, a line for each when it closes.
 
-    The columns are those that the plan knows. If a row has more, such as `restarts`, the file is written anew with them.
+    A cell is empty where a row has no such column, and ``nan`` where the number is not known. The
+    columns are those that the plan knows. If a row has more, such as `restarts`, the file is
+    written again with them.
 
     Args:
         path: of the file.
 
     Raises:
-        SettingError: it is there already.
+        SettingError: the file exists already.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.place = Path(path), str(path)
         if self.path.exists():
             raise SettingError(
-                f"Csv: {self.path} exists already, and nothing is ever overwritten; name another file"
+                f"Csv: {self.path} exists already, and nothing is ever overwritten; "
+                "name another file"
             )
 
     def begin(self, plan: Plan) -> None:
-        """Make the file, with its first line."""
+        """Make the file, and write its first line, the columns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._open("x", columns(plan))
         self.writer.writeheader()
@@ -199,15 +223,17 @@ class Csv(Sink):
         self.writer = csv.DictWriter(self.file, names, lineterminator="\n")
 
     def add(self, row: Row) -> None:
-        """Write a line."""
+        """Write a Row as a line, with new columns if it has any."""
         if new := [name for name in row if name not in self.names]:
             self._widen([*self.names, *new])
+        # The line is flushed at once, so that a killed run has its rows.
         self.writer.writerow(dict(row))
         self.file.flush()
 
     def _widen(self, names: list[str]) -> None:
-        """Write the file anew, with more columns, at one stroke."""
+        """Write the file again with more columns, and replace it in one atomic step."""
         self.file.close()
+        # A process that is killed meanwhile leaves the old file whole.
         draft = self.path.with_name(f"{self.path.name}.draft")
         with (
             self.path.open(encoding="utf-8", newline="") as old,
@@ -225,10 +251,12 @@ class Csv(Sink):
 
 
 class TensorBoard(Sink):
-    """Rows for TensorBoard, over environment steps: ``tensorboard --logdir DIR``. Numbers that are not finite are left out.
+    """Write rows for TensorBoard, over environment steps: ``tensorboard --logdir DIR``.
+
+    Numbers that are not finite are left out.
 
     Args:
-        folder: where to; that of several runs may be one.
+        folder: where the files are written; several runs may share it.
 
     Raises:
         SettingError: the package is not installed.
@@ -241,39 +269,29 @@ class TensorBoard(Sink):
         self.sum = _package("tensorboardX.record_writer", "tensorboard").masked_crc32c
 
     def begin(self, plan: Plan) -> None:
-        """Make a file of its own there."""
+        """Make a file for this run in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        # Nothing is buffered, so that a killed run has its rows.
         self.file = (self.folder / name).open("xb", buffering=0)
         self._write(self.event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def add(self, row: Row) -> None:
-        """Write all of a row as one event."""
+        """Write all numbers of a Row as one event."""
         values = [
             self.summary.Value(tag=name, simple_value=value) for name, value in _finite(row).items()
         ]
-        self._write(
-            self.event(
-                wall_time=time.time(),
-                step=int(row["env_steps"]),
-                summary=self.summary(value=values),
-            )
-        )
+        summary, step = self.summary(value=values), int(row["env_steps"])
+        self._write(self.event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event: Any) -> None:
-        """One record, at one stroke: its length and the event, each with its sum."""
+        """Write one record in a single call: its length and the event, each with its checksum."""
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        self.file.write(
-            b"".join(
-                (
-                    length,
-                    struct.pack("<I", self.sum(length)),
-                    data,
-                    struct.pack("<I", self.sum(data)),
-                )
-            )
-        )
+        length_sum = struct.pack("<I", self.sum(length))
+        data_sum = struct.pack("<I", self.sum(data))
+        # A process that is killed between two calls would leave half a record.
+        self.file.write(b"".join((length, length_sum, data, data_sum)))
 
     def end(self, reason: str) -> None:
         """Close the file."""
@@ -281,11 +299,14 @@ class TensorBoard(Sink):
 
 
 class WandB(Sink):
-    """Rows for Weights & Biases, over environment steps; the graph's settings as its configuration.
+    """Send rows to Weights & Biases, over environment steps.
+
+    The graph's settings are the configuration of the run there.
 
     Args:
-        project: its name.
-        settings: more keyword arguments for `wandb.init`, such as ``name="first"`` or ``mode="offline"``.
+        project: the name of the project.
+        settings: more keyword arguments for `wandb.init`, such as ``name="first"`` or
+            ``mode="offline"``.
 
     Raises:
         SettingError: the package is not installed.
@@ -298,7 +319,7 @@ class WandB(Sink):
         self.settings, self.place = {"project": project, **settings}, f"wandb:{project}"
 
     def begin(self, plan: Plan) -> None:
-        """Begin a run there."""
+        """Begin a run of the service, with the settings of the graph."""
         config = {
             "graph": plan.graph.name,
             **settings_of(plan.graph),
@@ -307,24 +328,26 @@ class WandB(Sink):
         self.run = self.wandb.init(**{**self.settings, "config": config})
 
     def add(self, row: Row) -> None:
-        """Log it."""
+        """Send the finite numbers of a Row."""
         self.run.log(_finite(row), step=int(row["env_steps"]))
 
     def end(self, reason: str) -> None:
-        """End the run there, as failed if it was."""
+        """End the run of the service, as failed if this run failed."""
         self.run.summary["reason"] = reason
         self.run.finish(exit_code=int(reason == "failed"))
 
 
 class MLflow(Sink):
-    """Rows for MLflow, over environment steps; the graph's settings as its parameters. ``loss/policy`` is ``loss.policy`` there.
+    """Send rows to MLflow, over environment steps.
 
-    For its files ``loss`` can't be a number and a folder at once.
+    The graph's settings are the parameters of the run there. A metric such as ``loss/policy`` is
+    called ``loss.policy`` there, because in MLflow's files ``loss`` can't be a number and a folder
+    at once.
 
     Args:
-        experiment: its name; it is made if there is none.
-        name: of the run there; the graph's by default.
-        uri: of the tracking server; MLFLOW_TRACKING_URI, or what MLflow itself takes, by default.
+        experiment: the name of the experiment, which is made if there is none.
+        name: of the run there; the graph's name by default.
+        uri: of the tracking server; by default MLFLOW_TRACKING_URI, or what MLflow itself takes.
 
     Raises:
         SettingError: the package is not installed.
@@ -332,52 +355,45 @@ class MLflow(Sink):
 
     patience = PATIENCE
     MOST: ClassVar[int] = 100
-    """Parameters in one call."""
+    """The most parameters in one call."""
 
     def __init__(self, experiment: str, name: str | None = None, uri: str | None = None) -> None:
         self.mlflow = _package("mlflow", "mlflow")
-        self.experiment, self.name, self.uri, self.place = (
-            experiment,
-            name,
-            uri,
-            f"mlflow:{experiment}",
-        )
+        self.experiment, self.name, self.uri = experiment, name, uri
+        self.place = f"mlflow:{experiment}"
 
     def begin(self, plan: Plan) -> None:
-        """Begin a run there."""
+        """Begin a run of the service, with the settings of the graph."""
         self.client = self.mlflow.MlflowClient(self.uri)
-        there = self.client.get_experiment_by_name(self.experiment)
-        number = (
-            self.client.create_experiment(self.experiment) if there is None else there.experiment_id
-        )
-        self.id = self.client.create_run(number, run_name=self.name or plan.graph.name).info.run_id
-        told = {"graph": plan.graph.name, **settings_of(plan.graph)}
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            experiment_id = self.client.create_experiment(self.experiment)
+        else:
+            experiment_id = experiment.experiment_id
+        name = self.name or plan.graph.name
+        self.id = self.client.create_run(experiment_id, run_name=name).info.run_id
+        settings = {"graph": plan.graph.name, **settings_of(plan.graph)}
+        # MLflow limits the length of a parameter's value.
         params = [
-            self.mlflow.entities.Param(address, str(value)[:500]) for address, value in told.items()
+            self.mlflow.entities.Param(address, str(value)[:500])
+            for address, value in settings.items()
         ]
         for start in range(0, len(params), self.MOST):
             self.client.log_batch(self.id, params=params[start : start + self.MOST])
 
     def add(self, row: Row) -> None:
-        """Log it."""
-        now, step, metric = (
-            int(time.time() * 1000),
-            int(row["env_steps"]),
-            self.mlflow.entities.Metric,
-        )
-        self.client.log_batch(
-            self.id,
-            metrics=[
-                metric(name.replace("/", "."), value, now, step)
-                for name, value in _finite(row).items()
-            ],
-        )
+        """Send the finite numbers of a Row."""
+        now, step = int(time.time() * 1000), int(row["env_steps"])
+        metrics = [
+            self.mlflow.entities.Metric(name.replace("/", "."), value, now, step)
+            for name, value in _finite(row).items()
+        ]
+        self.client.log_batch(self.id, metrics=metrics)
 
     def end(self, reason: str) -> None:
-        """End the run there, as failed if it was."""
-        self.client.set_terminated(
-            self.id, {"failed": "FAILED", "interrupted": "KILLED"}.get(reason, "FINISHED")
-        )
+        """End the run of the service, as failed if this run failed."""
+        status = {"failed": "FAILED", "interrupted": "KILLED"}.get(reason, "FINISHED")
+        self.client.set_terminated(self.id, status)
 
 
 def _finite(row: Row) -> dict[str, float]:
@@ -385,11 +401,16 @@ def _finite(row: Row) -> dict[str, float]:
 
 
 def _package(name: str, extra: str) -> Any:
+    """Import a package that an extra of flowrl installs.
+
+    Raises:
+        SettingError: it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise SettingError(
-            f"{extra} needs a package that is not there ({error}): pip install 'flowrl[{extra}]'"
+            f"{extra} needs a package that is not there ({error}): {install(extra)}"
         ) from None
 
 
@@ -399,25 +420,26 @@ SINKS: Mapping[str, tuple[str, Callable[[str, Path], Sink]]] = {
     "wandb": (":PROJECT", lambda rest, _: WandB(rest)),
     "mlflow": (":EXPERIMENT", lambda rest, _: MLflow(rest)),
 }
-"""By name: what may or must follow it, and what makes it of that and the run's directory."""
+"""By name: what may (in brackets) or must follow the name, and a function that makes the sink from
+that and from the run's directory."""
 
 
 def sink(text: str, out: Path) -> Sink:
-    """A sink as the command line names it: ``csv``, ``tensorboard:DIR``, ``wandb:PROJECT``.
+    """Return a sink that the command line names: ``csv``, ``tensorboard:DIR``, ``wandb:PROJECT``.
 
     Args:
-        text: its name, and what it needs or may have behind a colon.
+        text: the name of the sink, and after a colon what it needs or may have.
         out: the directory of the run, for those that write files.
 
     Raises:
-        SettingError: there is none of that name, it lacks what it needs, or its package is not installed.
+        SettingError: there is no sink of that name, it lacks what it needs, or its package is not
+            installed.
     """
     name, _, rest = text.partition(":")
     if name not in SINKS:
-        raise SettingError(
-            f"--to: {unknown('sink', name, [n + form for n, (form, _) in SINKS.items()])}"
-        )
-    form, make = SINKS[name]
-    if form.startswith(":") and not rest:
-        raise SettingError(f"--to {name} needs a name behind it: --to {name}{form}")
+        known = [n + suffix for n, (suffix, _) in SINKS.items()]
+        raise SettingError(f"--to: {unknown('sink', name, known)}")
+    suffix, make = SINKS[name]
+    if suffix.startswith(":") and not rest:
+        raise SettingError(f"--to {name} needs a name after it: --to {name}{suffix}")
     return make(rest, out)

@@ -1,7 +1,11 @@
-"""The live table of a run: per node and per set of runners how busy, starved and blocked it is, and what flows."""
+"""The live table of a run, with a line for each node and each set of runners.
+
+It shows how busy, starved and blocked they are, and the environment steps per second.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,16 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 from flowrl.core.profile import Profile
-from flowrl.observe.explain import bottleneck, shares
+from flowrl.observe.bottleneck import bottleneck
+from flowrl.observe.breakdown import shares
 
 SECONDS = 1.0
-"""How often the numbers are taken."""
+"""The seconds between two profiles that are taken."""
 WINDOW = 5
-"""Over how many of these they are means."""
+"""The numbers shown are means over this many of these intervals."""
 
 
 class Window:
-    """The last seconds of a run: what `profile` tells, every now and then."""
+    """The last `WINDOW` x `SECONDS` seconds of a run.
+
+    Args:
+        profile: returns where the time of the run went so far.
+        clock: returns the time in seconds.
+    """
 
     def __init__(
         self, profile: Callable[[], Profile], clock: Callable[[], float] = time.perf_counter
@@ -29,7 +39,7 @@ class Window:
         self.seen: deque[tuple[float, Profile]] = deque(maxlen=WINDOW + 1)
 
     def look(self) -> Profile | None:
-        """The difference over the window; None before there are two looks at the run."""
+        """Return the profile of the window; None before two profiles were taken."""
         now = self.clock()
         if not self.seen or now - self.seen[-1][0] >= SECONDS:
             self.seen.append((now, self.profile()))
@@ -37,33 +47,44 @@ class Window:
 
 
 def live_table(p: Profile, lag: float) -> Table:
-    """A stretch of a run as a table; the bottleneck is marked.
+    """Return a table for a terminal in which the bottleneck is marked.
 
     Args:
-        p: the stretch.
-        lag: of the data that was trained last, in updates.
+        p: the profile of a part of a run.
+        lag: the policy lag of the data that was trained last, in updates; NaN if not known.
     """
     worst = bottleneck(p)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("node", "operator"):
         table.add_column(name)
-    for name in ("busy", "starved", "blocked", "steps/s", "queue", "lag"):
+    for name in ("busy", "starved", "blocked", "steps/s", "queue", "policy lag"):
         table.add_column(name, justify="right")
     for share in shares(p):
-        queue = p.queues.get(share.node)
-        steps = sum(steps for (_, b), (_, steps) in p.edges.items() if b == share.node) or sum(
-            steps for (a, _), (_, steps) in p.edges.items() if a == share.node
-        )
+        steps, queue = _steps(p, share.node), p.queues.get(share.node)
+        # A straggler is one worker of a resource, whose line is marked.
         marked = worst is not None and worst.where.partition(",")[0] == share.node
+        node = Text(f"{share.node} <- bottleneck", "bold red") if marked else Text(share.node)
         table.add_row(
-            Text(f"{share.node}{' <- bottleneck' if marked else ''}", "bold red" if marked else ""),
+            node,
             Text(share.does, "dim"),
-            *(
-                Text(f"{x:.0%}", "bold" if x >= 0.5 else "dim" if x < 0.005 else "")
-                for x in (share.busy, share.starved, share.blocked)
-            ),
+            *(_percent(x) for x in (share.busy, share.starved, share.blocked)),
             f"{steps / max(p.seconds, 1e-9):,.0f}" if steps else "",
             f"{queue[0]}/{queue[1]}" if queue else "",
-            f"{lag:.1f}" if share.trains and lag == lag else "",  # noqa: PLR0124 - NaN is none
+            f"{lag:.1f}" if share.trains and not math.isnan(lag) else "",
         )
     return table
+
+
+def _steps(p: Profile, node: str) -> int:
+    """Return the environment steps that came to a node; of the first node, those that left it."""
+    came = sum(steps for (_, target), (_, steps) in p.edges.items() if target == node)
+    if came:
+        return came
+    return sum(steps for (source, _), (_, steps) in p.edges.items() if source == node)
+
+
+def _percent(share: float) -> Text:
+    """Return a share in percent, large ones bold and those that round to 0 % dim."""
+    if share >= 0.5:
+        return Text(f"{share:.0%}", "bold")
+    return Text(f"{share:.0%}", "dim" if share < 0.005 else "")

@@ -1,4 +1,4 @@
-"""Whether a run is traced, and where its trace goes."""
+"""Switching the traces of runs on, and writing them to a file or a collector."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from flowrl.observe.trace import Trace
 
 
 class Tracing:
-    """Has clocks keep spans, in this process and in those that are started meanwhile, until it is closed; then brings the trace to where it goes.
+    """Traces a run from the moment that this is made until it is closed.
+
+    In that time clocks keep spans, in this process and in those that are started. Then the trace is
+    written to a file, and sent to a collector.
 
     Args:
-        file: for Perfetto, or for a picture.
-        otlp: the address of a collector.
+        file: the file to write, ``.json`` for Perfetto or ``.svg`` for a picture; None for none.
+        otlp: the address of a collector of OpenTelemetry; None for none.
 
     Raises:
-        SettingError: there is no folder for the file, or its name ends in neither ``.json`` nor ``.svg``.
+        SettingError: there is no folder for the file, or its name ends in neither ``.json`` nor
+            ``.svg``.
     """
 
     def __init__(self, file: str | Path | None, otlp: str | None) -> None:
         self.file, self.otlp = None if file is None else Path(file), otlp
         self.trace: Callable[[], Trace] | None = None
-        """What was seen, once it is known."""
+        """Returns the trace; None until the run is set up."""
         if self.file is not None and not self.file.absolute().parent.is_dir():
             raise SettingError(
                 f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}"
@@ -36,13 +40,16 @@ class Tracing:
             self.file.suffix not in (".json", ".svg") or self.file.is_dir()
         ):
             raise SettingError(
-                f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) or .svg (a picture)"
+                f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) "
+                "or .svg (a picture)"
             )
+        # The processes that the run starts inherit the environment variable.
         self.before = os.environ.get(TRACE)
+        """What the environment variable was, so that a user's own setting outlives the run."""
         os.environ[TRACE] = "1"
 
     def close(self) -> None:
-        """End it.
+        """Stop tracing, write the trace to the file, and send it to the collector.
 
         Raises:
             SaveError: the file can't be written.
@@ -50,6 +57,7 @@ class Tracing:
         """
         if not self.before:
             os.environ.pop(TRACE, None)
+        # A run that failed before it was set up has no trace.
         if self.trace is None:
             return
         trace = self.trace()
@@ -60,7 +68,12 @@ class Tracing:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write a trace for Perfetto; a stretch of it as a picture, if the file's name ends in ``.svg``.
+    """Write a trace to a file.
+
+    Args:
+        trace: of a run.
+        path: of the file. If its name ends in ``.svg``, a part of the trace is drawn as a picture,
+            else all of it is written for Perfetto.
 
     Raises:
         SaveError: the file can't be written.
@@ -69,5 +82,6 @@ def write(trace: Trace, path: Path) -> None:
         path.write_text(svg(trace) if path.suffix == ".svg" else trace.perfetto(), encoding="utf-8")
     except OSError as error:
         raise SaveError(
-            f"the trace could not be written to {path}: {error.strerror}; name a file in a folder that is there"
+            f"the trace could not be written to {path}: {error.strerror}; "
+            "name a file in a folder that is there"
         ) from error

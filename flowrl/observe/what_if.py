@@ -1,4 +1,4 @@
-"""What changes to a run would bring, by the service times that were measured."""
+"""Predictions of what changes to a run would bring, from the service times that were measured."""
 
 from __future__ import annotations
 
@@ -9,136 +9,187 @@ from flowrl.core.clock import IDLE
 from flowrl.core.profile import Profile
 
 FULL = 0.9
-"""The share of this machine's cores at work from which on they count as full."""
+"""The cores of this machine count as full if at least this share of their time is used."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change, and the steps a second that are to be expected of it; None where nothing can be promised."""
+    """A change to a run, and the speed that it is predicted to bring."""
 
     change: str
+    """The change, such as ``twice the batch``."""
     steps_per_second: float | None
+    """The predicted environment steps per second; None if nothing can be promised."""
     because: str
+    """What the run would then wait for, or why nothing can be promised."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """Seconds that a fragment costs, by part. All are added in one thread; side by side only the longest counts."""
+    """The seconds that one rollout costs, by part of the run.
+
+    The costs add up if one thread does all the work. If the parts work in parallel, only the
+    longest of them counts.
+    """
 
     steps: float
+    """Environment steps of a rollout."""
     workers: float
-    """Of the runners, if they work side by side; of all of them together."""
+    """The seconds of the runners, divided by their number if they work in parallel."""
     threads: Mapping[str, float]
+    """The seconds of each thread that runs stages."""
     serial: bool
+    """Whether the parts work one after another."""
 
     @property
     def speed(self) -> float:
+        """Environment steps per second."""
         parts = [self.workers, *self.threads.values()]
         return self.steps / max(sum(parts) if self.serial else max(parts), 1e-12)
 
 
 def what_if(p: Profile) -> Iterator[WhatIf]:
-    """What one more runner, twice the environments, and twice the batch would bring, by the service times that were measured."""
-    name = next((n for n, facts in p.facts.items() if any(facts.get("fragments", ()))), None)
+    """Predict what one more runner, twice the environments, and twice the batch would bring.
+
+    Args:
+        p: the profile of a run, or of a part of it.
+
+    Returns:
+        The predictions in this order, the last only if a node trains. There are none if no runner
+        has collected a rollout.
+    """
+    name = next((n for n, facts in p.facts.items() if any(facts.get("rollouts", ()))), None)
     if name is None or not p.env_steps:
         return
-    fragments = sum(p.facts[name]["fragments"])
-    facts, now = p.facts[name], p.env_steps / p.going
-    cost = _Cost(p, name, fragments)
-    base = cost.model()
-
-    def speed(**change: float) -> float:
-        return now * cost.model(**change).speed / base.speed
-
-    count = facts["count"]
-    used = p.busy / max(p.seconds * p.cores, 1e-9)
-    more = f"one more runner ({name}.num_runners={count + 1})"
-    if not facts["remote"]:
-        yield WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
-    else:
-        most, got = now / max(used, 1e-9), speed(runners=(count + 1) / count)
-        if used >= FULL and got > 1.02 * now:
-            yield WhatIf(
-                more,
-                None,
-                f"nothing to be expected: the {p.cores} cores of this machine are full ({used:.0%})",
-            )
-        else:
-            yield WhatIf(
-                more,
-                min(got, max(most, now)),
-                "then the cores are full"
-                if got > most
-                else cost.limit(runners=(count + 1) / count),
-            )
+    cost = _Cost(p, name, sum(p.facts[name]["rollouts"]))
+    yield _one_more_runner(p, cost)
     yield WhatIf(
-        f"twice the environments ({name}.envs_per_runner={2 * facts['envs']})",
-        speed(envs=2.0),
+        f"twice the environments ({name}.envs_per_runner={2 * cost.facts['envs']})",
+        cost.speed(envs=2.0),
         cost.limit(envs=2.0),
     )
     if cost.trainer:
-        yield WhatIf("twice the batch", speed(batch=2.0), cost.limit(batch=2.0))
+        yield WhatIf("twice the batch", cost.speed(batch=2.0), cost.limit(batch=2.0))
+
+
+def _one_more_runner(p: Profile, cost: _Cost) -> WhatIf:
+    """Predict what one more runner would bring, as far as the cores of this machine allow it.
+
+    The speed grows at most until all cores are in use, in proportion to their use.
+    """
+    count = cost.facts["count"]
+    more = f"one more runner ({cost.name}.num_runners={count + 1})"
+    if not cost.facts["remote"]:
+        return WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
+    used = p.busy / max(p.seconds * p.cores, 1e-9)
+    now = cost.measured_speed
+    predicted = cost.speed(runners=(count + 1) / count)
+    # If something else than the runners is the limit, that is named even where the cores are full.
+    if used >= FULL and predicted > 1.02 * now:
+        full = f"the {p.cores} cores of this machine are full ({used:.0%})"
+        return WhatIf(more, None, f"nothing to be expected: {full}")
+    with_full_cores = now / max(used, 1e-9)
+    if predicted > with_full_cores:
+        limit = "then the cores are full"
+    else:
+        limit = cost.limit(runners=(count + 1) / count)
+    return WhatIf(more, min(predicted, max(with_full_cores, now)), limit)
 
 
 class _Cost:
-    """What a fragment costs, and how that changes: the work for a step stays the same, but for what is said here.
+    """The measured cost of a rollout, and how changes scale it.
 
-    A call of the policy takes as long for twice the environments; a step of a vector of their own too. What stands behind the update is done
-    once for each, so that twice the batch halves it.
+    The work for a step stays the same, with these exceptions: a call of the policy takes as long
+    for twice the environments, and so does a step of a vector of environments of its own. What is
+    downstream of the update is done once for each update, so that twice the batch halves it.
+
+    Args:
+        p: the profile.
+        name: of the runners.
+        rollouts: how many they have collected.
     """
 
-    def __init__(self, p: Profile, name: str, fragments: int) -> None:
+    def __init__(self, p: Profile, name: str, rollouts: int) -> None:
         self.facts, self.name = p.facts[name], name
-        self.steps = p.env_steps / fragments
-        self.workers: dict[str, float] = {}
-        """Of a fragment, by kind."""
-        for spent in p.workers(name).values():
-            for kind, seconds in spent.items():
-                if kind not in IDLE and kind != "start":
-                    self.workers[kind] = self.workers.get(kind, 0.0) + seconds / fragments
+        self.steps = p.env_steps / rollouts
+        self.measured_speed = p.env_steps / p.going
+        self.workers = _worker_seconds(p, name, rollouts)
+        """Seconds of all runners per rollout, by kind of work."""
         self.threads = {
-            t: {key: x / fragments for key, x in p.work(t).items()} for t in p.sampling()
+            t: {key: x / rollouts for key, x in p.work(t).items()} for t in p.sampling()
         }
-        self.trainer = next(
-            (n for n in p.ops if any(c.get("updates") for (m, _), c in p.counts.items() if m == n)),
-            None,
-        )
+        """Seconds of every thread per rollout, by node and kind of work."""
+        self.trainer = next((n for n in p.ops if _counts_updates(p, n)), None)
         self.sampler = next(
             (n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None
         )
         home = next((names for names in p.stages.values() if self.trainer in names), ())
-        self.behind = set(home[home.index(self.trainer) + 1 :]) if self.trainer in home else set()
+        self.downstream: set[str] = set()
+        """The nodes after the trainer in its stage."""
+        if self.trainer in home:
+            self.downstream = set(home[home.index(self.trainer) + 1 :])
+        # Runners then wait while the learner trains, and the learner while they sample.
         self.serial = self.sampler in home or len(p.stages) == 1
-        self.waited = p.node_seconds(self.sampler or "").get("waiting", 0.0) / fragments
+        self.waited = p.node_seconds(self.sampler or "").get("waiting", 0.0) / rollouts
+        """Seconds that the sampler waited for runners, per rollout."""
 
-    def _scaled(self, kind: str, envs: float) -> float:
-        constant = kind in ("inference", "weight sync") or (
-            kind == "step" and not self.facts["singly"]
-        )
-        return 1.0 if constant else envs
+    def speed(self, **change: float) -> float:
+        """Return the environment steps per second with a change, as `model` takes it."""
+        return self.measured_speed * self.model(**change).speed / self.model().speed
 
     def model(self, runners: float = 1.0, envs: float = 1.0, batch: float = 1.0) -> _Model:
-        """What a fragment costs then."""
+        """Return the cost of a rollout with a change.
+
+        Args:
+            runners: how many times as many runners.
+            envs: how many times as many environments per runner.
+            batch: how many times as large a batch.
+        """
         before = sum(self.workers.values())
-        workers = sum(x * self._scaled(kind, envs) for kind, x in self.workers.items())
-        alone = (
-            self.waited * workers / before
-            if self.serial and before
-            else workers / self.facts["count"]
-        )  # the one holds the slowest's lateness
-        side_by_side = alone / runners
-        threads = {}
-        for thread, work in self.threads.items():
-            total = 0.0
-            for (node, kind), seconds in work.items():
-                scale = self._scaled(kind, envs) if node == self.sampler else envs
-                total += seconds * scale / (batch if node in self.behind else 1.0)
-            threads[thread] = total
-        return _Model(self.steps * envs, side_by_side, threads, self.serial)
+        workers = sum(x * self._scale(kind, envs) for kind, x in self.workers.items())
+        # In one thread the wait for the runners counts, because it holds the delay of the slowest.
+        if self.serial and before:
+            waiting = self.waited * workers / before
+        else:
+            waiting = workers / self.facts["count"]
+        threads = {t: self._seconds(work, envs, batch) for t, work in self.threads.items()}
+        return _Model(self.steps * envs, waiting / runners, threads, self.serial)
+
+    def _seconds(self, work: Mapping[tuple[str, str], float], envs: float, batch: float) -> float:
+        """Return the seconds that the work of a thread for a rollout takes with a change."""
+        total = 0.0
+        for (node, kind), seconds in work.items():
+            scale = self._scale(kind, envs) if node == self.sampler else envs
+            total += seconds * scale / (batch if node in self.downstream else 1.0)
+        return total
+
+    def _scale(self, kind: str, envs: float) -> float:
+        """Return how many times as long a kind of sampling work takes with more environments."""
+        if kind in ("inference", "weight sync"):
+            return 1.0
+        if kind == "step" and not self.facts["singly"]:
+            return 1.0
+        return envs
 
     def limit(self, **change: float) -> str:
-        """What the run waits for then."""
-        then = self.model(**change)
-        parts = {self.name: then.workers, **then.threads}
-        first = max(parts, key=parts.__getitem__)
-        return f"{first} then take{'s' * (first != self.name)} {'most of the time' if self.serial else 'longest'}"
+        """Return what the run would wait for with a change, as `model` takes it."""
+        changed = self.model(**change)
+        parts = {self.name: changed.workers, **changed.threads}
+        longest = max(parts, key=parts.__getitem__)
+        # The runners are many, a thread is one.
+        take = "take" if longest == self.name else "takes"
+        return f"{longest} then {take} {'most of the time' if self.serial else 'longest'}"
+
+
+def _worker_seconds(p: Profile, name: str, rollouts: int) -> dict[str, float]:
+    """Return the working seconds of all runners per rollout, by kind of work."""
+    found: dict[str, float] = {}
+    for spent in p.workers(name).values():
+        for kind, seconds in spent.items():
+            if kind not in IDLE and kind != "start":
+                found[kind] = found.get(kind, 0.0) + seconds / rollouts
+    return found
+
+
+def _counts_updates(p: Profile, node: str) -> bool:
+    return any(counts.get("updates") for (name, _), counts in p.counts.items() if name == node)

@@ -10,42 +10,47 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.items import Batch
+from flowrl.core.texts import plural
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.learner.learner import LearnerHandle
-from flowrl.rl.losses import standardized
+from flowrl.rl.masked import standardized
 from flowrl.rl.returns import gae
 
 Array = Any
 
 
 def need(item: Any, *fields: str) -> Batch:
-    """`item` as a batch that has these fields.
+    """Return an item as a batch that has these fields.
 
     Raises:
-        ContractError: it is no batch, or lacks one.
+        ContractError: it is no batch, or lacks a field.
     """
     if not isinstance(item, Batch):
         raise ContractError(
-            f"needs a Batch, got {a(item)}; put it where batches flow (behind a ParallelSample, before a TrainOneStep)"
+            f"needs a Batch, got {a(item)}; "
+            "put it where batches flow (after a ParallelSample, before a TrainOneStep)"
         )
     missing = [f for f in fields if f not in item.data]
     if missing:
         raise ContractError(
-            f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(item.data)}; add them before it"
+            f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
+            f"but the batch has {', '.join(item.data)}; add them before it"
         )
     return item
 
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """Join batches side by side until there are at least `batch_size` steps. Never splits a fragment.
+    """Join batches side by side until there are at least `batch_size` steps.
+
+    It never splits a rollout.
 
     Args:
-        batch_size: T x B of what is yielded, at least.
+        batch_size: least number of steps (T x B) of a batch that it yields.
 
     Raises:
-        ContractError: batches of different lengths in time meet.
+        ContractError: two batches have different lengths in time.
     """
 
     batch_size: int
@@ -55,33 +60,36 @@ class Concat(Operator):
             raise SettingError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def init(self) -> list[Batch]:
-        """The batches held."""
+        """Return the list of the batches held, empty at first."""
         return []
 
     def step(self, held: list[Batch], batch: Any, ctx: Context) -> Iterator[Batch]:
-        """Hold it, and yield all once there are enough."""
+        """Hold the batch, and yield all joined once there are enough steps."""
         if held and need(batch).shape[0] != held[0].shape[0]:
             raise ContractError(
-                f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; give all runners the same fragment"
+                f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; "
+                "give all runners the same rollout_length"
             )
         held.append(need(batch))
         if sum(b.steps for b in held) >= self.batch_size:
-            done = list(held)
+            # A step commits its state before it yields.
+            enough = list(held)
             held.clear()
-            yield Batch.join(done)
+            yield Batch.join(enough)
 
 
 @dataclass(frozen=True)
 class Advantages(Stateless):
     """Add ``advantage`` and ``target`` by generalised advantage estimation (Schulman et al. 2016).
 
-    The target is advantage + value: what values are trained towards. What follows a fragment's last row is worth what the
-    learner says now.
+    The target is advantage + value: what values are trained towards. After the last row of a
+    rollout it bootstraps from the value that the learner gives now.
 
     Args:
         gamma: discount.
-        gae_lambda: weight of longer estimates: 1 for discounted returns, 0 for one-step differences.
-        learner: gives the value of the observation behind each column.
+        gae_lambda: weight of longer estimates: 1 for discounted returns, 0 for one-step
+            differences.
+        learner: the learner that gives the value of the observation after each column.
 
     Raises:
         ContractError: the batch has no ``reward value terminated truncated``.
@@ -99,17 +107,17 @@ class Advantages(Stateless):
                 raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
-        """One batch in, the same with two more fields out."""
-        d = need(batch, "obs", "reward", "value", "terminated", "truncated", "valid").data
+        """Yield the batch with the two fields added."""
+        data = need(batch, "obs", "reward", "value", "terminated", "truncated", "valid").data
         end = ctx[self.learner].values(batch)
         advantage, target = ctx.run(
             advantages,
-            d["reward"],
-            d["value"],
+            data["reward"],
+            data["value"],
             end,
-            d["terminated"],
-            d["truncated"],
-            d["valid"],
+            data["terminated"],
+            data["truncated"],
+            data["valid"],
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
@@ -127,11 +135,21 @@ def advantages(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """`gae` of every column ``[T, B]``, with 0 at invalid rows; and advantage + value."""
-    one = jax.vmap(gae, in_axes=(1, 1, 0, 1, 1, None, None), out_axes=1)
-    advantage = jnp.where(
-        valid, one(reward, value, end, terminated, truncated, gamma, gae_lambda), 0.0
-    )
+    """Return the advantages of every column by `gae`, and advantage + value.
+
+    Args:
+        reward: ``[T, B]``.
+        value: values of the observations ``[T, B]``.
+        end: values of the observations after the last rows ``[B]``.
+        terminated: whether an episode terminated at a row ``[T, B]``.
+        truncated: whether an episode was truncated at a row ``[T, B]``.
+        valid: whether a row holds a step ``[T, B]``; advantages are 0 where not.
+        gamma: discount.
+        gae_lambda: weight of longer estimates.
+    """
+    by_column = jax.vmap(gae, in_axes=(1, 1, 0, 1, 1, None, None), out_axes=1)
+    estimates = by_column(reward, value, end, terminated, truncated, gamma, gae_lambda)
+    advantage = jnp.where(valid, estimates, 0.0)
     return advantage, advantage + value
 
 
@@ -140,7 +158,7 @@ class Standardize(Stateless):
     """Shift and scale a field to mean 0 and variance 1 over the valid rows of the batch.
 
     Args:
-        field: the field's name.
+        field: name of the field.
 
     Raises:
         ContractError: the batch has no such field.
@@ -149,6 +167,6 @@ class Standardize(Stateless):
     field: str = "advantage"
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
-        """One batch in, the same with the field changed out."""
-        d = need(batch, self.field, "valid").data
-        yield batch.with_(**{self.field: ctx.run(standardized, d[self.field], d["valid"])})
+        """Yield the batch with the field changed."""
+        data = need(batch, self.field, "valid").data
+        yield batch.with_(**{self.field: ctx.run(standardized, data[self.field], data["valid"])})

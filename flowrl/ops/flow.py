@@ -1,4 +1,4 @@
-"""Operators that move items: any function as one, gates and joins."""
+"""Operators that move items: functions as operators, gates and joins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from flowrl.graph.protocols import Context, Operator, Stateless
 class Map(Stateless):
     """Yield ``fn(item)``.
 
-    The function is called as it is; wrap heavy array maths in `jax.jit` yourself. When a graph is compiled it is called too: on
-    JAX tracers or, where that fails, on zeros of the same shapes. If neither works, the plan says that it ends there.
+    The function is called as it is; wrap heavy array maths in `jax.jit` yourself. When a graph is
+    compiled it is called too: on JAX tracers or, where that fails, on zeros of the same shapes. If
+    neither works, the plan says that it ends there.
+
+    Args:
+        fn: a function from an item to an item.
+
+    Raises:
+        SettingError: `fn` is no function.
     """
 
     fn: Callable[[Any], Any]
@@ -26,15 +33,22 @@ class Map(Stateless):
         _check(self.fn, "fn")
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
-        """One in, one out."""
+        """Yield what the function makes of the item."""
         yield ctx.call(self.fn, item)
 
 
 @dataclass(frozen=True)
 class Filter(Stateless):
-    """Pass on the items of which ``keep(item)`` is true.
+    """Pass on the items for which ``keep(item)`` is true.
 
-    When a graph is compiled it is called on JAX tracers; where the answer depends on values, the plan says that it ends there.
+    When a graph is compiled it is called on JAX tracers; where the answer depends on values, the
+    plan says that it ends there.
+
+    Args:
+        keep: a function from an item to a truth value.
+
+    Raises:
+        SettingError: `keep` is no function.
     """
 
     keep: Callable[[Any], bool]
@@ -43,14 +57,23 @@ class Filter(Stateless):
         _check(self.keep, "keep")
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
-        """One in, one or none out."""
+        """Yield the item if it is kept."""
         if ctx.test(self.keep, item):
             yield item
 
 
 @dataclass(frozen=True)
 class FlatMap(Stateless):
-    """Yield every item of ``fn(item)``. Compiled as `Map` is."""
+    """Yield every item of ``fn(item)``.
+
+    It is compiled as `Map` is.
+
+    Args:
+        fn: a function from an item to any number of items.
+
+    Raises:
+        SettingError: `fn` is no function.
+    """
 
     fn: Callable[[Any], Iterable[Any]]
 
@@ -58,16 +81,20 @@ class FlatMap(Stateless):
         _check(self.fn, "fn")
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
-        """One in, any number out."""
+        """Yield all that the function makes of the item."""
         yield from ctx.call(_Listed(self.fn), item)
 
 
 @dataclass(frozen=True)
 class Gate(Operator):
-    """Let nothing through until so many steps came; from then on all.
+    """Let no item through until a number of steps came, and from then on every item.
 
     Args:
-        start: steps (T x B) that end here.
+        start: steps (T x B) of the items that it holds back, before it opens.
+
+    Raises:
+        SettingError: `start` is below 1.
+        ContractError: an item that comes before it opens has no steps.
     """
 
     start: int
@@ -77,11 +104,11 @@ class Gate(Operator):
             raise SettingError(f"start must be at least 1, got {self.start}")
 
     def init(self) -> dict[str, int]:
-        """The steps that came, as far as they matter."""
+        """Return the count of steps that came, which goes up to `start`."""
         return {"steps": Filling(0, self.start)}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
-        """One in, one or none out."""
+        """Yield the item if enough steps came before it, or else count its steps."""
         if held["steps"] >= self.start:
             yield item
         elif (steps := steps_of(item)) or isinstance(item, Batch):
@@ -94,15 +121,17 @@ class Gate(Operator):
 
 @dataclass(frozen=True)
 class Merge(Operator):
-    """Make one stream of several: each item as it comes, or so many of each node's in turn.
+    """Merge several streams into one, as items come or by fixed weights.
 
-    By weights, ``Merge({"draw": 3, "demo": 1})``, the order is fixed, and spread as evenly as can be: draw draw demo draw. What comes before
-    its turn waits here, and once a node has given as many as its weight what its items come of waits, too.
+    By weights, ``Merge({"draw": 3, "demo": 1})``, the order is fixed, and spread as evenly as can
+    be: draw draw demo draw. Items that come before their turn wait here. Once as many items of a
+    node wait as its weight says, that node waits, too.
 
     Args:
-        weights: by node, how many in each turn of all; None for whatever comes.
+        weights: by node, the number of its items in each round; None to yield items as they come.
 
     Raises:
+        SettingError: a weight is no whole number from 1 on.
         ContractError: an item comes from a node that has no weight.
     """
 
@@ -120,10 +149,14 @@ class Merge(Operator):
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Whose turn it is, one after another: of those whose share is most behind, the first."""
+        """The nodes of one round in the order of their turns.
+
+        Each turn is that of the node which has had least of its share; of several, the first.
+        """
         weights = dict(self.weights or {})
         total, credit, order = sum(weights.values()), dict.fromkeys(weights, 0), []
         for _ in range(total):
+            # Every node earns its weight in each turn, and pays the sum of all for a turn.
             credit = {name: credit[name] + weight for name, weight in weights.items()}
             name = max(credit, key=credit.__getitem__)
             credit[name] -= total
@@ -131,28 +164,32 @@ class Merge(Operator):
         return tuple(order)
 
     def init(self) -> dict[str, Any]:
-        """By node what waits, and whose turn it is."""
+        """Return the items that wait, by node, and the index of the turn."""
         return {"waiting": {name: [] for name in self.weights or {}}, "turn": 0}
 
     def has_capacity(self, held: dict[str, Any], ctx: Context) -> bool:
-        """Whether a node has given less than its weight that waits."""
-        return self.weights is None or len(held["waiting"].get(ctx.source, ())) < self.weights.get(
-            str(ctx.source), 1
-        )
+        """Return whether fewer items of the node wait than its weight says."""
+        if self.weights is None:
+            return True
+        waiting = held["waiting"].get(ctx.source, ())
+        return len(waiting) < self.weights.get(str(ctx.source), 1)
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
-        """One in, any number out."""
+        """Yield the items whose turn has come."""
         if self.weights is None:
             yield item
             return
         if ctx.source not in held["waiting"]:
             raise ContractError(
-                f"an item comes from {ctx.source}, which has no weight; weights are for {', '.join(self.weights)}"
+                f"an item comes from {ctx.source}, which has no weight; "
+                f"weights are for {', '.join(self.weights)}"
             )
         held["waiting"][ctx.source].append(item)
         while waiting := held["waiting"][self.order[held["turn"]]]:
-            item, held["turn"] = waiting.pop(0), (held["turn"] + 1) % len(self.order)
-            yield item
+            # A step commits its state before it yields.
+            next_item = waiting.pop(0)
+            held["turn"] = (held["turn"] + 1) % len(self.order)
+            yield next_item
 
 
 def _check(fn: Any, name: str) -> None:
@@ -162,6 +199,8 @@ def _check(fn: Any, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Listed:
+    """A function that returns a list of all that another one yields."""
+
     fn: Callable[[Any], Iterable[Any]]
 
     def __call__(self, item: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The only asynchronous edge, and what may stand behind it."""
+"""`Queue`, the only asynchronous edge, and `MixIn`, which may come after one."""
 
 from __future__ import annotations
 
@@ -13,23 +13,35 @@ from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.rollout.handle import RunnersHandle
 
+CHOICES = {
+    "full": ("block", "drop_oldest", "drop_newest"),
+    "order": ("fifo", "lifo"),
+    "on_stale": ("drop", "pace", "error"),
+}
+"""By setting of a `Queue`, the values that it may have."""
+
 
 @dataclass(frozen=True)
 class Queue(Stateless):
-    """Cut the graph: what stands before and what stands behind are stages that go on side by side.
+    """Bounded queue between two stages, which run side by side.
+
+    The nodes before it are one stage, those after it another.
 
     Args:
         capacity: items that it holds.
-        full: what happens to an item that finds no room: it waits (``block``, so the stage before waits too), or the oldest or
-            newest item is dropped.
+        full: what happens to an item that comes when it is full: it waits (``block``, so the stage
+            before waits too), or the oldest or newest item is dropped (``drop_oldest``,
+            ``drop_newest``).
         order: which item comes out first: the oldest (``fifo``) or the newest (``lifo``).
-        max_lag: updates that a batch may be old when it comes out; None for any.
-        on_stale: what happens to an older one: it is dropped (``drop``), or ends the run with an error (``error``); or there is none, for
-            no sample is asked for as long as it could become older (``pace``): sampling then waits for learning.
-        learner: whose version is compared with the batch's.
-        runners: who is asked later where requests are paced.
+        max_lag: the greatest policy lag, in updates, of a batch that comes out; None for any.
+        on_stale: what happens to an older batch: it is dropped (``drop``), or ends the run with an
+            error (``error``); or there is none, for no sample is requested as long as it could
+            become older (``pace``): sampling then waits for learning.
+        learner: the learner whose policy version is compared with the batch's.
+        runners: the runners whose requests are delayed where they are paced.
 
     Raises:
+        SettingError: a setting is out of its range, or settings contradict each other.
         ContractError: a batch is older than `max_lag`, and is not to be dropped.
     """
 
@@ -46,63 +58,68 @@ class Queue(Stateless):
             raise SettingError(f"capacity must be at least 1, got {self.capacity}")
         if self.max_lag is not None and self.max_lag < 0:
             raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
-        for name, known in (
-            ("full", ("block", "drop_oldest", "drop_newest")),
-            ("order", ("fifo", "lifo")),
-            ("on_stale", ("drop", "pace", "error")),
-        ):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise SettingError(
                     f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
                 )
-
         if self.on_stale == "pace" and (
             self.max_lag is None or (self.full, self.order) != ("block", "fifo")
         ):
             raise SettingError(
-                "on_stale='pace' needs max_lag, full='block' and order='fifo': what is dropped or overtaken has no bound to keep"
+                "on_stale='pace' needs max_lag, full='block' and order='fifo': "
+                "what is dropped or overtaken has no bound to keep"
             )
 
     @property
     def queue(self) -> Bounds:
-        """What it may hold."""
+        """The bounds of what it may hold."""
         return Bounds(self.capacity, self.full, self.order, self.max_lag)
 
     def prepare(self, ctx: Context) -> None:
-        """Tell the runners how many updates come of a fragment, if requests are paced."""
-        if self.on_stale == "pace" and (updates := self._rate(ctx)):
+        """Pass the runners the number of updates per rollout, if requests are paced."""
+        if self.on_stale == "pace" and (updates := self._updates_per_rollout(ctx)):
             ctx[self.runners].pace(self.max_lag or 0, updates)
 
-    def _rate(self, ctx: Context) -> Fraction | None:
-        """The updates to a fragment; None while the plan is being made."""
-        fragments = ctx.planned(self.runners, "requests")
-        return Fraction(ctx.planned(self.learner, "updates"), fragments) if fragments else None
+    def _updates_per_rollout(self, ctx: Context) -> Fraction | None:
+        """Return the updates per rollout; None while the plan is being made."""
+        rollouts = ctx.planned(self.runners, "requests")
+        return Fraction(ctx.planned(self.learner, "updates"), rollouts) if rollouts else None
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Any]:
-        """One item that was taken out; it goes on unless it is too old."""
-        if self.max_lag is not None and (lag := ctx[self.learner].lag(need(batch))) > self.max_lag:
-            if self.on_stale == "drop":
-                ctx.drop()
-                return
-            if self.on_stale == "error" or self._rate(ctx):
-                way = (
-                    "sample faster"
-                    if self.on_stale == "error"
-                    else "more updates come of a fragment than the plan says"
-                )
-                raise ContractError(
-                    f"a batch is {lag} updates old, more than max_lag={self.max_lag}; {way}, or let it be dropped (on_stale='drop')"
-                )
-        yield batch
+        """Yield an item that was taken out, unless it is too old."""
+        if self.max_lag is None or (lag := ctx[self.learner].lag(need(batch))) <= self.max_lag:
+            yield batch
+            return
+        if self.on_stale == "drop":
+            ctx.drop()
+            return
+        # While the plan is being made nothing is paced yet: there a stale batch is no error.
+        if self.on_stale == "pace" and not self._updates_per_rollout(ctx):
+            yield batch
+            return
+        way = "sample faster"
+        if self.on_stale == "pace":
+            way = "more updates come of a rollout than the plan says"
+        raise ContractError(
+            f"a batch is {lag} updates old, more than max_lag={self.max_lag}; {way}, "
+            "or let it be dropped (on_stale='drop')"
+        )
 
 
 @dataclass(frozen=True)
 class MixIn(Operator):
-    """Use recent batches again: each that comes is yielded, and behind it the oldest ones that have uses left (IMPACT, Luo et al. 2020).
+    """Use recent batches again (IMPACT, Luo et al. 2020).
+
+    Each batch that comes is yielded, and after it the oldest ones that have uses left.
 
     Args:
-        batches: the most that are kept; the oldest goes first, be it with uses left.
+        batches: the most batches that are kept; the oldest is dropped first, even if it has uses
+            left.
         uses: how often each is yielded in all.
+
+    Raises:
+        SettingError: one of them is below 1.
     """
 
     batches: int = 4
@@ -113,11 +130,11 @@ class MixIn(Operator):
             raise SettingError(f"batches and uses must be at least 1, got {self}")
 
     def init(self) -> list[dict[str, Any]]:
-        """The batches kept, the oldest first, and how often each may be used again."""
+        """Return the list of batches kept, the oldest first, each with its uses left."""
         return []
 
     def step(self, held: list[dict[str, Any]], batch: Any, ctx: Context) -> Iterator[Any]:
-        """One in, up to `uses` out."""
+        """Yield the batch, and up to `uses` - 1 older ones again."""
         again = held[: self.uses - 1]
         for kept in again:
             kept["left"] -= 1

@@ -1,4 +1,4 @@
-"""Operators around a replay."""
+"""Operators around a replay: add to it, sample from it, and set its priorities."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from flowrl.replay.replay import Replay
 from flowrl.rl.returns import td_errors
 
 AHEAD = 4
-"""Draws that a stage of their own asks for beforehand."""
+"""Batches that a sampling stage of its own asks for beforehand."""
 
 
 @dataclass(frozen=True)
 class ReplayAdd(Stateless):
-    """Add every batch of experience to the replay. Passes its item on.
+    """Add every batch of experience to the replay, and pass the item on.
 
     Args:
-        replay: what it is added to.
+        replay: the replay that it is added to.
 
     Raises:
         ContractError: a field or column that a replay needs is missing.
@@ -43,28 +43,38 @@ class ReplayAdd(Stateless):
     writes: ClassVar[tuple[str, ...]] = ("replay",)
 
     def has_capacity(self, state: None, ctx: Context) -> bool:
-        """Whether all that is due was drawn: sampling waits for who keeps a ratio and is behind."""
+        """Return whether all batches that are due were sampled.
+
+        Runners wait for readers that keep a ratio and are late.
+        """
         return ctx[self.replay].has_capacity()
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
-        """Add it, then pass it on."""
+        """Add the batch, then yield it."""
         ctx[self.replay].add(need(batch))
         yield batch
 
 
 @dataclass(frozen=True)
 class ReplaySample(Stateless):
-    """Draw batches ``[1, batch]`` from the replay: behind `ReplayAdd` with every item, or at a start of its own.
+    """Sample batches ``[1, batch_size]`` from the replay.
 
-    With `updates_per_step` the ratio is kept exactly: so many draws for every step that comes from `start` on, what is left over carried to the
-    next time; where they are drawn in a stage of their own, adding waits for them. The replay ratio, samples drawn for each step of an
-    environment, is ``batch x updates_per_step``.
+    It stands after `ReplayAdd` and samples with every item, or at a start of its own.
+
+    With `updates_per_step` the ratio is kept exactly: it samples so many batches for every step
+    that comes once there are `learning_starts`, and carries what is left over to the next time.
+    Where it is at a start, adding waits for it. The replay ratio, transitions sampled for each step
+    of an environment, is ``batch_size x updates_per_step``.
 
     Args:
-        batch_size: transitions.
-        learning_starts: steps that must have come before the first draw.
-        updates_per_step: draws for each step (a fraction); None for one with each item, or at a start for as many as what follows can take.
-        replay: what is drawn from.
+        batch_size: transitions of a batch.
+        learning_starts: steps that must have been added before the first batch.
+        updates_per_step: batches for each step (a fraction); None for one with each item, or at a
+            start for as many as the nodes after it can take.
+        replay: the replay that is sampled.
+
+    Raises:
+        SettingError: a number is out of its range.
     """
 
     batch_size: int
@@ -78,8 +88,8 @@ class ReplaySample(Stateless):
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.learning_starts < 1:
             raise SettingError(
-                f"batch_size and learning_starts must be at least 1, got batch_size={self.batch_size}, "
-                f"learning_starts={self.learning_starts}"
+                "batch_size and learning_starts must be at least 1, "
+                f"got batch_size={self.batch_size}, learning_starts={self.learning_starts}"
             )
         if self.updates_per_step is not None and not 0 < self.updates_per_step < math.inf:
             raise SettingError(
@@ -88,51 +98,43 @@ class ReplaySample(Stateless):
 
     @property
     def ratio(self) -> Fraction | None:
-        """The draws for a step, exactly: 0.1 is 1/10, and 1/3 is 1/3."""
-        return (
-            None
-            if self.updates_per_step is None
-            else Fraction(self.updates_per_step).limit_denominator(1_000_000)
-        )
+        """The batches for a step as an exact fraction: 0.1 is 1/10, and 1/3 is 1/3."""
+        if self.updates_per_step is None:
+            return None
+        return Fraction(self.updates_per_step).limit_denominator(1_000_000)
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """How much how often, and the replay ratio."""
+        """Return the size and the number of batches in a Row, and the replay ratio."""
         counts = plan.counts(node)
         if not counts["draws"]:
             return None
-        ratio = (
-            counts["drawn_steps"] / max(plan.total("added_steps"), 1)
-            if self.ratio is None
-            else float(self.batch_size * self.ratio)
-        )
-        free = (
-            self.updates_per_step is None
-            and not next(n for n in plan.graph.nodes if n.name == node).after
-        )
-        return (
-            f"{amount(Fraction(self.batch_size), 'step')} a draw, {plan.a_row(counts['draws'], 'draw')}",
-            f"replay ratio free, in lock-step {ratio:g}"
-            if free
-            else f"replay ratio {ratio:g}: steps drawn for each that is added",
-        )
+        size = amount(Fraction(self.batch_size), "step")
+        what = f"{size} a batch, {plan.a_row(counts['draws'], 'batch')}"
+        if self.ratio is not None:
+            ratio = float(self.batch_size * self.ratio)
+            return what, f"replay ratio {ratio:g}: steps sampled for each that is added"
+        ratio = counts["replayed_steps"] / max(plan.total("added_steps"), 1)
+        # At a start, nothing ties its batches to the steps that are added.
+        at_start = not next(n for n in plan.graph.nodes if n.name == node).after
+        if at_start:
+            return what, f"replay ratio free, in lock-step {ratio:g}"
+        return what, f"replay ratio {ratio:g}: steps sampled for each that is added"
 
     def prepare(self, ctx: Context) -> None:
-        """Say what is waited for."""
+        """Register at the replay with the steps that it waits for, and its ratio."""
         ctx[self.replay].expect(ctx.name, self.learning_starts, self.ratio, ctx.root)
 
     def ready(self, state: None, ctx: Context) -> bool:
-        """Whether a draw is due."""
+        """Return whether a batch is due."""
         return ctx[self.replay].due(ctx.name)
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
-        """One draw, and behind an item all that its steps call for."""
+        """Yield one batch, or after an item all batches that its steps call for."""
         replay = ctx[self.replay]
+        ahead = AHEAD if item is None else 0
         while replay.due(ctx.name):
-            if (
-                batch := replay.sample(
-                    self.batch_size, ctx.name, ahead=AHEAD if item is None else 0
-                )
-            ) is None:
+            batch = replay.sample(self.batch_size, ctx.name, ahead=ahead)
+            if batch is None:
                 return
             yield batch
             if self.ratio is None or item is None:
@@ -141,17 +143,20 @@ class ReplaySample(Stateless):
 
 @dataclass(frozen=True)
 class InitialPriorities(Stateless):
-    """Add ``priority``: how far off the action value of each step is by the n-step return behind it, as far as the fragment goes.
+    """Add ``priority``: the distance of each step's action value from its n-step return.
 
-    At the sampler, ``ParallelSample(local=fl.chain(prio=InitialPriorities(...)))``, it judges by the weights that acted (Horgan et al. 2018,
-    algorithm 1); without it a replay gives what is new the highest priority so far.
+    The return goes as far as the rollout does. At the sampler,
+    ``ParallelSample(local=fl.chain(prio=InitialPriorities(...)))``, action values are those of the
+    behaviour policy (Horgan et al. 2018, algorithm 1). Without this operator a replay gives new
+    rows the highest priority so far.
 
     Args:
         gamma: discount.
-        n_step: steps of a return, as the replay has them.
-        learner: gives action values.
+        n_step: steps of a return, as in the replay.
+        learner: the learner that gives action values.
 
     Raises:
+        SettingError: a number is out of its range.
         ContractError: the batch lacks a field, or the policy's outputs are no action values.
     """
 
@@ -162,56 +167,78 @@ class InitialPriorities(Stateless):
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1 or self.n_step < 1:
             raise SettingError(
-                f"gamma must be from 0 to 1 and n_step at least 1, got gamma={self.gamma}, n_step={self.n_step}"
+                "gamma must be from 0 to 1 and n_step at least 1, "
+                f"got gamma={self.gamma}, n_step={self.n_step}"
             )
 
     def review(self, graph: Graph) -> Iterator[str]:
-        """Check that a replay keeps the priorities, and draws the same returns, where it is plain which replay that is."""
+        """Report whether a replay keeps the priorities, and samples the same returns.
+
+        Returns are compared only where one replay is prioritized: of several, which is meant is
+        not known.
+        """
         replays = {name: r for name, r in graph.resources.items() if isinstance(r, Replay)}
-        found = {name: r for name, r in replays.items() if r.prioritized}
-        own = [
+        prioritized = {name: r for name, r in replays.items() if r.prioritized}
+        users_own = [
             r
             for r in graph.resources.values()
             if issubclass(r.handle, ReplayHandle) and not isinstance(r, Replay)
         ]
-        if not found and not own:  # what a replay of the user's own keeps is not known here
-            names = " and ".join(replays)
-            kept = (
-                f"{names} keep{'s' * (len(replays) == 1)} none"
-                if replays
-                else "there is no replay to keep them"
-            )
-            way = f"write Replay(..., prioritized=True){f' for {names}' * bool(replays)}, or remove this operator"
-            yield f"gives what is new its first priorities, but {kept}; {way}"
-        for name, replay in found.items() if len(found) == 1 else ():
-            if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
-                mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))
-                yield f"judges returns of {mine}, but {name} draws those of {its}; give both the same"
+        # What a replay of the user's own keeps is not known here.
+        if not prioritized and not users_own:
+            yield _no_priorities_kept(list(replays))
+        if len(prioritized) != 1:
+            return
+        ((name, replay),) = prioritized.items()
+        if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
+            mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))
+            problem = f"judges returns of {mine}, but {name} samples those of {its}"
+            yield f"{problem}; give both the same"
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
-        """One batch in, the same with a field more out."""
-        d = need(batch, "obs", "action", "reward", "terminated", "truncated", "valid").data
+        """Yield the batch with the field added."""
+        data = need(batch, "obs", "action", "reward", "terminated", "truncated", "valid").data
         values = ctx[self.learner].action_values(batch)
-        fields = (d[k] for k in ("action", "reward", "terminated", "truncated", "valid"))
+        fields = (data[k] for k in ("action", "reward", "terminated", "truncated", "valid"))
         yield batch.with_(
             priority=ctx.run(priorities, values, *fields, gamma=self.gamma, n_step=self.n_step)
         )
 
 
+def _no_priorities_kept(replays: list[str]) -> str:
+    """Return that none of the replays of a graph, by their names, keeps priorities."""
+    problem = "gives new rows their first priorities"
+    if not replays:
+        way = "write Replay(..., prioritized=True), or remove this operator"
+        return f"{problem}, but there is no replay to keep them; {way}"
+    names, keep = " and ".join(replays), "keeps" if len(replays) == 1 else "keep"
+    way = f"write Replay(..., prioritized=True) for {names}, or remove this operator"
+    return f"{problem}, but {names} {keep} none; {way}"
+
+
 def priorities(*fields: Any, gamma: float, n_step: int) -> Any:
-    """`td_errors` of every column ``[T, B]``."""
+    """Return the priorities ``[T, B]`` of every column by `td_errors`.
+
+    Args:
+        fields: action values ``[T + 1, B, n]``; action, reward, terminated, truncated and valid
+            ``[T, B, ...]``.
+        gamma: discount.
+        n_step: steps of a return.
+    """
     return jax.vmap(partial(td_errors, gamma=gamma, n_step=n_step), in_axes=1, out_axes=1)(*fields)
 
 
 @dataclass(frozen=True)
 class UpdatePriorities(Stateless):
-    """Tell the replay how far off each transition was that an update trained on. Passes its item on.
+    """Set the priorities of the transitions that an update trained on, and pass the item on.
+
+    The priority of a transition is how far off the update found its value to be.
 
     Args:
-        replay: where they were drawn.
+        replay: the replay that they were sampled from.
 
     Raises:
-        ContractError: the item does not tell, or the replay keeps no priorities.
+        ContractError: the item has no priorities, or the replay keeps none.
     """
 
     replay: Ref[ReplayHandle] = "replay"
@@ -219,25 +246,24 @@ class UpdatePriorities(Stateless):
     writes: ClassVar[tuple[str, ...]] = ("replay",)
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """Of how many steps."""
+        """Return how many priorities are set in a Row."""
         return f"priorities -> {self.replay}", plan.a_row(
             plan.counts(node)["prioritized_steps"], "step"
         )
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Trained]:
-        """Tell it, then pass the item on."""
+        """Set the priorities, then yield the item."""
         if not isinstance(item, Trained):
             raise ContractError(
-                f"needs what an update gives, got {a(item)}; put it behind TrainOneStep"
+                f"needs what an update gives, got {a(item)}; put it after TrainOneStep"
             )
         if missing := {"slot", "priority"} - set(item.feedback):
-            what = (
-                "the batch was drawn without priorities"
-                if "slot" in missing
-                else "the loss tells no priority of each sample"
-            )
+            problem = "the loss reports no priority of each sample"
+            if "slot" in missing:
+                problem = "the batch was sampled without priorities"
             raise ContractError(
-                f"{what}; take Replay(..., prioritized=True) and a loss such as DQNLoss, or remove this operator"
+                f"{problem}; take Replay(..., prioritized=True) and a loss such as DQNLoss, "
+                "or remove this operator"
             )
         ctx[self.replay].prioritize(item.feedback)
         yield item

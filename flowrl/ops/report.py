@@ -1,4 +1,4 @@
-"""Operators that measure."""
+"""Operators that measure: `Report`, which closes Rows, and `Evaluate`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from flowrl.rollout.handle import RunnersHandle
 
 @dataclass(frozen=True)
 class Report(Operator):
-    """Close a Row: the clock of a graph, which has exactly one. Changing it never changes what is learned.
+    """Close Rows: the reporting operator, of which a graph has exactly one.
 
-    A Row closes with the first item at which as many items, steps and seconds as are asked for went by since the last.
+    A Row closes with the first item at which `every` items, `every_steps` steps and `every_seconds`
+    seconds passed since the last one. Changing these never changes what is learned.
 
     Args:
-        every: items.
-        every_steps: steps (T x B) of those items.
-        every_seconds: seconds. The plan's numbers are then those per item.
-        runners: whose episodes are told of.
+        every: items of a Row, at least.
+        every_steps: steps (T x B) of those items, at least.
+        every_seconds: seconds, at least. If set, the plan's numbers are those per item.
+        runners: the runners whose episodes are reported.
+
+    Raises:
+        SettingError: a number is out of its range.
     """
 
     every: int = 1
@@ -45,15 +49,13 @@ class Report(Operator):
             )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """How many items make a Row, and what is in one."""
+        """Return how many items make a Row, and how many steps and updates are in one."""
         traffic = plan.found.steady[node]
         if not traffic.given:
             return None
-        every = (
-            Fraction(traffic.taken, traffic.given)
-            if self.every_steps or self.every_seconds
-            else Fraction(self.every)
-        )
+        every = Fraction(self.every)
+        if self.every_steps or self.every_seconds:
+            every = Fraction(traffic.taken, traffic.given)
         steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
         return (
             "every item" if every == 1 else f"every {every} items",
@@ -61,11 +63,11 @@ class Report(Operator):
         )
 
     def init(self) -> dict[str, Any]:
-        """The items, steps and updates since the last Row, and when that was."""
+        """Return the items, steps and updates since the last Row, and when that was."""
         return {"items": 0, "steps": 0, "updates": [], "since": None}
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Tally]:
-        """Hold what an update did; at the last item of a Row, yield all of it."""
+        """Keep what an update returned; with the last item of a Row, yield all of it."""
         held["items"] += 1
         if isinstance(item, Trained):
             held["updates"].append(item)
@@ -75,7 +77,8 @@ class Report(Operator):
             return
         if self.every_seconds:
             now = ctx.seconds()
-            if held["since"] is None:  # the clock starts with the first item
+            # The first Row's seconds count from the first item that could close it.
+            if held["since"] is None:
                 held["since"] = np.float64(now)
             if now - held["since"] < self.every_seconds:
                 return
@@ -87,17 +90,21 @@ class Report(Operator):
 
 @dataclass(frozen=True)
 class Evaluate(Operator):
-    """Play whole episodes with the greedy actions, in environments of their own. Passes its item on.
+    """Play whole episodes with greedy actions in separate environments, and pass the item on.
 
-    The result comes with the next Row as ``eval/return_mean``, ``eval/return_std``, ``eval/return_min``, ``eval/return_max``, and
-    ``eval/cut_episodes``: how many of them had not ended after `max_steps`, of which the returns until then count.
+    The result comes with the next Row as ``eval/return_mean``, ``eval/return_std``,
+    ``eval/return_min``, ``eval/return_max``, and ``eval/cut_episodes``: the number of episodes that
+    had not ended after `max_steps`, of which the returns until then count.
 
     Args:
         every: items between two evaluations.
-        episodes: episodes of each.
+        episodes: episodes of each evaluation.
         seed: of the environments, the same each time.
-        max_steps: of an episode.
-        runners: who plays, with the weights that they have.
+        max_steps: steps after which an episode is cut off.
+        runners: the runners that play, with the weights that they have.
+
+    Raises:
+        SettingError: a number is below 1.
     """
 
     every: int = 100
@@ -113,7 +120,7 @@ class Evaluate(Operator):
             raise SettingError(f"every, episodes and max_steps must be at least 1; got {self}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """What is played, and how often."""
+        """Return what is played, and how often."""
         counts = plan.counts(node)
         if not counts["evaluations"]:
             return None
@@ -121,11 +128,11 @@ class Evaluate(Operator):
         return f"plays {each} greedily", plan.a_row(counts["evaluations"], "time")
 
     def init(self) -> dict[str, int]:
-        """The items since the last evaluation."""
+        """Return the number of items since the last evaluation."""
         return {"items": 0}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
-        """Evaluate when it is due, then pass the item on."""
+        """Evaluate with every n-th item, then yield the item."""
         held["items"] = (held["items"] + 1) % self.every
         if held["items"] == 0:
             ctx[self.runners].evaluate(self.episodes, self.seed, self.max_steps)

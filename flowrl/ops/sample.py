@@ -1,4 +1,4 @@
-"""Operators that get experience."""
+"""`ParallelSample`: get experience from the runners."""
 
 from __future__ import annotations
 
@@ -18,21 +18,27 @@ from flowrl.rollout.handle import RunnersHandle
 
 @dataclass(frozen=True)
 class ParallelSample(Stateless):
-    """Get fragments from the runners.
+    """Get rollouts from the runners.
 
-    In rounds (``mode="sync"``): ask every runner for a fragment once, wait for all, yield ONE joined batch ``[fragment, runners x envs]``.
-    It is one batch on purpose: fragments one by one would let a small `Concat` train between two of the same round. With
-    ``mode="async"`` every runner is kept busy, and fragments ``[fragment, envs]`` are yielded as they come.
+    With ``mode="sync"`` it works in rounds: it requests one rollout from every runner, waits for
+    all, and yields ONE joined batch ``[rollout_length, num_runners x envs_per_runner]``. It is one
+    batch on purpose: single rollouts would let a small `Concat` train between two of the same
+    round. With ``mode="async"`` every runner is kept busy, and rollouts
+    ``[rollout_length, envs_per_runner]`` are yielded as they come.
 
     Args:
         mode: ``sync`` or ``async``.
-        min_fraction: of the runners whose fragments end a round; those of the others are in a later one, with their true version.
-        in_flight: requests to each runner at once, if they come as they come.
-        local: operators that every fragment goes through where it is sampled, before it is sent: `fl.chain(...)` of such without a state
-            that give one batch for each. In the place of a learner they find the weights that acted, so `Advantages` works there.
-        runners: who is asked.
+        min_fraction: the share of the runners whose rollouts end a round, above 0 and up to 1;
+            rollouts of the others are in a later round, with their true policy version.
+        in_flight: requests to each runner at once, with ``mode="async"``.
+        local: operators that every rollout goes through where it is sampled, before it is sent: an
+            `fl.chain(...)` of operators without a state that yield one batch for each. In place of
+            the learner they find the weights of the behaviour policy, so `Advantages` works there.
+        runners: the runners that are asked.
 
     Raises:
+        SettingError: a setting is out of its range, or `local` holds an operator that can't work
+            at a sampler.
         EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
     """
 
@@ -53,6 +59,14 @@ class ParallelSample(Stateless):
             )
         if self.in_flight < 1:
             raise SettingError(f"in_flight must be at least 1, got {self.in_flight}")
+        self._check_local()
+
+    def _check_local(self) -> None:
+        """Raise an error if an operator of `local` can't work at a sampler.
+
+        Raises:
+            SettingError: with its name.
+        """
         if self.local is not None and not isinstance(self.local, Chain):
             raise SettingError(f"local must be fl.chain(name=operator, ...), got {a(self.local)}")
         for name, op in (self.local or {}).items():
@@ -60,38 +74,37 @@ class ParallelSample(Stateless):
                 raise SettingError(f"local: {name}: {wrong}")
             if op.init() is not None or op.source or op.queue or op.reports or op.writes:
                 raise SettingError(
-                    f"local can't hold {name}={op!r}: only operators without a state or an effect can work at a sampler"
+                    f"local can't hold {name}={op!r}: "
+                    "only operators without a state or an effect can work at a sampler"
                 )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """Of whom, and how much how often."""
+        """Return which runners it asks; for how many steps, and how often in a Row."""
         calls, steps = plan.found.steady[node].given, plan.counts(node)["sampled_steps"]
         if not steps:
             return None
+        runners = plan.graph.resources[str(self.runners)]
         each = amount(Fraction(steps // max(calls, 1)), "step")
-        return plan.graph.resources[
-            str(self.runners)
-        ].describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
+        return runners.describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
 
     def review(self, graph: Graph) -> Iterator[str]:
-        """What is wrong with the operators at the sampler."""
+        """Report what is wrong with the operators at the sampler."""
         for name, op in (self.local or {}).items():
             yield from (f"{name}: {text}" for text in op.review(graph))
 
     def prepare(self, ctx: Context) -> None:
-        """Tell the samplers what to do there."""
+        """Pass the operators of `local` to the runners."""
         if self.local is not None:
             ctx[self.runners].localize(self.local)
 
     def ready(self, state: None, ctx: Context) -> bool:
-        """Whether samples may be asked for, where lag is paced."""
+        """Return whether samples may be requested, where the policy lag is paced."""
         return ctx[self.runners].may(0.0 if self.mode == "async" else self.min_fraction)
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
-        """One round, or the next fragment."""
+        """Yield the batch of one round, or the next rollout."""
         runners = ctx[self.runners]
-        yield (
-            runners.next(self.in_flight)
-            if self.mode == "async"
-            else runners.collect(self.min_fraction)
-        )
+        if self.mode == "async":
+            yield runners.next(self.in_flight)
+        else:
+            yield runners.collect(self.min_fraction)

@@ -1,4 +1,4 @@
-"""Operators that train."""
+"""Operators that train: `TrainOneStep`, and `UpdateTarget` for target networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.core.items import Batch, Trained
-from flowrl.core.texts import amount
+from flowrl.core.texts import amount, plural
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
@@ -19,21 +19,26 @@ from flowrl.ops.batch import Advantages, need
 from flowrl.ops.replay import ReplaySample
 
 ADDED = {field: kind.__name__ for kind in (Advantages, ReplaySample) for field in kind.adds}
-"""By field that a loss may need: who adds it to a batch."""
+"""By field that a loss may need, the operator that adds it to a batch."""
 
 
 @dataclass(frozen=True)
 class TrainOneStep(Stateless):
-    """Train the learner on each batch: one update, one compiled call, whatever its epochs. Yields a `Trained`.
+    """Train the learner on each batch, and yield a `Trained`.
+
+    A batch is one update and one compiled call, whatever its epochs.
 
     Args:
         epochs: how often each step of the batch is used.
         minibatch_size: steps per gradient step; None for the whole batch.
-        shuffle: whether minibatches are drawn anew each epoch, or taken in order: enough for what comes in random order, as from a replay.
-        learner: what is trained.
+        shuffle: whether each epoch shuffles the minibatches again, or takes them in order. The
+            latter is enough for what comes in random order, as from a replay.
+        learner: the learner that is trained.
 
     Raises:
-        ContractError: the batch lacks a field that the loss needs, or `minibatch_size` does not divide it.
+        SettingError: a number is below 1.
+        ContractError: the batch lacks a field that the loss needs, or `minibatch_size` does not
+            divide it.
     """
 
     epochs: int = 1
@@ -52,22 +57,24 @@ class TrainOneStep(Stateless):
             )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """Epochs and minibatches of an update; gradient steps, and how often a sample is used."""
+        """Return epochs and minibatches of an update; gradient steps, and uses of a sample."""
         counts = plan.counts(node)
         if not counts["updates"]:
             return None
         steps = counts["gradient_steps"] or counts["most_gradient_steps"]
         epochs = Fraction(counts["used_steps"], counts["trained_steps"])
         batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
-        most = "<= " if counts["most_gradient_steps"] else ""
+        # Of an update that may stop early only the most gradient steps are known.
+        at_most = "<= " if counts["most_gradient_steps"] else ""
         uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
+        used = f"each sample used {uses:g} {plural(uses, 'time')}"
         return (
             f"{amount(epochs, 'epoch')} x {batches}",
-            f"{most}{plan.a_row(steps, 'gradient step')}, each sample used {uses:g} time{'s' * (uses != 1)}",
+            f"{at_most}{plan.a_row(steps, 'gradient step')}, {used}",
         )
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
-        """One batch in, what the update did out."""
+        """Train on the batch, and yield what the update returned."""
         learner = ctx[self.learner]
         if lacking := learner.lacking(need(batch), ADDED):
             raise ContractError(lacking)
@@ -78,17 +85,20 @@ class TrainOneStep(Stateless):
 
 @dataclass(frozen=True)
 class UpdateTarget(Operator):
-    """Move the learner's target network towards its newest parameters. Passes its item on.
+    """Move the learner's target network towards its newest parameters, and pass the item on.
 
-    It does so with the first item at which as many items and steps as are asked for went by since the last time.
+    It moves with the first item at which both `every` items and `every_steps` steps came since the
+    last time.
 
     Args:
         every: items between two moves.
         every_steps: steps (T x B) of those items.
-        tau: by which share (Polyak averaging); 1 copies the parameters.
-        learner: whose.
+        tau: the share of the way that it moves (Polyak averaging), above 0; 1 copies the
+            parameters.
+        learner: the learner whose target network it is.
 
     Raises:
+        SettingError: a number is out of its range.
         ContractError: the learner's loss uses no target network.
     """
 
@@ -102,31 +112,32 @@ class UpdateTarget(Operator):
     def __post_init__(self) -> None:
         if self.every < 1 or self.every_steps < 0:
             raise SettingError(
-                f"every must be at least 1 and every_steps not negative, got every={self.every}, every_steps={self.every_steps}"
+                "every must be at least 1 and every_steps not negative, "
+                f"got every={self.every}, every_steps={self.every_steps}"
             )
         if not 0 < self.tau <= 1:
             raise SettingError(f"tau must be above 0 and at most 1, got {self.tau}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """By how much, and how often."""
-        by = "" if self.tau == 1 else f" by {self.tau:g}"
-        return f"moves the target of {self.learner}{by}", plan.a_row(
-            plan.counts(node)["target_updates"], "time"
-        )
+        """Return by which share it moves the target, and how often in a Row."""
+        share = "" if self.tau == 1 else f" by {self.tau:g}"
+        moves = plan.counts(node)["target_updates"]
+        return f"moves the target of {self.learner}{share}", plan.a_row(moves, "time")
 
     def init(self) -> dict[str, Any]:
-        """The items and steps since the last move."""
+        """Return the items and steps since the last move, as arrays for XLA programs."""
         return {"items": np.int32(0), "steps": np.int32(0)}
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
-        """Move it when it is due, then pass the item on."""
+        """Move the target if it is time, then yield the item."""
         if (self.every, self.every_steps) == (1, 0):
             ctx[self.learner].update_target(self.tau)
         else:
             items, steps = held["items"] + 1, held["steps"]
             if self.every_steps and isinstance(item, Batch | Trained):
                 steps = steps + item.steps
-            due = (items >= self.every) & (steps >= self.every_steps)
-            held["items"], held["steps"] = items * ~due, steps * ~due
-            ctx.when(due, self.learner, "update_target", self.tau)
+            moves = (items >= self.every) & (steps >= self.every_steps)
+            # Within an XLA program these are tracers, of which an `if` can't reset the counts.
+            held["items"], held["steps"] = items * ~moves, steps * ~moves
+            ctx.when(moves, self.learner, "update_target", self.tau)
         yield item

@@ -1,4 +1,4 @@
-"""Operators that carry weights."""
+"""`SyncWeights`: publish the learner's weights to the runners."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ from flowrl.rollout.handle import RunnersHandle
 
 @dataclass(frozen=True)
 class SyncWeights(Operator):
-    """Publish the learner's weights to the runners; every sample that is asked for from then on uses them. Passes its item on.
+    """Publish the learner's weights to the runners, and pass the item on.
 
-    It publishes with the first item at which as many items and steps as are asked for went by since the last time.
+    Every sample that is requested from then on uses them. It publishes with the first item at which
+    both `every` items and `every_steps` steps came since the last time.
 
     Args:
         every: items between two times.
         every_steps: steps (T x B) of those items.
-        to: ``all`` runners, or the ``producer`` (those runners only whose samples were trained since the last time).
-        wait: for the weights to be computed; no sample is then asked for with older ones. If not, the learner goes on at once, and samples
-            may still be asked for with the older ones.
-        learner: whose weights.
-        runners: who gets them.
+        to: ``all`` runners, or the ``producer`` (those runners only whose samples were trained on
+            since the last time).
+        wait: whether to wait for the weights to be computed; no sample is then requested with
+            older ones. If not, the learner goes on at once, and samples may still be requested
+            with the older ones.
+        learner: the learner whose weights are published.
+        runners: the runners that get them.
+
+    Raises:
+        SettingError: a setting is out of its range.
+        ContractError: for `to` ``producer``, the item does not say which runner gave it.
     """
 
     every: int = 1
@@ -49,7 +56,7 @@ class SyncWeights(Operator):
             raise SettingError(f"to must be all or producer, got {self.to!r}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
-        """From where to where; bytes, and how often."""
+        """Return from where to where, with how many bytes and how often."""
         counts = plan.counts(node)
         if not counts["publishes"]:
             return None
@@ -60,35 +67,41 @@ class SyncWeights(Operator):
         )
 
     def init(self) -> dict[str, Any]:
-        """The items and steps since the last time, and who gave them, if these are the ones to be told."""
+        """Return the items and steps since the last time, and if needed who gave them."""
         return {"items": 0, "steps": 0, "producers": []}
 
     def step(self, held: dict[str, Any], item: Any, ctx: Context) -> Iterator[Any]:
-        """Publish if it is due, then pass the item on."""
+        """Publish the weights if it is time, then yield the item."""
         held["items"] += 1
         if self.every_steps and isinstance(item, Batch | Trained):
             held["steps"] += item.steps
         if self.to == "producer":
             held["producers"].append(_producers(item))
         if held["items"] >= self.every and held["steps"] >= self.every_steps:
+            # Only the runners whose samples were used get the weights; None stands for all.
             to = np.unique(np.concatenate(held["producers"])) if held["producers"] else None
+            # The counts are set back first: a step commits its state before it yields.
             held.update(items=0, steps=0, producers=[])
             ctx[self.runners].publish(*ctx[self.learner].weights(), to=to, wait=self.wait)
         yield item
 
 
 def _producers(item: Any) -> Any:
-    told = (
-        item.feedback
-        if isinstance(item, Trained)
-        else item.columns
-        if isinstance(item, Batch)
-        else {}
-    )
-    found = told.get("producer")
-    if found is None:
+    """Return the indices of the runners that gave an item.
+
+    Raises:
+        ContractError: it does not say.
+    """
+    columns: dict[str, Any] = {}
+    if isinstance(item, Trained):
+        columns = item.feedback
+    elif isinstance(item, Batch):
+        columns = item.columns
+    producers = columns.get("producer")
+    if producers is None:
         raise ContractError(
-            "the item does not tell which runner gave it: it was drawn from a replay (take to='all'), or lost the column producer (change batches by "
-            "batch.with_(...), which keeps the columns)"
+            "the item does not say which runner gave it: it was sampled from a replay "
+            "(take to='all'), or lost the column producer "
+            "(change batches by batch.with_(...), which keeps the columns)"
         )
-    return found
+    return producers

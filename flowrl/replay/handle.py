@@ -1,4 +1,4 @@
-"""What operators ask of a replay of any kind."""
+"""`ReplayHandle`: what operators may call of a replay of any kind; and `Stock`, its accounts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ Array = Any
 
 @dataclass(frozen=True)
 class Stock:
-    """What came into a replay, in steps, and what became of it: added = held + evicted + lost."""
+    """What came into a replay, and its whereabouts: added = held + evicted + lost.
+
+    Args:
+        added: steps that were ever added.
+        held: steps that are there now.
+        evicted: steps that newer ones replaced.
+        lost: steps that were in shards whose process ended.
+    """
 
     added: int
     held: int
@@ -29,7 +36,10 @@ class Stock:
     lost: int
 
     def __str__(self) -> str:
-        return f"{self.added:,} steps added = {self.held:,} held + {self.evicted:,} evicted + {self.lost:,} lost"
+        return (
+            f"{self.added:,} steps added = {self.held:,} held + {self.evicted:,} evicted "
+            f"+ {self.lost:,} lost"
+        )
 
     @property
     def closed(self) -> bool:
@@ -38,7 +48,15 @@ class Stock:
 
 
 class ReplayHandle(Handle):
-    """What operators ask of a replay of any kind. Whoever draws from it waits for a first number of steps, and may go by how many came since."""
+    """What operators may call of a replay of any kind.
+
+    A reader, which samples from it, waits for a first number of steps. From then on it may keep a
+    ratio of batches to the steps that are added.
+
+    Args:
+        spec: the settings of the replay.
+        site: what the runtime offers to it.
+    """
 
     shared: ClassVar[tuple[str, ...]] = (
         "expect",
@@ -54,87 +72,121 @@ class ReplayHandle(Handle):
         self.site = site
         self.runners: RunnersHandle = site.resource(spec.runners)
         self.lock = RLock()
-        self.most = 0
-        """The steps that anyone waits for; more are not told from them."""
+        self.most_awaited = 0
+        """The most steps that any reader waits for."""
         self.steps = 0
+        """The steps that were added, counted up to `most_awaited`: more make no difference."""
         self.readers: dict[str, tuple[int, Fraction | None]] = {}
-        """By reader: the steps that it waits for, and its draws for each step from then on, if it has a ratio."""
-        self.pending: dict[str, int] = {}
-        """By reader with a ratio: what it has not drawn yet, in parts of a draw as small as its ratio needs."""
-        self.alone: list[str] = []
-        """Readers with a ratio that draw by themselves: for who is given items adding can't wait, or none would come."""
+        """By reader, the steps that it waits for, and its batches for each step from then on.
 
-    def expect(self, reader: str, start: int, ratio: Fraction | None, alone: bool) -> None:
-        """A reader that waits for some steps.
+        The second is None if it keeps no ratio.
+        """
+        self.pending: dict[str, int] = {}
+        """By reader with a ratio, what it has not sampled yet.
+
+        The unit is one part of a batch, of as many parts as the ratio's denominator says.
+        """
+        self.independent: list[str] = []
+        """Readers with a ratio that sample by themselves.
+
+        Adding waits for these. For a reader that is given items it can't wait, or no items would
+        come.
+        """
+
+    def expect(
+        self, reader: str, learning_starts: int, ratio: Fraction | None, alone: bool
+    ) -> None:
+        """Register a reader, which waits for a number of steps.
 
         Args:
             reader: its name.
-            start: steps.
-            ratio: how many draws it takes for each step that comes from then on; None for any number.
-            alone: whether it draws by itself, not when it is given an item.
+            learning_starts: steps that must have been added before it samples.
+            ratio: batches that it samples for each step that is added from then on; None for any
+                number.
+            alone: whether it samples by itself, not when it is given an item.
 
         Raises:
-            GraphError: it waits for more than can be held.
+            GraphError: it waits for more steps than can be held.
         """
-        if start > self.spec.buffer_size:
+        if learning_starts > self.spec.buffer_size:
             raise GraphError(
-                f"waits for {start:,} steps, but {self.site.name} holds {self.spec.buffer_size:,}; lower start or raise capacity"
+                f"waits for {learning_starts:,} steps, but {self.site.name} holds "
+                f"{self.spec.buffer_size:,}; lower learning_starts or raise buffer_size"
             )
-        self.most = max(self.most, start)
-        self.readers[reader] = start, ratio
+        self.most_awaited = max(self.most_awaited, learning_starts)
+        self.readers[reader] = learning_starts, ratio
         if ratio is not None:
             self.pending[reader] = 0
-            self.alone += [reader] * alone
+            if alone:
+                self.independent.append(reader)
 
     def due(self, reader: str) -> bool:
-        """Whether a reader is to draw."""
-        start, ratio = self.readers[reader]
-        return self.steps >= start and (ratio is None or self.pending[reader] >= ratio.denominator)
+        """Return whether a reader is to sample a batch."""
+        learning_starts, ratio = self.readers[reader]
+        if self.steps < learning_starts:
+            return False
+        return ratio is None or self.pending[reader] >= ratio.denominator
 
     def has_capacity(self) -> bool:
-        """Whether more may be added: not before all that is due was drawn by who draws by itself."""
-        return not any(map(self.due, self.alone))
+        """Return whether more may be added: only once independent readers have no batch due."""
+        return not any(map(self.due, self.independent))
 
-    def _noted(self, steps: int) -> None:
+    def _note_added(self, steps: int) -> None:
+        """Count steps that were added, and the batches that they call for."""
         with self.lock:
-            self.steps = min(self.most, self.steps + steps)
+            self.steps = min(self.most_awaited, self.steps + steps)
             for reader in self.pending:
-                start, ratio = self.readers[reader]
-                if ratio is not None and self.steps >= start:
+                learning_starts, ratio = self.readers[reader]
+                if ratio is not None and self.steps >= learning_starts:
                     self.pending[reader] += steps * ratio.numerator
         self.site.count(added_steps=steps)
 
-    def _nothing(self) -> GraphError:
-        return GraphError(
-            f"{self.site.name} has nothing to draw: no step in it is followed by {self.spec.n_step} more, or by an end; raise start"
-        )
-
-    def _drew(self, reader: str, size: int) -> None:
+    def _note_sampled(self, reader: str, size: int) -> None:
+        """Count a batch that a reader has sampled."""
         _, ratio = self.readers[reader]
         if ratio is not None:
             with self.lock:
                 self.pending[reader] -= ratio.denominator
-        self.site.count(draws=1, drawn_steps=size)
+        self.site.count(draws=1, replayed_steps=size)
+
+    def _note_prioritized(self, feedback: dict[str, Array]) -> None:
+        """Count steps whose priorities are set.
+
+        Raises:
+            ContractError: the replay keeps no priorities.
+        """
+        if not self.spec.prioritized:
+            raise ContractError(
+                f"{self.site.name} keeps no priorities; "
+                "write Replay(..., prioritized=True), or remove this operator"
+            )
+        self.site.count(prioritized_steps=feedback["slot"].shape[0])
+
+    def _nothing_to_sample(self) -> GraphError:
+        return GraphError(
+            f"{self.site.name} has nothing to sample: no step in it is followed by "
+            f"{self.spec.n_step} more, or by an end; raise learning_starts"
+        )
 
     @property
     def static(self) -> dict[str, Any]:
-        """What decides when who may draw."""
-        mark = min(
-            (start for start, _ in self.readers.values() if start > self.steps), default=self.steps
-        )
+        """The part of the state that decides when a reader may sample."""
+        awaited = [start for start, _ in self.readers.values() if start > self.steps]
+        next_mark = min(awaited, default=self.steps)
         return {
-            "steps": Filling(self.steps, mark) if self.drawable else self.steps,
+            # Between two marks nothing depends on the steps, so the abstract trace may skip them.
+            "steps": Filling(self.steps, next_mark) if self.drawable else self.steps,
             "pending": dict(self.pending),
         }
 
     @property
     def drawable(self) -> bool:
-        """Whether every part of it holds something that may be drawn; until then each step may count."""
+        """Whether every part of it holds something to sample; until then each step may count."""
         return True
 
     @abstractmethod
     def add(self, batch: Batch) -> None:
-        """Add fragments ``[T, B]`` as runners give them.
+        """Add rollouts ``[T, B]`` as runners give them.
 
         Raises:
             ContractError: a field or column is missing.
@@ -142,25 +194,21 @@ class ReplayHandle(Handle):
 
     @abstractmethod
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch | None:
-        """Draw ``[1, size]`` transitions; None where all was lost, and is yet to come anew.
+        """Return a batch ``[1, size]`` of transitions.
+
+        It is None where all was lost, and rollouts must be added again first.
 
         Args:
             size: transitions.
-            reader: for whom.
-            ahead: draws of this size that it may ask for beforehand, so that they are there when they are wanted.
+            reader: the name of the reader that samples.
+            ahead: batches of this size that it may ask for beforehand, so that they are there
+                when they are needed.
         """
 
     @abstractmethod
     def prioritize(self, feedback: dict[str, Array]) -> None:
-        """Set the priorities of what was drawn to what an update found."""
+        """Set the priorities of sampled transitions to those that an update computed."""
 
     @abstractmethod
     def stock(self) -> Stock:
-        """What came in and what became of it."""
-
-    def _prioritized(self, feedback: dict[str, Array]) -> None:
-        if not self.spec.prioritized:
-            raise ContractError(
-                f"{self.site.name} keeps no priorities; write Replay(..., prioritized=True), or remove this operator"
-            )
-        self.site.count(prioritized_steps=feedback["slot"].shape[0])
+        """Return what was added so far, and its whereabouts."""

@@ -1,4 +1,7 @@
-"""A replay on the device, over environments written in JAX: pure functions of arrays, so that a runtime may fuse them with all else."""
+"""A replay on the device, over environments written in JAX.
+
+It is made of pure functions of arrays, so that a runtime may fuse them with all else.
+"""
 
 from __future__ import annotations
 
@@ -25,186 +28,255 @@ if TYPE_CHECKING:
 Array = Any
 State = dict[str, Any]
 MOST = 2**31 - 1
-"""Slots that an index of 32 bits reaches."""
+"""The most slots, so that an index of 32 bits reaches each."""
 TRIES = 4
-"""Slots that are drawn for each transition, of which the first that may be drawn counts."""
+"""Slots picked at random for each transition; the first of them that may be sampled counts."""
 
 
 @lru_cache(maxsize=64)
 def core_of(spec: Replay, rows: int, envs: int) -> Core:
-    """The core for these settings: one and the same for equal ones, so that what was compiled for one run serves the next."""
+    """Return the core for these settings.
+
+    Equal settings share one core, so that what was compiled for one run serves the next.
+    """
     return Core(spec, rows, envs)
 
 
 @dataclass(frozen=True)
 class Core:
-    """The pure functions of a replay: `Ring` on the device, whose slots are those of a ring. Every fragment has the same length."""
+    """The pure functions of a replay.
+
+    It is a `Ring` on the device, with the same slots. Every rollout has the same length.
+
+    Args:
+        spec: the settings of the replay.
+        rows: rows of each environment; a multiple of a rollout's, so that none is cut in two.
+        envs: environments.
+    """
 
     spec: Replay
     rows: int
-    """A multiple of a fragment's, so that none is cut in two."""
     envs: int
 
     def empty(self, key: Array, *, fields: tuple[tuple[str, tuple[int, ...], str], ...]) -> State:
-        """Nothing, for fields of these names, shapes and types."""
-        rows, size = (self.rows, self.envs), -(-self.rows * self.envs // WIDE**2) * WIDE**2
+        """Return the state of an empty replay.
+
+        Args:
+            key: the random key by which it samples.
+            fields: names, shapes (of one row) and types of the fields to store.
+        """
+        rows = (self.rows, self.envs)
+        data = {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
         flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
-        tree = {
-            "leaves": jnp.zeros(size),
-            "blocks": jnp.zeros(size // WIDE),
-            "tops": jnp.zeros(size // WIDE**2),
-        }
-        origin = jax.random.randint(
-            key, (), 0, 2**30
-        )  # of the stamps: what another replay gave is meant for none of its rows
-        stamps = {
-            "origin": origin,
-            "stamp": jnp.zeros(rows, jnp.int32),
-            "highest": jnp.float32(1),
-            "tree": tree,
-        }
         return {
-            "data": {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
-            | {"discount": jnp.zeros(rows)},
+            "data": data | {"discount": jnp.zeros(rows)},
             **flags,
             "head": jnp.zeros(self.envs, jnp.int32),
             "count": jnp.zeros(self.envs, jnp.int32),
             "due": jnp.zeros(self.envs, jnp.int32),
             "key": jax.random.key_data(key),
             "turn": jnp.uint32(0),
-            **(stamps if self.spec.prioritized else {}),
+            **(self._no_priorities(key) if self.spec.prioritized else {}),
+        }
+
+    def _no_priorities(self, key: Array) -> State:
+        """Return the part of an empty state by which rows are sampled by priority."""
+        size = -(-self.rows * self.envs // WIDE**2) * WIDE**2
+        tree = {
+            "leaves": jnp.zeros(size),
+            "blocks": jnp.zeros(size // WIDE),
+            "tops": jnp.zeros(size // WIDE**2),
+        }
+        return {
+            # Stamps count from a random origin on: priorities of rows of another replay then match
+            # none of these rows.
+            "origin": jax.random.randint(key, (), 0, 2**30),
+            "stamp": jnp.zeros((self.rows, self.envs), jnp.int32),
+            "highest": jnp.float32(1),
+            "tree": tree,
         }
 
     def add(
         self, state: State, data: dict[str, Array], end: Array, first: Array, *, low: int
     ) -> State:
-        """Add a fragment ``[T, B]`` of the environments from `low` on, the observations ``[B, ...]`` that it led to, and where it goes on from."""
+        """Return the state with a rollout added.
+
+        Args:
+            state: of this replay.
+            data: the fields of the rollout, ``[T, B, ...]``.
+            end: the observations that it led to, ``[B, ...]``.
+            first: the numbers of its first steps, ``[B]``: where they go on from.
+            low: the number of its first environment; the others follow.
+        """
         steps, columns = data["reward"].shape
-        head, before = state["head"][low], self.spec.n_step
-        state = self._cut(
-            state,
-            slice(low, low + columns),
-            (state["count"][low] > 0) & (state["due"][low] != first[0]),
-        )
-        behind = (head + steps) % self.rows
-
-        def put(whole: Array, part: Array, row: Array = head) -> Array:
-            return jax.lax.dynamic_update_slice(
-                whole, part.astype(whole.dtype), (row, low, *[0] * (whole.ndim - 2))
-            )
-
-        over = data["terminated"] | data["truncated"]
-        fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
-        if "priority" in data:
-            fresh["priority"] = self._power(data["priority"])
-        stored = {name: put(x, fresh[name]) for name, x in state["data"].items()}
-        stored["obs"] = put(stored["obs"], end[None], behind)
-        valid = put(put(state["valid"], data["valid"]), jnp.zeros((1, columns), bool), behind)
-        overs = put(state["over"], over)
-        at = (head + jnp.arange(-before, steps + 1)) % self.rows
         mine = slice(low, low + columns)
-        usable = valid[at][:, mine]
-        ending = jnp.zeros(columns, bool)
-        for back in range(
-            1, before
-        ):  # the last rows wait for what comes, unless their episode is over
-            ending = ending | overs[at[-1 - back], mine]
-            usable = usable.at[-1 - back].set(usable[-1 - back] & ending)
+        interrupted = (state["count"][low] > 0) & (state["due"][low] != first[0])
+        state = self._cut(state, mine, interrupted)
+        head = state["head"][low]
+        rows = (head + jnp.arange(-self.spec.n_step, steps + 1)) % self.rows
+        stored = self._stored(state, data, end, low)
+        ended = (head + steps) % self.rows
+        new_valid = _put(state["valid"], data["valid"], head, low)
+        # The row after the rollout holds its final observation, and no step.
+        valid = _put(new_valid, jnp.zeros((1, columns), bool), ended, low)
+        over = _put(state["over"], data["terminated"] | data["truncated"], head, low)
+        usable = self._usable(valid, over, rows, mine)
         new = {
             **state,
             "data": stored,
             "valid": valid,
-            "over": overs,
-            "usable": state["usable"].at[at, mine].set(usable),
-            "head": state["head"].at[mine].set(behind),
+            "over": over,
+            "usable": state["usable"].at[rows, mine].set(usable),
+            "head": state["head"].at[mine].set(ended),
             "count": state["count"].at[mine].add(steps),
             "due": state["due"].at[mine].set(first + steps),
         }
         if not self.spec.prioritized:
             return new
-        stamp = put(
-            state["stamp"],
-            jnp.broadcast_to(state["origin"] + state["count"][low] // steps + 1, (steps, columns)),
-        )
-        brought = (
-            stored["priority"][at][:, mine]
-            if "priority" in stored
-            else jnp.full(usable.shape, state["highest"])
-        )
-        slots = at[:, None] * self.envs + jnp.arange(low, low + columns)
-        was = state["usable"][at][:, mine] & (jnp.arange(before + steps + 1) < before)[:, None]
-        weights = jnp.where(usable, jnp.where(was, state["tree"]["leaves"][slots], brought), 0.0)
+        return {**new, **self._weighed(state, stored, usable, rows, mine)}
+
+    def _stored(self, state: State, data: dict[str, Array], end: Array, low: int) -> State:
+        """Return the stored fields with those of a rollout, and the observations it led to."""
+        head, steps = state["head"][low], data["reward"].shape[0]
+        fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
+        if "priority" in data:
+            fresh["priority"] = self._power(data["priority"])
+        stored = {name: _put(x, fresh[name], head, low) for name, x in state["data"].items()}
+        stored["obs"] = _put(stored["obs"], end[None], (head + steps) % self.rows, low)
+        return stored
+
+    def _usable(self, valid: Array, over: Array, rows: Array, mine: slice) -> Array:
+        """Return which of some rows, the last ones of environments, may be sampled."""
+        usable = valid[rows][:, mine]
+        ended = jnp.zeros(usable.shape[1], bool)
+        # The last rows wait for what comes, unless their episode is over.
+        for back in range(1, self.spec.n_step):
+            ended = ended | over[rows[-1 - back], mine]
+            usable = usable.at[-1 - back].set(usable[-1 - back] & ended)
+        return usable
+
+    def _weighed(
+        self, state: State, stored: State, usable: Array, rows: Array, mine: slice
+    ) -> State:
+        """Return stamps, highest priority and sum tree after a rollout was added.
+
+        Args:
+            state: before it was added.
+            stored: the fields with those of the rollout.
+            usable: by row of `rows` and environment, whether it may be sampled now.
+            rows: the rows that adding touched: the n before the rollout, its own, and the one
+                after it.
+            mine: the environments of the rollout.
+        """
+        steps, columns = len(rows) - self.spec.n_step - 1, usable.shape[1]
+        stamp = state["origin"] + state["count"][mine.start] // steps + 1
+        stamps = jnp.broadcast_to(stamp, (steps, columns))
+        # New rows have the priority that they bring, or else the highest so far.
+        if "priority" in stored:
+            fresh = stored["priority"][rows][:, mine]
+        else:
+            fresh = jnp.full(usable.shape, state["highest"])
+        slots = rows[:, None] * self.envs + jnp.arange(mine.start, mine.stop)
+        # A row before the rollout that could be sampled keeps the priority of an update.
+        before = (jnp.arange(len(rows)) < self.spec.n_step)[:, None]
+        was_usable = state["usable"][rows][:, mine] & before
+        weights = jnp.where(was_usable, state["tree"]["leaves"][slots], fresh)
         return {
-            **new,
-            "stamp": stamp,
-            "highest": jnp.maximum(state["highest"], jnp.max(brought)),
-            "tree": _set(state["tree"], slots, weights),
+            "stamp": _put(state["stamp"], stamps, state["head"][mine.start], mine.start),
+            "highest": jnp.maximum(state["highest"], jnp.max(fresh)),
+            "tree": _set(state["tree"], slots, jnp.where(usable, weights, 0.0)),
         }
 
-    def _cut(self, state: State, mine: slice, broken: Array) -> State:
-        """Where what comes next does not follow on, rows that need it can't be drawn any more, and returns end before it."""
+    def _cut(self, state: State, mine: slice, interrupted: Array) -> State:
+        """Return the state with the newest episodes ended if what comes next does not follow on.
+
+        Rows that need what comes next can't be sampled any more, and returns end before it.
+        """
         rows = (state["head"][mine.start] - 1 - jnp.arange(self.spec.n_step)) % self.rows
         over = state["over"][rows][:, mine]
         ended = jnp.cumsum(over.at[0].set(False), axis=0) > 0
+        valid = state["valid"][rows][:, mine] & (~interrupted | ended)
         return {
             **state,
-            "valid": state["valid"]
-            .at[rows, mine]
-            .set(state["valid"][rows][:, mine] & (~broken | ended)),
-            "over": state["over"].at[rows[0], mine].set(over[0] | broken),
+            "valid": state["valid"].at[rows, mine].set(valid),
+            "over": state["over"].at[rows[0], mine].set(over[0] | interrupted),
         }
 
     def sample(
         self, state: State, *, size: int
     ) -> tuple[State, dict[str, Array], dict[str, Array]]:
-        """Draw transitions: the state behind, data ``[1, size]`` and columns. One for which nothing was found is not valid."""
+        """Sample transitions.
+
+        Returns:
+            The state after it, data ``[1, size, ...]`` and columns ``[size]``. A transition for
+            which no usable row was found is not valid.
+        """
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["turn"])
-        usable, data, columns = state["usable"].reshape(-1), {}, {}
+        weight, columns = {}, {}
         if self.spec.prioritized:
-            shares = (scattered(size) + jax.random.uniform(key, (size,))) / size
-            slots = _find(state["tree"], shares)
-            number, weight = jnp.sum(usable), state["tree"]["leaves"][slots]
-            weights = (number * weight / jnp.sum(state["tree"]["tops"])) ** -self._beta(state)
-            data["weight"] = weights / jnp.max(weights)
+            slots, weight["weight"] = self._by_priority(state, key, size)
             columns = {"slot": slots, "stamp": state["stamp"].reshape(-1)[slots]}
         else:
-            most = jnp.minimum(jnp.max(state["count"]), self.rows) * self.envs
-            tries = jax.random.randint(key, (size, TRIES), 0, most)
-            slots = jnp.take_along_axis(tries, jnp.argmax(usable[tries], axis=1)[:, None], 1)[:, 0]
-        data = {**self._transitions(state, slots), **data, "valid": usable[slots]}
+            slots = self._uniform(state, key, size)
+        valid = state["usable"].reshape(-1)[slots]
+        data = {**self._transitions(state, slots), **weight, "valid": valid}
         return (
             {**state, "turn": state["turn"] + 1},
             {name: x[None] for name, x in data.items()},
             columns,
         )
 
+    def _by_priority(self, state: State, key: Array, size: int) -> tuple[Array, Array]:
+        """Return slots sampled by priority, and their importance weights."""
+        shares = (scattered(size) + jax.random.uniform(key, (size,))) / size
+        slots = _find(state["tree"], shares)
+        count, priority = jnp.sum(state["usable"].reshape(-1)), state["tree"]["leaves"][slots]
+        weights = (count * priority / jnp.sum(state["tree"]["tops"])) ** -self._beta(state)
+        return slots, weights / jnp.max(weights)
+
+    def _uniform(self, state: State, key: Array, size: int) -> Array:
+        """Return slots sampled uniformly; one is not usable where no try found a usable one."""
+        usable = state["usable"].reshape(-1)
+        written = jnp.minimum(jnp.max(state["count"]), self.rows) * self.envs
+        tries = jax.random.randint(key, (size, TRIES), 0, written)
+        first_usable = jnp.argmax(usable[tries], axis=1)[:, None]
+        return jnp.take_along_axis(tries, first_usable, 1)[:, 0]
+
     def _beta(self, state: State) -> Array:
-        share = (
-            jnp.minimum(1.0, jnp.sum(state["count"]) / self.spec.beta_steps)
-            if self.spec.beta_steps
-            else 0.0
-        )
+        """Return the power of the importance weights, which rises from `beta` to 1."""
+        share: Array = 0.0
+        if self.spec.beta_steps:
+            share = jnp.minimum(1.0, jnp.sum(state["count"]) / self.spec.beta_steps)
         return self.spec.beta + (1 - self.spec.beta) * share
 
     def _transitions(self, state: State, slots: Array) -> dict[str, Array]:
+        """Return the fields of the transitions that begin at slots ``[n]``."""
         flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in state["data"].items()}
-        over, total, at = state["over"].reshape(-1), self.rows * self.envs, slots
+        over, total, last = state["over"].reshape(-1), self.rows * self.envs, slots
         reward, discount, going = flat["reward"][slots], flat["discount"][slots], ~over[slots]
         for _ in range(self.spec.n_step - 1):
-            at = (at + self.envs * going) % total
-            reward = reward + jnp.where(going, discount * flat["reward"][at], 0.0)
-            discount = jnp.where(going, discount * flat["discount"][at], discount)
-            going = going & ~over[at]
+            # Those whose episode is over stay where they are.
+            last = (last + self.envs * going) % total
+            reward = reward + jnp.where(going, discount * flat["reward"][last], 0.0)
+            discount = jnp.where(going, discount * flat["discount"][last], discount)
+            going = going & ~over[last]
         first = {name: flat[name][slots] for name in ("obs", "action", *self.spec.extra)}
         return {
             **first,
             "reward": reward,
             "discount": discount,
-            "next_obs": flat["obs"][(at + self.envs) % total],
+            "next_obs": flat["obs"][(last + self.envs) % total],
         }
 
     def prioritize(self, state: State, slots: Array, stamps: Array, priorities: Array) -> State:
-        """Set the priorities of rows, of those that are still there."""
+        """Return the state with new priorities of those rows that are still there.
+
+        Args:
+            state: of this replay.
+            slots: of the rows ``[n]``.
+            stamps: of the rows when they were sampled ``[n]``.
+            priorities: by row ``[n]``, before their power is taken.
+        """
         there = state["usable"].reshape(-1)[slots] & (state["stamp"].reshape(-1)[slots] == stamps)
         powers = self._power(priorities)
         weights = jnp.where(there, powers, state["tree"]["leaves"][slots])
@@ -218,7 +290,14 @@ class Core:
         return (jnp.abs(priorities) + self.spec.eps) ** self.spec.alpha
 
 
+def _put(whole: Array, part: Array, row: Array, low: int) -> Array:
+    """Return an array ``[rows, envs, ...]`` with a part written from a row and environment on."""
+    start = (row, low, *[0] * (whole.ndim - 2))
+    return jax.lax.dynamic_update_slice(whole, part.astype(whole.dtype), start)
+
+
 def _set(tree: State, slots: Array, weights: Array) -> State:
+    """Return a sum tree with the weights of slots set, and the sums above them."""
     slots, weights = slots.reshape(-1), weights.reshape(-1)
     leaves = tree["leaves"].at[slots].set(weights)
     blocks = tree["blocks"].at[slots // WIDE].set(leaves.reshape(-1, WIDE)[slots // WIDE].sum(1))
@@ -227,7 +306,7 @@ def _set(tree: State, slots: Array, weights: Array) -> State:
 
 
 def _find(tree: State, shares: Array) -> Array:
-    """As `SumTree.find` does it."""
+    """Return the slots that `SumTree.find` would return."""
     sums = jnp.cumsum(tree["tops"])
     mass = jnp.minimum(shares * sums[-1], jnp.nextafter(sums[-1], 0.0))
     row = jnp.searchsorted(sums, mass, side="right")
@@ -243,115 +322,135 @@ def _find(tree: State, shares: Array) -> Array:
 
 
 class JaxReplay(ReplayHandle):
-    """A replay on the device at work. Shards are one here."""
+    """A replay on the device at work; it is one part whatever `shards` says.
+
+    Args:
+        spec: the settings of the replay.
+        site: what the runtime offers to it.
+    """
 
     def __init__(self, spec: Replay, site: Site) -> None:
         super().__init__(spec, site)
         self.core: Core | None = None
         self.arrays: State = {}
-        self.came = 0
+        self.added = 0
+        """Steps that were added."""
         self.reached = False
-        """Whether enough came for an n-step return."""
+        """Whether enough steps were added for an n-step return."""
 
     @property
     def state(self) -> Any:
-        """What is static, and the arrays."""
+        """The static part of the state, and the arrays."""
         return {**self.static, "arrays": self.arrays}
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.steps, self.pending, self.arrays = (
-            state["steps"],
-            dict(state["pending"]),
-            state["arrays"],
-        )
+        self.steps, self.pending = state["steps"], dict(state["pending"])
+        self.arrays = state["arrays"]
 
     @property
     def drawable(self) -> bool:
-        """By what came."""
+        """Whether it holds something to sample, by the number of steps that were added."""
         return self.reached
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a replay on the device holds only arrays."""
 
-    def _made(self, batch: Batch) -> Core:
-        """The functions for batches of this form; the arrays when the first comes."""
-        steps, total = batch.shape[0], self.runners.environments
-        rows = math.ceil((self.spec.buffer_size / total + 1) / steps) * steps
+    def _core_for(self, batch: Batch) -> Core:
+        """Return the functions for batches like this one, and make the arrays for the first.
+
+        Raises:
+            GraphError: it is too small for such rollouts, or these have several lengths.
+            SettingError: it is too large for the device.
+        """
+        steps, envs = batch.shape[0], self.runners.environments
         if self.core is None:
-            too_small(self.spec, self.site.name, -(-self.spec.buffer_size // total), steps, total)
-            if rows * total > MOST:
-                raise SettingError(
-                    f"buffer_size={self.spec.buffer_size:,} is more than the {MOST:,} steps of a device; lower {self.site.name}.buffer_size"
-                )
-            self.core = core_of(self.spec, rows, total)
+            self.core = self._new_core(steps, envs)
         if self.core.rows % steps:
             raise GraphError(
-                f"fragments of {steps} steps came after others; a replay on the device takes those of one length"
+                f"rollouts of {steps} steps came after others; "
+                "a replay on the device takes those of one length"
             )
         if not self.arrays:
-            names = (
-                "obs",
-                "action",
-                "reward",
-                *self.spec.extra,
-                *["priority"] * (self.spec.prioritized and "priority" in batch.data),
-            )
-            fields = tuple(
-                (name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype))
-                for name in names
-            )
-            empty = partial(self.core.empty, fields=fields)
-            self.nbytes = sum(
-                map(nbytes, jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0))))
-            )
-            try:
-                self.arrays = self.site.run(self.core.empty, self.site.key("draws"), fields=fields)
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise too_large(
-                    self.spec, self.site.name, in_bytes(self.nbytes), " on the device"
-                ) from error
+            self._allocate(self.core, batch)
         return self.core
+
+    def _new_core(self, steps: int, envs: int) -> Core:
+        """Return the functions for rollouts of so many steps of all environments."""
+        # One row more than the steps, for the observation after the last; in whole rollouts.
+        rows = math.ceil((self.spec.buffer_size / envs + 1) / steps) * steps
+        too_small(self.spec, self.site.name, -(-self.spec.buffer_size // envs), steps, envs)
+        if rows * envs > MOST:
+            raise SettingError(
+                f"buffer_size={self.spec.buffer_size:,} is more than the {MOST:,} steps of a "
+                f"device; lower {self.site.name}.buffer_size"
+            )
+        return core_of(self.spec, rows, envs)
+
+    def _allocate(self, core: Core, batch: Batch) -> None:
+        """Make the arrays for batches of these fields.
+
+        Raises:
+            SettingError: the device can't hold them.
+        """
+        names = ["obs", "action", "reward", *self.spec.extra]
+        if self.spec.prioritized and "priority" in batch.data:
+            names.append("priority")
+        fields = tuple(
+            (name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype)) for name in names
+        )
+        shapes = jax.eval_shape(partial(core.empty, fields=fields), jax.random.key(0))
+        self.nbytes = sum(map(nbytes, jax.tree.leaves(shapes)))
+        try:
+            self.arrays = self.site.run(core.empty, self.site.key("draws"), fields=fields)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            takes = in_bytes(self.nbytes)
+            raise too_large(self.spec, self.site.name, takes, " on the device") from error
 
     def add(self, batch: Batch) -> None:
         """Write every runner's columns."""
         batch = needed(self.spec, batch)
-        core, envs = self._made(batch), np.asarray(batch.columns["env"])
+        core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
+        # Columns of environments in a row are written at once.
         parts = np.split(np.arange(len(envs)), np.flatnonzero(np.diff(envs) != 1) + 1)
         for part in parts:
-            mine = slice(int(part[0]), int(part[-1]) + 1)
+            first, last = int(part[0]), int(part[-1]) + 1
             given = (batch.data, batch.columns["bootstrap_obs"], batch.columns["first"])
             if len(parts) > 1:
-                given = self.site.run(_columns, *given, first=mine.start, last=mine.stop)
+                given = self.site.run(_columns, *given, first=first, last=last)
             self.arrays = self.site.run(
                 core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]])
             )
-        self.came += batch.steps
-        self.reached = self.reached or reached(self.spec, self.came, batch.shape[0], core.envs)
-        self._noted(batch.steps)
+        self.added += batch.steps
+        self.reached = self.reached or reached(self.spec, self.added, batch.shape[0], core.envs)
+        self._note_added(batch.steps)
 
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch:
-        """Draw from all."""
+        """Return a batch sampled from all environments; nothing is asked for beforehand.
+
+        Raises:
+            GraphError: too few steps were added for an n-step return.
+        """
         if not self.reached:
-            raise self._nothing()
+            raise self._nothing_to_sample()
         self.arrays, data, columns = self.site.run(
             cast("Core", self.core).sample, self.arrays, donate=(0,), size=size
         )
-        self._drew(reader, size)
+        self._note_sampled(reader, size)
         return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})
 
     def prioritize(self, feedback: dict[str, Array]) -> None:
-        """At once: the device waits for itself."""
-        self._prioritized(feedback)
+        """Set the priorities at once, for the device itself waits until they are computed."""
+        self._note_prioritized(feedback)
         given = (feedback["slot"], feedback["stamp"], feedback["priority"])
         self.arrays = self.site.run(
             cast("Core", self.core).prioritize, self.arrays, *given, donate=(0,)
         )
 
     def stock(self) -> Stock:
-        """By what the device counted."""
+        """Return what was added so far and its whereabouts, as the device counted it."""
         if not self.arrays or self.core is None:
             return Stock(0, 0, 0, 0)
         count = np.asarray(self.arrays["count"])
@@ -362,4 +461,5 @@ class JaxReplay(ReplayHandle):
 def _columns(
     data: dict[str, Array], end: Array, start: Array, *, first: int, last: int
 ) -> tuple[dict[str, Array], Array, Array]:
+    """Return the columns from `first` to before `last` of a rollout, its end and its start."""
     return {name: x[:, first:last] for name, x in data.items()}, end[first:last], start[first:last]

@@ -1,8 +1,8 @@
-"""`Ring`: the newest rows of some environments in NumPy arrays, and transitions drawn from them."""
+"""`Ring`: the newest rows of some environments in NumPy arrays, and samples of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,18 +17,42 @@ Array = np.ndarray[Any, Any]
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two short arrays are equal; a tenth of the time that NumPy takes for it."""
-    return (
-        one.tobytes() == other.tobytes() if one.dtype == other.dtype else np.array_equal(one, other)
-    )
+    """Return whether two short arrays are equal, in a tenth of the time that NumPy takes."""
+    if one.dtype != other.dtype:
+        return np.array_equal(one, other)
+    return one.tobytes() == other.tobytes()
+
+
+class _Places(NamedTuple):
+    """The places in arrays ``[rows, envs]`` that adding a rollout reads and writes."""
+
+    new: Any
+    """The rows of the rollout."""
+    head: Any
+    """The row after it, which takes the final observation."""
+    window: Any
+    """The rows whose returns may be complete now: the rollout's, and the n - 1 before it."""
+    overwritten: Any
+    """The rows of the rollout and the one after it."""
+    touched: Any
+    """The window and the row after it."""
 
 
 class Ring:
-    """A part of a replay: `rows` rows of each of `envs` environments, the oldest of which make room for new ones.
+    """A part of a replay: `rows` rows of each of `envs` environments.
 
-    Slot ``row x envs + env`` holds one row as runners give it. So what follows a step stands in the next row of the same environment, and an
-    observation is stored once. Behind the newest row of an environment stands the observation that it led to, until the next fragment begins with
-    the same. A row may be drawn once its `n_step` successors within the episode are there (`usable`).
+    Slot ``row x envs + env`` holds one row as runners give it; the newest rows replace the oldest.
+    So what follows a step is stored in the next row of the same environment, and an observation is
+    stored once. After the newest row of an environment comes the observation that it led to, until
+    the next rollout begins with the same. A row may be sampled once its `n_step` successors within
+    the episode are there (`usable`).
+
+    Args:
+        spec: the settings of the replay.
+        rows: rows of each environment.
+        envs: environments.
+        low: the number of its first environment.
+        seed: of the random numbers by which it samples.
     """
 
     def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
@@ -41,121 +65,148 @@ class Ring:
         self.extra = spec.extra
         self.random = np.random.default_rng(seed)
         self.data: dict[str, Array] = {}
-        """By field: ``[rows, envs, ...]``."""
+        """The arrays by field: ``[rows, envs, ...]``."""
         self.flat: dict[str, Array] = {}
-        """The same by slot: ``[rows x envs, ...]``."""
+        """The same arrays by slot: ``[rows x envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
-        self.mine = np.arange(low, low + envs, dtype=np.int32)
+        self.env_numbers = np.arange(low, low + envs, dtype=np.int32)
         """The numbers of its environments."""
         self.head = np.zeros(envs, np.int64)
-        """By environment: the row behind its newest one."""
-        self.due = np.full(envs, -1, np.int32)
-        """By environment: the number of the step with which it goes on; -1 before the first."""
+        """By environment, the row after its newest one."""
+        self.next_step = np.full(envs, -1, np.int32)
+        """By environment, the number of the step with which it goes on; -1 before the first."""
         self.discounts = np.array([spec.gamma, 0], np.float32)
-        """Behind a step that goes on, and behind one that ends its episode."""
-        self.high = 0
+        """The discount after a step that goes on, and after one that ends its episode."""
+        self.rows_written = 0
         """Rows that were ever written."""
+        # The rows that may be sampled now; those that were added and evicted so far.
         self.count = self.added = self.evicted = 0
-        """Usable rows; rows that came, and that had to go."""
         self.tree = SumTree(rows * envs) if spec.prioritized else None
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
-        """The fragment with which a row came: a priority that comes late must meet the row that it is meant for."""
-        own = self.random.bit_generator.seed_seq.generate_state(1)[0] >> 2
-        self.fragments = (
-            int(own) << 32
-        )  # what another replay, or a shard that was lost, gave is meant for none of its rows
-        self.highest = 1.0
+        """The number of the rollout that a row came with.
+
+        A priority that comes late is set only if the row that it is meant for is still there.
+        """
+        # Rollouts are numbered from a random origin on: priorities of rows of another replay, or of
+        # a shard that was lost, then match none of these rows.
+        origin = self.random.bit_generator.seed_seq.generate_state(1)[0] >> 2
+        self.rollouts = int(origin) << 32
+        self.highest_priority = 1.0
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a ring holds only memory."""
 
     # -- adding
 
     @REPLAY
     def add(self, batch: Batch) -> dict[str, int]:
-        """Add fragments ``[T, B]``, those of one environment in the order in which they were made; what is held then is told."""
-        steps, columns = batch.shape
-        numbers, first = batch.columns["env"], batch.columns["first"]
-        whole = same(numbers, self.mine)
-        if not whole and len(
-            cuts := np.flatnonzero(np.diff(numbers) <= 0) + 1
-        ):  # what follows writes to each environment once
-            for part in np.split(np.arange(columns), cuts):
-                self.add(
-                    Batch(
-                        {k: v[:, part] for k, v in batch.data.items()},
-                        {k: v[part] for k, v in batch.columns.items()},
-                    )
-                )
-            return self.held()
-        envs: Any = slice(None) if whole else numbers - self.low
+        """Add rollouts and return what is held then.
+
+        Args:
+            batch: ``[T, B]``, the rollouts of one environment in the order in which they were made.
+
+        Returns:
+            The numbers that `held` returns.
+        """
+        numbers = batch.columns["env"]
+        whole = same(numbers, self.env_numbers)
+        if not whole:
+            # Adding writes to each environment once, so several rollouts of one are added in turn.
+            cuts = np.flatnonzero(np.diff(numbers) <= 0) + 1
+            if len(cuts):
+                for columns in np.split(np.arange(len(numbers)), cuts):
+                    self.add(_columns_of(batch, columns))
+                return self.held()
         if not self.data:
             self._allocate(batch)
-        if not same(due := self.due[envs], first):
-            for env in (numbers - self.low)[(due != first) & (due >= 0)]:
-                self._cut(int(env))
-        self.due[envs] = first + steps
-        heads = self.head[envs]
-        places = heads.tolist()
-        before, start, rows = self.n_step - 1, places[0], self.rows
-        even = whole and places.count(start) == columns
-        if (
-            even and before <= start < rows - steps
-        ):  # rows that lie one behind the other are reached by far more quickly
-            new, head = slice(start, start + steps), slice(start + steps, start + steps + 1)
-            window, gone, touched = (
-                slice(start - before, start + steps),
-                slice(start, head.stop),
-                slice(start - before, head.stop),
-            )
-        else:
-
-            def at(offset: int, count: int) -> Any:
-                """So many rows, from the head on."""
-                return (
-                    heads + np.arange(offset, offset + count)[:, None]
-                ) % rows, numbers - self.low
-
-            new, head, window = at(0, steps), at(steps, 1), at(-before, before + steps)
-            gone, touched = at(0, steps + 1), at(-before, before + steps + 1)
-        self.added += steps * columns
-        self.evicted += int(np.count_nonzero(self.real[gone]))
-        self.count -= int(np.count_nonzero(self.usable[touched]))
-        was = self.usable[touched].copy() if self.tree is not None else None
-        self.real[new], self.real[head], self.valid[head], self.usable[head] = (
-            True,
-            False,
-            False,
-            False,
-        )
-        over = batch.data["terminated"] | batch.data["truncated"]
-        self.over[new], self.valid[new] = over, batch.data["valid"]
-        self.data["obs"][new], self.data["obs"][head] = (
-            batch.data["obs"],
-            batch.columns["bootstrap_obs"],
-        )
-        for name in ("action", "reward", *self.extra):
-            self.data[name][new] = batch.data[name]
-        self.data["discount"][new] = self.discounts.take(batch.data["terminated"])
-        self.data["version"][new] = batch.columns["version"]
-        usable = self.valid[window]
-        if before:  # the last of them wait for what comes, unless their episode is over
-            usable = usable.copy()
-            usable[-before:] &= np.logical_or.accumulate(self.over[window][: -before - 1 : -1])[
-                ::-1
-            ]
-        self.usable[window] = usable
-        self.count += int(np.count_nonzero(usable))
-        if self.tree is not None and was is not None:
-            was[before:] = False
-            self._weigh(touched, was, new, batch)
-        if self.high < rows:
-            self.high = max(self.high, min(rows, max(places) + steps))
-        self.head[envs] = (start + steps) % rows if even else (heads + steps) % rows
+        self._add_once(batch, whole=whole)
         return self.held()
 
+    def _add_once(self, batch: Batch, *, whole: bool) -> None:
+        """Add at most one rollout of each environment; `whole` means one of each, in order."""
+        steps, columns = batch.shape
+        numbers, first = batch.columns["env"], batch.columns["first"]
+        envs: Any = slice(None) if whole else numbers - self.low
+        self._cut_where_interrupted(envs, numbers, first)
+        self.next_step[envs] = first + steps
+        heads = self.head[envs]
+        head_rows = heads.tolist()
+        start = head_rows[0]
+        even = whole and head_rows.count(start) == columns
+        # Slices are far quicker than indices: they serve unless the rows go round the end.
+        if even and self.n_step - 1 <= start < self.rows - steps:
+            places = self._slices(start, steps)
+        else:
+            places = self._indices(heads, steps, numbers)
+        self.added += steps * columns
+        self.evicted += int(np.count_nonzero(self.real[places.overwritten]))
+        self.count -= int(np.count_nonzero(self.usable[places.touched]))
+        was_usable = self.usable[places.touched].copy() if self.tree is not None else None
+        self._store(batch, places)
+        self._mark_usable(places.window)
+        if was_usable is not None:
+            was_usable[self.n_step - 1 :] = False
+            self._set_weights(places, was_usable, batch)
+        if self.rows_written < self.rows:
+            written = min(self.rows, max(head_rows) + steps)
+            self.rows_written = max(self.rows_written, written)
+        self.head[envs] = ((start if even else heads) + steps) % self.rows
+
+    def _slices(self, start: int, steps: int) -> _Places:
+        """Return the places of rollouts that begin in the same row and do not go round the end."""
+        stop, before = start + steps, self.n_step - 1
+        return _Places(
+            new=slice(start, stop),
+            head=slice(stop, stop + 1),
+            window=slice(start - before, stop),
+            overwritten=slice(start, stop + 1),
+            touched=slice(start - before, stop + 1),
+        )
+
+    def _indices(self, heads: Array, steps: int, numbers: Array) -> _Places:
+        """Return the places of rollouts that begin in any rows, as indices of rows and columns."""
+        envs, before = numbers - self.low, self.n_step - 1
+
+        def at(offset: int, count: int) -> Any:
+            """Return the places of so many rows from an offset to the heads on."""
+            rows = heads + np.arange(offset, offset + count)[:, None]
+            return rows % self.rows, envs
+
+        return _Places(
+            new=at(0, steps),
+            head=at(steps, 1),
+            window=at(-before, before + steps),
+            overwritten=at(0, steps + 1),
+            touched=at(-before, before + steps + 1),
+        )
+
+    def _store(self, batch: Batch, places: _Places) -> None:
+        """Write the rows of rollouts, and the observations that they led to."""
+        new, head, data = places.new, places.head, batch.data
+        self.real[new] = True
+        self.real[head] = self.valid[head] = self.usable[head] = False
+        self.over[new] = data["terminated"] | data["truncated"]
+        self.valid[new] = data["valid"]
+        self.data["obs"][new] = data["obs"]
+        self.data["obs"][head] = batch.columns["bootstrap_obs"]
+        for name in ("action", "reward", *self.extra):
+            self.data[name][new] = data[name]
+        self.data["discount"][new] = self.discounts.take(data["terminated"])
+        self.data["version"][new] = batch.columns["version"]
+
+    def _mark_usable(self, window: Any) -> None:
+        """Mark the rows of a window that may be sampled, and count them."""
+        usable, before = self.valid[window], self.n_step - 1
+        if before:
+            usable = usable.copy()
+            # The last rows wait for what comes, unless their episode is over.
+            newest_first = self.over[window][: -before - 1 : -1]
+            usable[-before:] &= np.logical_or.accumulate(newest_first)[::-1]
+        self.usable[window] = usable
+        self.count += int(np.count_nonzero(usable))
+
     def held(self) -> dict[str, int]:
-        """Rows that came, had to go, are there, and may be drawn."""
+        """Return how many rows came, had to go, are there, and may be sampled."""
         return {
             "added": self.added,
             "evicted": self.evicted,
@@ -163,113 +214,133 @@ class Ring:
             "usable": self.count,
         }
 
-    def _weigh(self, touched: Any, was: Array, new: Any, batch: Batch) -> None:
-        """Set the weights of rows that came, had to go, or may be drawn from now on."""
-        tree = cast("SumTree", self.tree)
-        self.fragments += 1
-        self.stamp[new] = self.fragments
+    def _set_weights(self, places: _Places, was_usable: Array, batch: Batch) -> None:
+        """Set the weights of rows that came, had to go, or may be sampled from now on.
+
+        Args:
+            places: of the rollouts.
+            was_usable: by touched row, whether it could be sampled before and is not overwritten.
+            batch: the rollouts.
+        """
+        tree, touched = cast("SumTree", self.tree), places.touched
+        self.rollouts += 1
+        self.stamp[places.new] = self.rollouts
+        # New rows have the priority that they bring, or else the highest so far.
         if "priority" in self.data:
-            self.data["priority"][new] = self._power(batch.data["priority"])
+            self.data["priority"][places.new] = self._power(batch.data["priority"])
             fresh = self.data["priority"][touched]
-            self.highest = max(self.highest, float(fresh.max()))
+            self.highest_priority = max(self.highest_priority, float(fresh.max()))
         else:
-            fresh = np.float64(self.highest)
+            fresh = np.float64(self.highest_priority)
         if isinstance(touched, slice):
             slots = np.arange(touched.start * self.envs, touched.stop * self.envs)
         else:
             slots = (touched[0] * self.envs + touched[1]).ravel()
-        weights = np.where(self.usable[touched], fresh, 0.0)
-        weights = np.where(
-            was & self.usable[touched], tree.leaves[slots].reshape(was.shape), weights
-        )
-        tree[slots] = weights.ravel()
+        usable = self.usable[touched]
+        weights = np.where(usable, fresh, 0.0)
+        # A row that could be sampled before keeps the priority that an update gave it.
+        old = tree.leaves[slots].reshape(was_usable.shape)
+        tree[slots] = np.where(was_usable & usable, old, weights).ravel()
 
     def _power(self, priorities: Array) -> Array:
         return (np.abs(priorities).astype(np.float64) + self.spec.eps) ** self.spec.alpha
 
+    def _cut_where_interrupted(self, envs: Any, numbers: Array, first: Array) -> None:
+        """End the newest episodes of environments whose next rollout does not follow on."""
+        expected = self.next_step[envs]
+        if same(expected, first):
+            return
+        interrupted = (expected != first) & (expected >= 0)
+        for env in (numbers - self.low)[interrupted]:
+            self._cut(int(env))
+
     def _cut(self, env: int) -> None:
-        """What comes next does not follow on: end the newest episode where it is, as one that was cut short."""
+        """End the newest episode of an environment where it is, as one that was truncated."""
         head = int(self.head[env])
-        rows = (head - 1 - np.arange(self.n_step)) % self.rows
-        self.over[rows[0], env] |= self.valid[rows[0], env]
-        late = rows[self.valid[rows, env] & ~self.usable[rows, env]]
+        newest = (head - 1 - np.arange(self.n_step)) % self.rows
+        self.over[newest[0], env] |= self.valid[newest[0], env]
+        # Rows that waited for more steps have all that their returns will get.
+        waiting = newest[self.valid[newest, env] & ~self.usable[newest, env]]
+        # The final observation stays in the row at the head, so the next rollout begins after it.
         after = (head + 1) % self.rows
         self.evicted += int(self.real[after, env])
-        self.count += len(late) - int(self.usable[after, env])
-        self.usable[late, env] = True
+        self.count += len(waiting) - int(self.usable[after, env])
+        self.usable[waiting, env] = True
         self.usable[after, env] = self.valid[after, env] = self.real[after, env] = False
         if self.tree is not None:
-            self.tree[late * self.envs + env] = (
-                self.data["priority"][late, env] if "priority" in self.data else self.highest
-            )
+            brought = self.data.get("priority")
+            weights = self.highest_priority if brought is None else brought[waiting, env]
+            self.tree[waiting * self.envs + env] = weights
             self.tree[np.array([after * self.envs + env])] = 0.0
         self.head[env] = after
-        self.high = max(self.high, min(self.rows, head + 1))
+        self.rows_written = max(self.rows_written, min(self.rows, head + 1))
 
     def _allocate(self, batch: Batch) -> None:
+        """Make the arrays, once the first batch shows the shapes and types of its fields."""
         for name in ("obs", "action", "reward", *self.extra):
-            self.data[name] = np.zeros(
-                (self.rows, self.envs, *batch.data[name].shape[2:]), batch.data[name].dtype
-            )
+            field = batch.data[name]
+            self.data[name] = np.zeros((self.rows, self.envs, *field.shape[2:]), field.dtype)
         self.data["discount"] = np.zeros((self.rows, self.envs), np.float32)
         self.data["version"] = np.zeros((self.rows, self.envs), np.int32)
         if self.tree is not None and "priority" in batch.data:
             self.data["priority"] = np.zeros((self.rows, self.envs))
         self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
 
-    # -- drawing
+    # -- sampling
 
     @REPLAY
     def sample(self, n: int, beta: float = 1.0) -> Batch:
-        """``[1, n]`` transitions, each with the `n_step` return and what it is worth behind that.
+        """Return transitions ``[1, n]``, each with its `n_step` return and what it leads to.
+
+        Args:
+            n: transitions.
+            beta: the power of the importance weights (Schaul et al. 2016), where it is prioritized.
 
         Raises:
-            LookupError: no row may be drawn yet.
+            LookupError: no row may be sampled yet.
         """
         if not self.count:
-            raise LookupError("there is nothing to draw yet")
+            raise LookupError("there is nothing to sample yet")
         if self.tree is None:
             return self._transitions(self._uniform(n), {}, {})
         shares = (scattered(n) + self.random.random(n)) / n
         slots = self.tree.find(shares)
         weights = (self.count * self.tree.leaves[slots] / self.tree.total) ** -beta
+        weight = (weights / weights.max()).astype(np.float32)[None]
         columns = {"slot": slots, "stamp": self.stamp.reshape(-1)[slots]}
-        return self._transitions(
-            slots, {"weight": (weights / weights.max()).astype(np.float32)[None]}, columns
-        )
+        return self._transitions(slots, {"weight": weight}, columns)
 
     def _uniform(self, n: int) -> Array:
-        """Usable slots, each as likely as any other: drawn from all, and those that are not are thrown away."""
-        usable, most = self.usable.reshape(-1), self.high * self.envs
-        if 4 * self.count < most:
+        """Return n usable slots, each as likely as any other."""
+        usable, written = self.usable.reshape(-1), self.rows_written * self.envs
+        if 4 * self.count < written:
             return self.random.choice(np.flatnonzero(usable), n)
-        slots = self.random.integers(0, most, n + n // 8 + 4)
+        # Where most slots are usable it is quicker to pick from all, and drop those that are not.
+        slots = self.random.integers(0, written, n + n // 8 + 4)
         slots = slots[usable[slots]]
         while len(slots) < n:
-            more = self.random.integers(0, most, 2 * n)
+            more = self.random.integers(0, written, 2 * n)
             slots = np.concatenate([slots, more[usable[more]]])
         return slots[:n]
 
     def _transitions(
         self, slots: Array, data: dict[str, Array], columns: dict[str, Array]
     ) -> Batch:
+        """Return the transitions that begin at slots ``[n]``.
+
+        Args:
+            slots: of their first steps.
+            data: more fields ``[1, n]``.
+            columns: more columns ``[n]``.
+        """
         flat = self.flat
-        reward, discount, at = flat["reward"].take(slots), flat["discount"].take(slots), slots
-        if self.n_step > 1:
-            over, going = self.over.reshape(-1), ~self.over.reshape(-1).take(slots)
-            for _ in range(self.n_step - 1):
-                at = at + self.envs * going
-                reward += np.where(going, discount * flat["reward"].take(at, mode="wrap"), 0)
-                discount = np.where(
-                    going, discount * flat["discount"].take(at, mode="wrap"), discount
-                )
-                going &= ~over.take(at, mode="wrap")
+        reward, discount, last = self._returns(slots)
         found = {
             "obs": flat["obs"].take(slots, axis=0),
             "action": flat["action"].take(slots, axis=0),
             "reward": reward,
             "discount": discount,
-            "next_obs": flat["obs"].take(at + self.envs, axis=0, mode="wrap"),
+            "next_obs": flat["obs"].take(last + self.envs, axis=0, mode="wrap"),
             **{name: flat[name].take(slots, axis=0) for name in self.extra},
         }
         return Batch(
@@ -277,15 +348,46 @@ class Ring:
             {"version": flat["version"].take(slots), **columns},
         )
 
+    def _returns(self, slots: Array) -> tuple[Array, Array, Array]:
+        """Return the n-step returns from slots on, the discounts after them, and the last slots."""
+        flat, last = self.flat, slots
+        reward, discount = flat["reward"].take(slots), flat["discount"].take(slots)
+        if self.n_step == 1:
+            return reward, discount, last
+        over = self.over.reshape(-1)
+        going = ~over.take(slots)
+        for _ in range(self.n_step - 1):
+            # Those whose episode is over stay where they are.
+            last = last + self.envs * going
+            reward += np.where(going, discount * flat["reward"].take(last, mode="wrap"), 0)
+            further = discount * flat["discount"].take(last, mode="wrap")
+            discount = np.where(going, further, discount)
+            going &= ~over.take(last, mode="wrap")
+        return reward, discount, last
+
     @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
-        """Set the priorities of rows, of those that are still there; what is held is told."""
-        usable, stamp = (
-            x.reshape(-1).take(slots, mode="clip") for x in (self.usable, self.stamp)
-        )  # of another replay it may have no such slot
+        """Set the priorities of those rows that are still there, and return what is held.
+
+        Args:
+            slots: of the rows ``[n]``.
+            stamps: the numbers of the rollouts that they came with ``[n]``.
+            priorities: by row ``[n]``, before their power is taken.
+        """
+        # Slots that came from a larger replay may not exist here: these are clipped.
+        usable = self.usable.reshape(-1).take(slots, mode="clip")
+        stamp = self.stamp.reshape(-1).take(slots, mode="clip")
         there = usable & (stamp == stamps)
         powers = self._power(priorities)[there]
         if len(powers):
             cast("SumTree", self.tree)[slots[there]] = powers
-            self.highest = max(self.highest, float(powers.max()))
+            self.highest_priority = max(self.highest_priority, float(powers.max()))
         return self.held()
+
+
+def _columns_of(batch: Batch, columns: Array) -> Batch:
+    """Return a batch of some of the columns."""
+    return Batch(
+        {name: x[:, columns] for name, x in batch.data.items()},
+        {name: x[columns] for name, x in batch.columns.items()},
+    )

@@ -1,4 +1,4 @@
-"""The parts of a replay: what goes into one, and its form in the abstract trace."""
+"""The parts of a replay: what goes into one, and its stub in the abstract trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from flowrl.core.items import Batch, nbytes
+from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.replay.ring import Ring
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
 Array = Any
 NEEDED = ("obs", "action", "reward", "terminated", "truncated", "valid")
+"""The fields that every replay stores or reads."""
 COLUMNS = ("bootstrap_obs", "version", "env", "first")
+"""The columns that every replay stores or reads."""
 
 
 def needed(spec: Replay, batch: Batch) -> Batch:
-    """What is stored of a batch.
+    """Return the fields and columns of a batch that a replay stores or reads.
 
     Raises:
         ContractError: a field or column is missing.
@@ -30,11 +33,13 @@ def needed(spec: Replay, batch: Batch) -> Batch:
     fields = (*NEEDED, *spec.extra)
     if missing := [name for name in fields if name not in batch.data]:
         raise ContractError(
-            f"needs the field{'s' * (len(missing) > 1)} {', '.join(missing)}, but the batch has {', '.join(batch.data)}"
+            f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
+            f"but the batch has {', '.join(batch.data)}"
         )
     if missing := [name for name in COLUMNS if name not in batch.columns]:
         raise ContractError(
-            f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), which keeps the columns"
+            f"the batch has lost the column {missing[0]}; "
+            "change batches by batch.with_(...), which keeps the columns"
         )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
     return Batch(
@@ -44,32 +49,56 @@ def needed(spec: Replay, batch: Batch) -> Batch:
 
 
 def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None:
-    """Refuse a replay that is too small for its fragments.
+    """Raise an error if a replay is too small for its rollouts.
+
+    Args:
+        spec: the settings of the replay.
+        name: its name.
+        rows: steps of each environment that it holds.
+        steps: steps of a rollout.
+        envs: environments.
 
     Raises:
-        GraphError: with the least capacity.
+        GraphError: with the least `buffer_size`.
     """
-    if steps + spec.n_step > rows:
-        raise GraphError(
-            f"{name} holds {rows:,} steps of each environment, too few for fragments of {steps}"
-            f"{f' and n_step={spec.n_step}' * (spec.n_step > 1)}; raise buffer_size to {(steps + spec.n_step) * envs:,} or more"
-        )
-
-
-def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingError:
-    """The error of a replay that memory can't hold, which takes so much."""
-    return SettingError(
-        f"buffer_size={spec.buffer_size:,} takes {takes}, more than there is memory{where}; lower {name}.buffer_size"
+    if steps + spec.n_step <= rows:
+        return
+    returns = f" and n_step={spec.n_step}" if spec.n_step > 1 else ""
+    raise GraphError(
+        f"{name} holds {rows:,} steps of each environment, too few for rollouts of {steps}{returns}"
+        f"; raise buffer_size to {(steps + spec.n_step) * envs:,} or more"
     )
 
 
-def reached(spec: Replay, came: int, steps: int, envs: int) -> bool:
-    """Whether so many steps in fragments of `steps` are enough for the n-step return of some environment, if no episode ends."""
-    return math.ceil(came / (envs * steps)) * steps >= spec.n_step
+def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingError:
+    """Return the error of a replay that memory can't hold.
+
+    Args:
+        spec: the settings of the replay.
+        name: its name.
+        takes: how much memory it takes, with a unit.
+        where: where there is less, such as `` on the device``.
+    """
+    return SettingError(
+        f"buffer_size={spec.buffer_size:,} takes {takes}, more than there is memory{where}; "
+        f"lower {name}.buffer_size"
+    )
+
+
+def reached(spec: Replay, added: int, steps: int, envs: int) -> bool:
+    """Return whether enough steps were added for the n-step return of some environment.
+
+    Args:
+        spec: the settings of the replay.
+        added: steps that were added; none of them is taken to end an episode.
+        steps: steps of a rollout.
+        envs: environments.
+    """
+    return math.ceil(added / (envs * steps)) * steps >= spec.n_step
 
 
 def columns_between(batch: Batch, low: int, high: int) -> Batch:
-    """The columns of a batch whose environments have numbers from `low` to below `high`."""
+    """Return the columns of environments whose numbers are from `low` to below `high`."""
     at = np.flatnonzero((batch.columns["env"] >= low) & (batch.columns["env"] < high))
     if len(at) == batch.shape[1]:
         return batch
@@ -79,57 +108,64 @@ def columns_between(batch: Batch, low: int, high: int) -> Batch:
 
 
 class RingStub:
-    """A ring in the abstract trace: the same methods, giving shapes."""
+    """A shape-only stub of a ring in the abstract trace: its methods return shapes.
+
+    Args:
+        spec: the settings of the replay.
+        envs: environments.
+    """
 
     def __init__(self, spec: Replay, envs: int) -> None:
         self.spec = spec
         self.envs = envs
-        self.came = 0
-        self.form: Batch | None = None
+        self.added = 0
+        """Steps that were added."""
+        self.newest: Batch | None = None
+        """The shapes of the newest batch that was added."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: a stub holds only shapes."""
 
     def add(self, batch: Batch) -> dict[str, int]:
-        """Note the form."""
-        self.form = batch
-        self.came += batch.steps
-        return dict.fromkeys(("added", "evicted", "held"), 0) | {
-            "usable": reached(self.spec, self.came, batch.shape[0], self.envs)
-        }
+        """Keep the shapes of a batch, and return what a ring may report by then."""
+        self.newest = batch
+        self.added += batch.steps
+        usable = reached(self.spec, self.added, batch.shape[0], self.envs)
+        return {"added": 0, "evicted": 0, "held": 0, "usable": usable}
 
     def sample(self, size: int, beta: float = 1.0) -> Batch:
-        """Transitions of that form."""
-        form, f = cast("Batch", self.form), np.dtype(np.float32)
+        """Return the shapes of a batch ``[1, size]`` of transitions."""
+        newest = cast("Batch", self.newest)
 
-        def of(dtype: Any, *shape: int) -> Any:
+        def shape_of(dtype: Any, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
 
         def like(name: str) -> Any:
-            return of(form.data[name].dtype, 1, size, *form.data[name].shape[2:])
+            field = newest.data[name]
+            return shape_of(field.dtype, 1, size, *field.shape[2:])
 
-        names = {
-            "obs": "obs",
-            "action": "action",
-            "reward": "reward",
-            "discount": "",
-            "next_obs": "obs",
-            **{n: n for n in self.spec.extra},
+        number = shape_of(np.float32, 1, size)
+        data = {
+            "obs": like("obs"),
+            "action": like("action"),
+            "reward": like("reward"),
+            "discount": number,
+            "next_obs": like("obs"),
+            **{name: like(name) for name in self.spec.extra},
         }
-        data = {name: like(source) if source else of(f, 1, size) for name, source in names.items()}
-        columns = {"version": of(np.int32, size)}
+        columns = {"version": shape_of(np.int32, size)}
         if self.spec.prioritized:
-            data["weight"] = of(f, 1, size)
+            data["weight"] = number
             columns |= {
-                "slot": of(np.int64, size),
-                "stamp": of(np.int64, size),
-                "shard": of(np.int32, size),
+                "slot": shape_of(np.int64, size),
+                "stamp": shape_of(np.int64, size),
+                "shard": shape_of(np.int32, size),
             }
         return Batch(data, columns)
 
 
 def stub(spec: Replay, bounds: tuple[int, ...], index: int, *_: int) -> RingStub:
-    """The twin of the shard of a number."""
+    """Return the shape-only stub of the shard of an index."""
     return RingStub(spec, bounds[index + 1] - bounds[index])
 
 
@@ -142,21 +178,29 @@ def ring(
     index: int,
     restart_count: int,
 ) -> Ring:
-    """The shard of a number."""
+    """Return the shard of an index.
+
+    Args:
+        spec: the settings of the replay.
+        rows: rows of each environment.
+        bounds: the first environment of each shard, and the number of environments.
+        name: of the replay.
+        seed: of the run.
+        index: of the shard.
+        restart_count: how often it was restarted, so that it samples by other random numbers.
+    """
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode()), index, restart_count])
     return Ring(spec, rows, bounds[index + 1] - bounds[index], bounds[index], entropy)
 
 
 def row_bytes(spec: Replay, batch: Batch) -> int:
-    """What one row takes."""
-    steps = batch.steps
-    fields = sum(
-        nbytes(batch.data[name]) // steps for name in ("obs", "action", "reward", *spec.extra)
-    )
-    return (
-        fields
-        + 4
-        + 4
-        + 4
-        + (8 + 8 * 33 // 32 + 8 * ("priority" in batch.data) if spec.prioritized else 0)
-    )
+    """Return the bytes that one row takes, with its share of the sum tree."""
+    stored = ("obs", "action", "reward", *spec.extra)
+    fields = sum(nbytes(batch.data[name]) // batch.steps for name in stored)
+    # Discount and version of 4 bytes each, and the four flags of 1 byte.
+    row = fields + 4 + 4 + 4
+    if not spec.prioritized:
+        return row
+    stamp, weight_and_block = 8, 8 * 33 // 32
+    brought = 8 if "priority" in batch.data else 0
+    return row + stamp + weight_and_block + brought

@@ -1,4 +1,7 @@
-"""`SumTree`: weights by slot, found again in proportion to them. Wide and shallow, so that NumPy does the work."""
+"""`SumTree`: weights by slot, from which slots are sampled in proportion to their weights.
+
+It is wide and shallow, so that NumPy does the work.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,22 @@ WIDE = 32
 
 @cache
 def scattered(n: int) -> Array:
-    """The numbers below n in an order without order, always the same: in it strata are drawn from, so that any part of a draw is one of all."""
+    """Return the numbers below n in a shuffled order, which is always the same.
+
+    Strata are sampled in this order, so that any part of a sample covers all of them.
+    """
     return np.random.default_rng(n).permutation(n)
 
 
 class SumTree:
-    """Weights of `size` slots; the sums over blocks of 32 and of 1,024 are kept, and never drift, for they are summed anew.
+    """Weights of `size` slots, all 0 at first.
 
-    It does what the binary sum tree of Schaul et al. 2016 (appendix B.2.1) does, in three steps of many slots at once.
+    The sums over blocks of 32 and of 1,024 slots are kept. They never drift, for they are summed
+    again from the weights. It does what the binary sum tree of Schaul et al. 2016 (appendix
+    B.2.1) does, in three steps of many slots at once.
+
+    Args:
+        size: the number of slots.
     """
 
     def __init__(self, size: int) -> None:
@@ -33,7 +44,7 @@ class SumTree:
         self._by_top = self.blocks.reshape(-1, WIDE)
 
     def __setitem__(self, slots: Array, weights: Any) -> None:
-        """Set weights, of a slot that is named twice the last one."""
+        """Set the weights of slots; of a slot that is named twice, the last one counts."""
         self.leaves[slots] = weights
         blocks = slots // WIDE
         self.blocks[blocks] = self._by_block[blocks].sum(1)
@@ -42,29 +53,46 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Of all weights."""
+        """The sum of all weights."""
         return float(self.tops.sum())
 
     def find(self, shares: Array) -> Array:
-        """The slots at which the running sum of weights goes past ``shares [n]`` of the total, each from 0 to below 1. None has weight 0."""
-        tops = self.tops.cumsum()
-        mass = shares * tops[-1]
-        top = tops.searchsorted(np.minimum(mass, _below(tops[-1])), side="right")
-        block, mass = _within(self._by_top, top, mass - (tops - self.tops)[top])
+        """Return the slots at which the running sum of weights exceeds shares of the total.
+
+        Args:
+            shares: ``[n]``, each from 0 to below 1.
+
+        Returns:
+            Slots ``[n]``, none of which has weight 0.
+        """
+        sums = self.tops.cumsum()
+        mass = shares * sums[-1]
+        # Rounding may carry a mass up to the total, after which there is no slot.
+        top = sums.searchsorted(np.minimum(mass, _below(sums[-1])), side="right")
+        block, mass = _within(self._by_top, top, mass - (sums - self.tops)[top])
         slot, _ = _within(self._by_block, block, mass)
         return slot
 
 
 def _within(rows: Array, row: Array, mass: Array) -> tuple[Array, Array]:
-    """Where the running sum goes past `mass` in a row of each, counted over all rows; and the mass that is left there."""
+    """Return where the running sum within rows exceeds a mass.
+
+    Args:
+        rows: all rows, ``[rows, WIDE]``.
+        row: the row in which each mass is looked for, ``[n]``.
+        mass: ``[n]``.
+
+    Returns:
+        The indices of the numbers, counted over all rows ``[n]``, and the mass left there ``[n]``.
+    """
     sums = rows[row].cumsum(axis=1)
-    mass = np.minimum(
-        np.maximum(mass, 0.0), _below(sums[:, -1])
-    )  # `numpy.clip` takes several times as long for a few
+    # `numpy.clip` takes several times as long for a few numbers.
+    mass = np.minimum(np.maximum(mass, 0.0), _below(sums[:, -1]))
     at = (sums <= mass[:, None]).sum(1)
     index = row * WIDE + at
     return index, mass - (sums[np.arange(len(at)), at] - rows.reshape(-1)[index])
 
 
 def _below(x: Any) -> Any:
+    """Return the greatest number below x."""
     return np.nextafter(x, 0.0)

@@ -1,4 +1,4 @@
-"""Distributions over actions: small, pure, batched over all leading axes."""
+"""Distributions over actions: small, pure values, batched over all leading axes."""
 
 from __future__ import annotations
 
@@ -15,51 +15,56 @@ Array = Any
 
 
 class Distribution(Protocol):
-    """What losses and runners ask of a distribution over actions."""
+    """A distribution over actions, as losses and runners use it."""
 
     def sample(self, noise: Array) -> Array:
-        """The action for each batch element that the noise picks, which is of the form that `Head.noise` draws."""
+        """Return the action that the noise picks for each batch element; see `Head.noise`."""
 
     def mode(self) -> Array:
-        """The likeliest action: what a greedy policy does."""
+        """Return the greedy action, which is the most probable one."""
 
     def log_prob(self, action: Array) -> Array:
-        """The log-probability (density) of actions, summed over their parts."""
+        """Return the log-probability (density) of actions in nats, summed over their parts."""
 
     def entropy(self) -> Array:
-        """The entropy in nats, summed over the parts of an action."""
+        """Return the entropy in nats, summed over the parts of an action."""
 
     def kl(self, other: Any) -> Array:
-        """KL(self || other) in nats."""
+        """Return KL(self || other) in nats, summed over the parts of an action."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Categorical:
-    """One of n actions. `logits`: ``[..., n]``, -inf for an action that is ruled out; actions: integers ``[...]``."""
+    """Categorical distribution over one of n actions, which are integers ``[...]``.
+
+    Args:
+        logits: ``[..., n]``; -inf for an action that is ruled out.
+    """
 
     logits: Array
 
     def sample(self, noise: Array) -> Array:
-        """The Gumbel trick, from standard Gumbels ``[..., n]``; int32 ``[...]``."""
+        """Return int32 actions ``[...]`` from standard Gumbels ``[..., n]`` (Gumbel trick)."""
         return jnp.argmax(self.logits + noise, axis=-1)
 
     def mode(self) -> Array:
-        """The action with the largest logit."""
+        """Return the action with the largest logit, ``[...]``."""
         return jnp.argmax(self.logits, axis=-1)
 
     def log_prob(self, action: Array) -> Array:
-        """``[...]``."""
+        """Return the log-probability of actions ``[...]``, of the same shape."""
         logp = jax.nn.log_softmax(self.logits)
         return jnp.take_along_axis(logp, action[..., None].astype(jnp.int32), axis=-1)[..., 0]
 
     def entropy(self) -> Array:
-        """``[...]``."""
+        """Return the entropy in nats, ``[...]``."""
         logp = jax.nn.log_softmax(self.logits)
+        # An action that is ruled out adds 0, but 0 times -inf is NaN.
         return -jnp.sum(jnp.exp(logp) * jnp.where(jnp.isneginf(logp), 0.0, logp), axis=-1)
 
     def kl(self, other: Categorical) -> Array:
-        """``[...]``."""
+        """Return KL(self || other) in nats, ``[...]``."""
         logp, logq = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
         return jnp.sum(jnp.exp(logp) * jnp.where(jnp.isneginf(logp), 0.0, logp - logq), axis=-1)
 
@@ -67,123 +72,144 @@ class Categorical:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MultiCategorical:
-    """Several independent choices. `logits`: ``[..., sum(sizes)]``; actions: integers ``[..., len(sizes)]``."""
+    """Several independent categorical choices; actions are integers ``[..., len(sizes)]``.
+
+    Args:
+        logits: ``[..., sum(sizes)]``, those of the parts one after another.
+        sizes: the number of choices of each part.
+    """
 
     logits: Array
     sizes: tuple[int, ...] = field(metadata={"static": True})
 
     def _split(self, x: Array) -> list[Array]:
-        return jnp.split(x, [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)], axis=-1)
+        starts = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes) - 1)]
+        return jnp.split(x, starts, axis=-1)
 
     def _parts(self) -> list[Categorical]:
         return [Categorical(part) for part in self._split(self.logits)]
 
     def sample(self, noise: Array) -> Array:
-        """From standard Gumbels ``[..., sum(sizes)]``; int32 ``[..., len(sizes)]``."""
-        return jnp.stack(
-            [p.sample(x) for p, x in zip(self._parts(), self._split(noise), strict=True)], axis=-1
-        )
+        """Return int32 actions ``[..., len(sizes)]``; standard Gumbels: ``[..., sum(sizes)]``."""
+        pairs = zip(self._parts(), self._split(noise), strict=True)
+        return jnp.stack([part.sample(gumbels) for part, gumbels in pairs], axis=-1)
 
     def mode(self) -> Array:
-        """The likeliest choice of each part."""
-        return jnp.stack([p.mode() for p in self._parts()], axis=-1)
+        """Return the most probable choice of each part, ``[..., len(sizes)]``."""
+        return jnp.stack([part.mode() for part in self._parts()], axis=-1)
 
     def log_prob(self, action: Array) -> Array:
-        """``[...]``: the sum over the parts."""
-        parts: list[Array] = [p.log_prob(action[..., i]) for i, p in enumerate(self._parts())]
-        return jnp.sum(jnp.stack(parts), axis=0)
+        """Return the log-probability of actions, ``[...]``: the sum over the parts."""
+        parts = enumerate(self._parts())
+        logps: list[Array] = [part.log_prob(action[..., i]) for i, part in parts]
+        return jnp.sum(jnp.stack(logps), axis=0)
 
     def entropy(self) -> Array:
-        """``[...]``: the sum over the parts."""
-        return jnp.sum(jnp.stack([p.entropy() for p in self._parts()]), axis=0)
+        """Return the entropy in nats, ``[...]``: the sum over the parts."""
+        return jnp.sum(jnp.stack([part.entropy() for part in self._parts()]), axis=0)
 
     def kl(self, other: MultiCategorical) -> Array:
-        """``[...]``: the sum over the parts."""
-        return jnp.sum(
-            jnp.stack([p.kl(q) for p, q in zip(self._parts(), other._parts(), strict=True)]), axis=0
-        )
+        """Return KL(self || other) in nats, ``[...]``: the sum over the parts."""
+        pairs = zip(self._parts(), other._parts(), strict=True)
+        return jnp.sum(jnp.stack([mine.kl(theirs) for mine, theirs in pairs]), axis=0)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """Independent normals. `mean` and `log_std`: ``[..., d]``; actions: floats ``[..., d]``."""
+    """Independent normal distributions; actions are floats ``[..., d]``.
+
+    Args:
+        mean: ``[..., d]``.
+        log_std: ``[..., d]``, the logarithms of the standard deviations.
+    """
 
     mean: Array
     log_std: Array
 
     def sample(self, noise: Array) -> Array:
-        """From standard normals ``[..., d]``; ``[..., d]``."""
+        """Return actions ``[..., d]`` from standard normals ``[..., d]``."""
         return self.mean + jnp.exp(self.log_std) * noise
 
     def mode(self) -> Array:
-        """The mean."""
+        """Return the mean, ``[..., d]``."""
         return self.mean
 
     def log_prob(self, action: Array) -> Array:
-        """``[...]``: the sum over the d parts."""
+        """Return the log-density of actions, ``[...]``: the sum over the d parts."""
         z = (action - self.mean) * jnp.exp(-self.log_std)
         return jnp.sum(-0.5 * z**2 - self.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self) -> Array:
-        """``[...]``: the sum over the d parts."""
+        """Return the entropy in nats, ``[...]``: the sum over the d parts."""
         return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, other: Gaussian) -> Array:
-        """``[...]``: the sum over the d parts."""
+        """Return KL(self || other) in nats, ``[...]``: the sum over the d parts."""
         ratio = jnp.exp(2 * (self.log_std - other.log_std))
-        moved = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
-        return 0.5 * jnp.sum(ratio + moved - 1, axis=-1) + jnp.sum(
-            other.log_std - self.log_std, axis=-1
-        )
+        shift = ((self.mean - other.mean) * jnp.exp(-other.log_std)) ** 2
+        log_ratio = jnp.sum(other.log_std - self.log_std, axis=-1)
+        return 0.5 * jnp.sum(ratio + shift - 1, axis=-1) + log_ratio
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TanhGaussian:
-    """Independent normals squashed into [-1, 1] by tanh (Haarnoja et al. 2018, appendix C). `mean` and `log_std`: ``[..., d]``, before that."""
+    """Independent normals squashed into [-1, 1] by tanh (Haarnoja et al. 2018, appendix C).
+
+    Args:
+        mean: ``[..., d]``, before squashing.
+        log_std: ``[..., d]``, the logarithms of the standard deviations before squashing.
+    """
 
     mean: Array
     log_std: Array
 
     @property
     def plain(self) -> Gaussian:
-        """Before it is squashed."""
+        """The distribution before squashing."""
         return Gaussian(self.mean, self.log_std)
 
     def draw(self, noise: Array) -> tuple[Array, Array]:
-        """Actions ``[..., d]`` from standard normals, and their log-densities ``[...]``, which are exact where `log_prob` must take tanh back."""
-        before = self.plain.sample(noise)
-        return jnp.tanh(before), self._density(before)
+        """Return actions ``[..., d]`` from standard normals, and their log-densities ``[...]``.
+
+        These log-densities are exact, where `log_prob` must invert tanh.
+        """
+        unsquashed = self.plain.sample(noise)
+        return jnp.tanh(unsquashed), self._log_density(unsquashed)
 
     def sample(self, noise: Array) -> Array:
-        """From standard normals ``[..., d]``; ``[..., d]``."""
+        """Return actions ``[..., d]`` from standard normals ``[..., d]``."""
         return jnp.tanh(self.plain.sample(noise))
 
     def mode(self) -> Array:
-        """The squashed mean, which is the median of each part."""
+        """Return the squashed mean, which is the median of each part, ``[..., d]``."""
         return jnp.tanh(self.mean)
 
     def log_prob(self, action: Array) -> Array:
-        """``[...]``: the sum over the d parts."""
+        """Return the log-density of actions, ``[...]``: the sum over the d parts."""
+        # The inverse of tanh is infinite at -1 and 1, which rounding makes of large numbers.
         edge = 1 - 1e-6
-        return self._density(jnp.arctanh(jnp.clip(action, -edge, edge)))
+        return self._log_density(jnp.arctanh(jnp.clip(action, -edge, edge)))
 
-    def _density(self, before: Array) -> Array:
-        return self.plain.log_prob(before) - jnp.sum(
-            2 * (math.log(2) - before - jax.nn.softplus(-2 * before)), axis=-1
-        )
+    def _log_density(self, unsquashed: Array) -> Array:
+        """Return the log-density ``[...]`` of the action that ``unsquashed [..., d]`` becomes."""
+        logp = self.plain.log_prob(unsquashed)
+        # This is log(1 - tanh(x)^2), in a way that does not round to -inf for large x.
+        log_slope = 2 * (math.log(2) - unsquashed - jax.nn.softplus(-2 * unsquashed))
+        return logp - jnp.sum(log_slope, axis=-1)
 
     def entropy(self) -> Array:
-        """None in closed form.
+        """Raise, because there is no closed form of this entropy.
 
         Raises:
             PolicyError: always.
         """
         raise PolicyError(
-            "a squashed Gaussian has no entropy in closed form; take the mean of -log_prob over samples"
+            "a squashed Gaussian has no entropy in closed form; "
+            "take the mean of -log_prob over samples"
         )
 
     def kl(self, other: TanhGaussian) -> Array:
-        """``[...]``: that of the Gaussians before they are squashed."""
+        """Return KL(self || other) in nats, ``[...]``: that of the Gaussians before squashing."""
         return self.plain.kl(other.plain)

@@ -1,6 +1,7 @@
-"""How runners try out actions: settings of theirs that pick actions from a policy's distribution, with as much chance as they call for.
+"""Exploration: settings of runners that pick actions from a policy's distribution.
 
-Noise for many steps is drawn at once and holds all chance there is, schedules included; picking is then a pure function.
+Noise for many steps is drawn at once and holds everything that is random, schedules included;
+picking an action is then a pure function of the distribution and the noise.
 """
 
 from __future__ import annotations
@@ -20,60 +21,67 @@ Array = Any
 
 
 class Explore(ABC):
-    """A way to pick actions."""
+    """A way to pick actions from a policy's distribution."""
 
     samples: ClassVar[bool] = False
-    """Whether actions are drawn from the policy's own distribution, so that the recorded ``logp`` is the probability of drawing them.
+    """Whether actions are sampled from the policy's own distribution.
 
-    The recorded ``logp`` is always the policy's. An exploration that picks otherwise acts by another policy, the behaviour policy, whose
-    probabilities nobody records, so losses that need them refuse it.
+    The recorded ``logp`` is always that of the policy, so only then is it the log-probability of
+    picking the action. Any other exploration makes a behaviour policy whose probabilities nobody
+    records, so losses that need them refuse it.
     """
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
-        """What `pick` takes for one step of n environments.
+        """Return the noise that `pick` takes for one step of n environments.
 
         Args:
-            head: of the policy.
-            key: random.
-            n: environments.
-            step: that all environments of all runners have gone by now, about.
-            env: their numbers ``[n]``.
-            envs: of all runners.
+            head: the head of the policy.
+            key: the random key of the step.
+            n: the number of environments.
+            step: the steps that all environments of all runners have taken so far, about.
+            env: the environments' numbers ``[n]``, counted over all runners.
+            envs: the number of environments of all runners.
         """
         return head.noise(key, n)
 
     @abstractmethod
     def pick(self, dist: Distribution, noise: Array) -> Array:
-        """The actions for the distributions of n environments."""
+        """Return the actions of n environments from their distributions."""
 
     def check(self, head: Head) -> str:
-        """What is wrong with using it for these actions; empty if nothing is."""
+        """Return what is wrong with this exploration for such actions; empty if nothing is."""
         return ""
 
 
 @dataclass(frozen=True)
 class Sampled(Explore):
-    """Actions drawn from the policy's distribution."""
+    """Stochastic policy: actions are sampled from the policy's distribution."""
 
     samples: ClassVar[bool] = True
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
-        """A sample."""
+        """Return samples of the distributions."""
         return dist.sample(noise)
 
 
 @dataclass(frozen=True)
 class EpsilonGreedy(Explore):
-    """The likeliest action, or with chance epsilon any one (Mnih et al. 2015). Epsilon falls from `start` to `end` over `steps`, in a line.
+    """Epsilon-greedy exploration: the greedy action, or with probability epsilon a random one.
 
-    With `spread` every environment has an epsilon of its own: number i of N has ``epsilon ** (1 + spread x i / (N - 1))`` (Horgan et al. 2018,
-    section 4.1, where epsilon is 0.4 and the spread 7).
+    Epsilon falls linearly from `start` to `end` over `steps` (Mnih et al. 2015). With `spread`
+    every environment has an epsilon of its own: number i of N has
+    ``epsilon ** (1 + spread x i / (N - 1))`` (Horgan et al. 2018, section 4.1, where epsilon is 0.4
+    and the spread 7).
 
     Args:
-        start: epsilon at first.
-        end: epsilon at last.
-        steps: of all environments of all runners together, over which it falls.
+        start: epsilon at first, from 0 to 1.
+        end: epsilon at last, from 0 to 1.
+        steps: environment steps over which epsilon falls, of all environments of all runners
+            together.
         spread: how differently environments explore; 0 for all alike.
+
+    Raises:
+        SettingError: one of these is out of its range.
     """
 
     start: float = 1.0
@@ -88,39 +96,53 @@ class EpsilonGreedy(Explore):
             )
         if self.steps < 1 or self.spread < 0:
             raise SettingError(
-                f"steps must be at least 1 and spread not negative, got steps={self.steps}, spread={self.spread}"
+                "steps must be at least 1 and spread not negative, "
+                f"got steps={self.steps}, spread={self.spread}"
             )
 
     def check(self, head: Head) -> str:
-        """Only for one of n actions."""
-        return (
-            ""
-            if head.kind == "categorical"
-            else "EpsilonGreedy picks one of n actions; take GaussianNoise or Sampled for others"
-        )
+        """Return what is wrong unless an action is one of n."""
+        if head.kind == "categorical":
+            return ""
+        return "EpsilonGreedy picks one of n actions; take GaussianNoise or Sampled for others"
 
     def epsilon(self, step: Array, env: Array, envs: int) -> Array:
-        """Of environments, by their numbers."""
+        """Return the epsilon of environments at a step.
+
+        Args:
+            step: the steps that all environments of all runners have taken so far, about.
+            env: the environments' numbers, counted over all runners.
+            envs: the number of environments of all runners.
+        """
         epsilon = self.start + (self.end - self.start) * jnp.clip(step / self.steps, 0, 1)
+        # With one environment there is nothing to spread over, and no division by 0.
         return epsilon ** (1 + self.spread * env / max(envs - 1, 1))
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
-        """``[n, actions + 1]``: numbers of which the largest says which one, and below 0 where it is to be any."""
-        each, whether = jax.random.split(key)
-        below = jax.random.uniform(whether, (n, 1)) - self.epsilon(step, env, envs)[:, None]
-        return jnp.concatenate([jax.random.uniform(each, (n, head.outputs)), below], axis=1)
+        """Return the noise ``[n, actions + 1]`` of one step of n environments.
+
+        The largest of the first numbers is the random action; the last number is below 0 where the
+        random action is taken.
+        """
+        # Both decisions are made here, so that `pick` needs no random key.
+        action_key, choice_key = jax.random.split(key)
+        choice = jax.random.uniform(choice_key, (n, 1)) - self.epsilon(step, env, envs)[:, None]
+        return jnp.concatenate([jax.random.uniform(action_key, (n, head.outputs)), choice], axis=1)
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
-        """The likeliest, or any."""
+        """Return the greedy action, or the random one where the noise says so."""
         return jnp.where(noise[:, -1] < 0, jnp.argmax(noise[:, :-1], axis=1), dist.mode())
 
 
 @dataclass(frozen=True)
 class GaussianNoise(Explore):
-    """The likeliest action and normal noise around it (TD3, Fujimoto et al. 2018), within [-1, 1].
+    """Greedy action with normal noise added, clipped to [-1, 1] (TD3, Fujimoto et al. 2018).
 
     Args:
-        deviation: of the noise, where 1 is half the range of an action.
+        deviation: the standard deviation of the noise, where 1 is half the range of an action.
+
+    Raises:
+        SettingError: the deviation is negative.
     """
 
     deviation: float = 0.1
@@ -130,16 +152,18 @@ class GaussianNoise(Explore):
             raise SettingError(f"deviation must not be negative, got {self.deviation}")
 
     def check(self, head: Head) -> str:
-        """Only for actions that are numbers, between finite bounds."""
+        """Return what is wrong unless actions are numbers between finite bounds."""
         if not head.continuous:
             return "GaussianNoise is for actions in a Box; take EpsilonGreedy or Sampled for others"
-        wide = "GaussianNoise keeps actions in [-1, 1], stretched over the bounds of the action space, but some of these are not finite"
+        if head.bounded:
+            return ""
         return (
-            ""
-            if head.bounded
-            else f"{wide}; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction), or take Sampled"
+            "GaussianNoise keeps actions in [-1, 1], stretched over the bounds of the action "
+            "space, but some of these are not finite; give it finite ones by a wrapper "
+            "(gymnasium.wrappers.TransformAction), or take Sampled"
         )
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
-        """The likeliest, moved."""
+        """Return the greedy action with the scaled noise added, clipped to [-1, 1]."""
+        # Actions of the policy stand for [-1, 1]; beyond that the bounds would clip them.
         return jnp.clip(dist.mode() + self.deviation * noise, -1, 1)

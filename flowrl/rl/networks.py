@@ -1,4 +1,7 @@
-"""Stock actor-critic networks, built from spaces. A user's own NNX module takes their place without a base class."""
+"""Stock actor-critic networks, built from spaces.
+
+A user's own NNX module can take their place; it needs no base class.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,14 @@ import numpy as np
 from flax import nnx
 
 from flowrl.errors import PolicyError
-from flowrl.rl.policies import RunningNorm
+from flowrl.rl.layers import Encoder, Heads, Trunk
 from flowrl.rl.spaces import head
 
 Array = Any
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-}
 
 
 def action_outputs(space: gym.Space[Any]) -> int:
-    """How many numbers a policy puts out per observation for this action space.
+    """Return how many numbers a policy must output per observation for this action space.
 
     >>> import gymnasium as gym
     >>> action_outputs(gym.spaces.Discrete(4)), action_outputs(gym.spaces.Box(-1, 1, (3,)))
@@ -34,112 +31,18 @@ def action_outputs(space: gym.Space[Any]) -> int:
     return head(space).outputs
 
 
-class Encoder(nnx.Module):
-    """Observations as flat floats ``[N, size]``: Box as it is, Discrete and MultiDiscrete one-hot."""
-
-    def __init__(self, space: gym.Space[Any], *, normalize: bool) -> None:
-        self.sizes: tuple[int, ...] = ()
-        self.starts: tuple[int, ...] = ()
-        if isinstance(space, gym.spaces.Discrete):
-            self.sizes, self.starts = (int(space.n),), (int(space.start),)
-        elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
-            self.sizes, self.starts = (
-                tuple(int(n) for n in space.nvec),
-                tuple(int(s) for s in space.start),
-            )
-        elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-            raise PolicyError(
-                f"MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not {space}; "
-                "wrap the environment with gymnasium.wrappers.FlattenObservation"
-            )
-        if normalize and self.sizes:
-            raise PolicyError(
-                f"observations of {space} are read one-hot, which running moments do not improve; leave normalize out"
-            )
-        self.size = sum(self.sizes) or int(np.prod(space.shape or ()))
-        self.norm = RunningNorm(space.shape or ()) if normalize else None
-
-    def __call__(self, obs: Array) -> Array:
-        """``[N, ...]`` to ``[N, size]``."""
-        if self.sizes:
-            parts = obs.reshape(obs.shape[0], -1)
-            hot = [
-                jax.nn.one_hot(parts[:, i] - self.starts[i], n) for i, n in enumerate(self.sizes)
-            ]
-            return jnp.concatenate(hot, axis=-1)
-        x = obs.astype(jnp.float32)
-        return (x if self.norm is None else self.norm(x)).reshape(obs.shape[0], -1)
-
-
-def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """A layer of orthogonal initial weights with gain sqrt(2), and no offsets."""
-    return nnx.Linear(
-        inputs, outputs, kernel_init=nnx.initializers.orthogonal(np.sqrt(2)), rngs=rngs
-    )
-
-
-class Trunk(nnx.Module):
-    """Fully connected layers, made by `linear`, each followed by the activation."""
-
-    def __init__(
-        self,
-        size: int,
-        hidden: Sequence[int],
-        activation: str,
-        *,
-        linear: Callable[..., nnx.Linear] = orthogonal,
-        rngs: nnx.Rngs,
-    ) -> None:
-        if activation not in ACTIVATIONS:
-            raise PolicyError(
-                f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
-            )
-        self.activation = activation
-        self.layers = nnx.List(
-            [linear(a, b, rngs=rngs) for a, b in zip((size, *hidden), hidden, strict=False)]
-        )
-
-    def __call__(self, x: Array) -> Array:
-        """``[N, size]`` to ``[N, hidden[-1]]``."""
-        for layer in self.layers:
-            x = ACTIVATIONS[self.activation](layer(x))
-        return x
-
-
-class Heads(nnx.Module):
-    """The action outputs and the value, from the features of each. Gaussian deviations are parameters of their own."""
-
-    def __init__(
-        self, actor: int, critic: int, space: gym.Space[Any], log_std: float, *, rngs: nnx.Rngs
-    ) -> None:
-        orthogonal = nnx.initializers.orthogonal
-        out = head(space)
-        gaussian = out.kind == "gaussian"
-        self.action = nnx.Linear(
-            actor, out.width if gaussian else out.outputs, kernel_init=orthogonal(0.01), rngs=rngs
-        )
-        self.value = nnx.Linear(critic, 1, kernel_init=orthogonal(1.0), rngs=rngs)
-        self.log_std = nnx.Param(jnp.full((out.width,), log_std)) if gaussian else None
-
-    def __call__(self, actor: Array, critic: Array) -> tuple[Array, Array]:
-        """Action outputs ``[N, outputs]`` and values ``[N]``."""
-        outputs = self.action(actor)
-        if self.log_std is not None:
-            outputs = jnp.concatenate(
-                [outputs, jnp.broadcast_to(self.log_std[...], outputs.shape)], axis=-1
-            )
-        return outputs, self.value(critic)[:, 0]
-
-
 class MLP(nnx.Module):
-    """Fully connected actor and critic, with trunks of their own or a shared one.
+    """Fully connected actor and critic, with a trunk each or a shared one.
 
     Args:
+        obs_space: the environment's observation space.
+        action_space: the environment's action space.
         hidden: the widths of the layers of each trunk.
         activation: tanh, relu, silu or gelu.
-        shared: one trunk for both.
+        shared: use one trunk for both.
         normalize: shift and scale observations by running moments (`RunningNorm`).
         log_std: the initial log-deviation of Gaussian actions.
+        rngs: the random keys of the initial weights.
     """
 
     def __init__(
@@ -157,21 +60,35 @@ class MLP(nnx.Module):
         self.encoder = Encoder(obs_space, normalize=normalize)
         self.actor = Trunk(self.encoder.size, hidden, activation, rngs=rngs)
         self.critic = None if shared else Trunk(self.encoder.size, hidden, activation, rngs=rngs)
+        # Without layers the heads read the observation itself.
         width = hidden[-1] if hidden else self.encoder.size
         self.heads = Heads(width, width, action_space, log_std, rngs=rngs)
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """``obs [N, ...]`` to action outputs ``[N, outputs]`` and values ``[N]``."""
+        """Return action outputs ``[N, outputs]`` and values ``[N]`` of ``obs [N, ...]``."""
         x = self.encoder(obs)
         actor = self.actor(x)
         return self.heads(actor, actor if self.critic is None else self.critic(x))
 
 
 CELLS: dict[str, Callable[..., Any]] = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}
+"""The recurrent cells that networks take by name."""
 
 
 class Recall(nnx.Module):
-    """Fully connected layers, then a cell that remembers."""
+    """Fully connected layers, then a recurrent cell.
+
+    Args:
+        inputs: numbers that the first layer reads.
+        hidden: the widths of the layers before the cell.
+        cell: lstm or gru.
+        size: the width of the cell.
+        activation: tanh, relu, silu or gelu.
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: the cell is neither.
+    """
 
     def __init__(
         self,
@@ -190,27 +107,33 @@ class Recall(nnx.Module):
         self.cell = CELLS[cell](hidden[-1] if hidden else inputs, size, rngs=rngs)
 
     def initial_carry(self, n: int) -> Any:
-        """Zeros ``[n, size]``: two of them for an LSTM."""
+        """Return zeros ``[n, size]``, or a pair of them for an LSTM."""
+        # An LSTM carries a cell state beside its output.
         zeros = jnp.zeros((n, self.size))
         return (zeros, zeros) if isinstance(self.cell, nnx.OptimizedLSTMCell) else zeros
 
     def __call__(self, x: Array, carry: Any) -> tuple[Array, Any]:
-        """``[N, inputs]`` to ``[N, size]``, and the carry behind."""
+        """Return features ``[N, size]`` of ``x [N, inputs]``, and the carry after the step."""
         carry, x = self.cell(carry, self.trunk(x))
         return x, carry
 
 
 class RNN(nnx.Module):
-    """A recurrent actor-critic for what one observation does not tell: fully connected layers, then an LSTM or GRU.
+    """Recurrent actor-critic: fully connected layers, then an LSTM or GRU.
+
+    It is for environments of which one observation does not show the whole state.
 
     Args:
+        obs_space: the environment's observation space.
+        action_space: the environment's action space.
         hidden: the widths of the layers before the cell.
         cell: lstm or gru.
         size: the width of the cell.
         activation: tanh, relu, silu or gelu.
-        shared: one trunk and cell for actor and critic; else each has its own.
+        shared: use one trunk and cell for actor and critic; else each has its own.
         normalize: shift and scale observations by running moments (`RunningNorm`).
         log_std: the initial log-deviation of Gaussian actions.
+        rngs: the random keys of the initial weights.
     """
 
     def __init__(
@@ -235,24 +158,33 @@ class RNN(nnx.Module):
         self.heads = Heads(size, size, action_space, log_std, rngs=rngs)
 
     def initial_carry(self, n: int) -> Any:
-        """Zeros: the actor's, and the critic's if it has its own."""
-        return (
-            self.actor.initial_carry(n),
-            () if self.critic is None else self.critic.initial_carry(n),
-        )
+        """Return zeros for n environments: the actor's, and the critic's if it has its own cell."""
+        critic_carry = () if self.critic is None else self.critic.initial_carry(n)
+        return self.actor.initial_carry(n), critic_carry
 
     def __call__(self, obs: Array, carry: Any) -> tuple[Array, Array, Any]:
-        """``obs [N, ...]`` to action outputs ``[N, outputs]``, values ``[N]`` and the carry behind."""
+        """Return the outputs of one step, and the carry after it.
+
+        These are action outputs ``[N, outputs]`` and values ``[N]`` of ``obs [N, ...]``.
+        """
         x = self.encoder(obs)
-        actor, acted = self.actor(x, carry[0])
-        critic, judged = (actor, ()) if self.critic is None else self.critic(x, carry[1])
-        return *self.heads(actor, critic), (acted, judged)
+        actor, actor_carry = self.actor(x, carry[0])
+        critic, critic_carry = (actor, ()) if self.critic is None else self.critic(x, carry[1])
+        return *self.heads(actor, critic), (actor_carry, critic_carry)
 
 
 class Convolution(nnx.Module):
-    """A convolution without padding. Orthogonal initial weights, gain sqrt(2).
+    """Convolution without padding, with orthogonal initial weights of gain sqrt(2).
 
-    On a CPU it is one product of matrices: there XLA takes some 40 times as long over the gradient of its own convolution in a loop of minibatches.
+    On a CPU it is computed as one product of matrices: there XLA takes some 40 times as long over
+    the gradient of its own convolution in a loop of minibatches.
+
+    Args:
+        depth: the channels of the images that it reads.
+        filters: the channels that it returns.
+        size: the height and width of the kernel in pixels.
+        stride: the pixels from one place of the kernel to the next.
+        rngs: the random keys of the initial weights.
     """
 
     def __init__(self, depth: int, filters: int, size: int, stride: int, *, rngs: nnx.Rngs) -> None:
@@ -263,13 +195,14 @@ class Convolution(nnx.Module):
         self.stride = stride
 
     def __call__(self, x: Array) -> Array:
-        """``[N, H, W, depth]`` to ``[N, (H - size) // stride + 1, (W - size) // stride + 1, filters]``."""
-        return (
-            jax.lax.platform_dependent(
-                x, self.kernel[...], cpu=self._product, default=self._convolution
-            )
-            + self.bias[...]
+        """Return images with `filters` channels for ``x [N, H, W, depth]``.
+
+        Their shape is ``[N, (H - size) // stride + 1, (W - size) // stride + 1, filters]``.
+        """
+        convolved = jax.lax.platform_dependent(
+            x, self.kernel[...], cpu=self._product, default=self._convolution
         )
+        return convolved + self.bias[...]
 
     def _convolution(self, x: Array, kernel: Array) -> Array:
         return jax.lax.conv_general_dilated(
@@ -282,7 +215,9 @@ class Convolution(nnx.Module):
 
     def _product(self, x: Array, kernel: Array) -> Array:
         size, _, _, filters = kernel.shape
+        # The pixels that the top left pixel of the kernel moves over, the last place included.
         height, width = ((n - size) // self.stride * self.stride + 1 for n in x.shape[1:3])
+        # Each pixel of the kernel meets one shifted image; a product with the kernel adds them up.
         parts = [
             x[:, i : i + height : self.stride, j : j + width : self.stride]
             for i in range(size)
@@ -295,27 +230,35 @@ CHANNELS, KERNELS, STRIDES = (32, 64, 64), (8, 4, 3), (4, 2, 1)
 """The convolutions of Mnih et al. (2015)."""
 
 
-NOT_NORMALIZED = "has convolutions for images, which divide bytes by 255 in place of running moments; leave normalize out"
-"""What is wrong with ``normalize=True`` on images."""
+NOT_NORMALIZED = (
+    "has convolutions for images, which divide bytes by 255 in place of running moments; "
+    "leave normalize out"
+)
+"""The message on ``normalize=True`` for images, after the name of the network."""
 
 
 def _axes(shape: Sequence[int]) -> tuple[bool, int, int, int]:
-    """Whether the channels of an image are its first axis, and its height, width and channels."""
-    first = shape[0] == min(shape)
-    return (True, shape[1], shape[2], shape[0]) if first else (False, shape[0], shape[1], shape[2])
+    """Return whether channels are an image's first axis, and its height, width and channels."""
+    if shape[0] == min(shape):
+        return True, shape[1], shape[2], shape[0]
+    return False, shape[0], shape[1], shape[2]
 
 
 def _after(size: int, kernels: Sequence[int], strides: Sequence[int]) -> int:
-    """The length of an axis of an image after the convolutions; below 1 if one of them is larger than what it is given."""
+    """Return the length of an image's axis after the convolutions.
+
+    It is below 1 if one of them is larger than the image that it reads.
+    """
     for kernel, stride in zip(kernels, strides, strict=True):
         size = (size - kernel) // stride + 1
     return size
 
 
 def shows_images(space: gym.Space[Any]) -> bool:
-    """Whether observations are images of bytes that are large enough for the convolutions of Mnih et al. (2015).
+    """Return whether observations are images of bytes, large enough for `KERNELS` and `STRIDES`.
 
-    What stock networks do where nobody says otherwise depends on it: others, small images among them, go through fully connected layers.
+    These are the convolutions of Mnih et al. (2015). By default stock networks use them for such
+    observations; all others, small images among them, go through fully connected layers.
     """
     shape = space.shape or ()
     if np.dtype(space.dtype) != np.uint8 or len(shape) != 3:
@@ -324,10 +267,43 @@ def shows_images(space: gym.Space[Any]) -> bool:
     return _after(min(height, width), KERNELS, STRIDES) >= 1
 
 
-class Images(nnx.Module):
-    """The convolutional trunk of Mnih et al. (2015).
+def _check_convolutions(
+    space: gym.Space[Any],
+    channels: Sequence[int],
+    kernels: Sequence[int],
+    strides: Sequence[int],
+) -> None:
+    """Refuse observations that are no images, and settings that do not belong together."""
+    if len(space.shape or ()) != 3:
+        raise PolicyError(
+            f"convolutions read images with 3 axes, not {space}; "
+            "take MLP, or QNetwork without kernels"
+        )
+    if not len(channels) == len(kernels) == len(strides):
+        raise PolicyError(
+            "each convolution has a number of channels, a kernel and a stride, "
+            f"so give as many of each; got channels={tuple(channels)}, "
+            f"kernels={tuple(kernels)}, strides={tuple(strides)}"
+        )
 
-    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are divided by 255.
+
+class Images(nnx.Module):
+    """Convolutional trunk of Mnih et al. (2015).
+
+    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are
+    divided by 255.
+
+    Args:
+        space: the observation space.
+        channels: the filters of each convolution.
+        kernels: the sizes of the convolutions in pixels.
+        strides: the strides of the convolutions in pixels.
+        hidden: the width of the fully connected layer after them.
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: observations are no images or too small ones, or the numbers of channels,
+            kernels and strides differ.
     """
 
     def __init__(
@@ -341,36 +317,28 @@ class Images(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         shape = space.shape or ()
-        if len(shape) != 3:
-            raise PolicyError(
-                f"convolutions read images with 3 axes, not {space}; take MLP, or QNetwork without kernels"
-            )
-        if not len(channels) == len(kernels) == len(strides):
-            given = (
-                f"channels={tuple(channels)}, kernels={tuple(kernels)}, strides={tuple(strides)}"
-            )
-            raise PolicyError(
-                f"each convolution has a number of channels, a kernel and a stride, so give as many of each; got {given}"
-            )
+        _check_convolutions(space, channels, kernels, strides)
         self.first, height, width, depth = _axes(shape)
-        layers = []
-        init = nnx.initializers.orthogonal(np.sqrt(2))
         height, width = (_after(size, kernels, strides) for size in (height, width))
         if min(height, width) < 1:
             raise PolicyError(
-                f"images of {shape[1:] if self.first else shape[:2]} are too small for kernels {tuple(kernels)} "
-                f"with strides {tuple(strides)}; give smaller ones"
+                f"images of {shape[1:] if self.first else shape[:2]} are too small "
+                f"for kernels {tuple(kernels)} with strides {tuple(strides)}; give smaller ones"
             )
+        layers = []
         for out, kernel, stride in zip(channels, kernels, strides, strict=True):
             layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
             depth = out
         self.layers = nnx.List(layers)
+        init = nnx.initializers.orthogonal(np.sqrt(2))
         self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
+        # Observations that are not bytes are taken to be scaled already.
         self.scale = 255.0 if np.dtype(space.dtype) == np.uint8 else 1.0
 
     def __call__(self, obs: Array) -> Array:
-        """``obs [N, ...]`` to ``[N, hidden]``."""
+        """Return features ``[N, hidden]`` of ``obs [N, ...]``."""
         x = obs.astype(jnp.float32) / self.scale
+        # Convolutions read channels last.
         x = jnp.moveaxis(x, 1, -1) if self.first else x
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
@@ -378,16 +346,20 @@ class Images(nnx.Module):
 
 
 class CNN(nnx.Module):
-    """The convolutional network of Mnih et al. (2015) for images, shared by actor and critic.
+    """Convolutional network of Mnih et al. (2015) for images, shared by actor and critic.
 
-    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are divided by 255.
+    Images are ``[H, W, C]``, or ``[C, H, W]`` where the first axis is the smallest; bytes are
+    divided by 255.
 
     Args:
+        obs_space: the environment's observation space.
+        action_space: the environment's action space.
         channels: the filters of each convolution.
-        kernels: their sizes.
-        strides: their strides.
-        hidden: the width of the layer behind them.
+        kernels: the sizes of the convolutions in pixels.
+        strides: the strides of the convolutions in pixels.
+        hidden: the width of the fully connected layer after them.
         log_std: the initial log-deviation of Gaussian actions.
+        rngs: the random keys of the initial weights.
     """
 
     def __init__(
@@ -408,6 +380,6 @@ class CNN(nnx.Module):
         self.heads = Heads(hidden, hidden, action_space, log_std, rngs=rngs)
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """``obs [N, ...]`` to action outputs ``[N, outputs]`` and values ``[N]``."""
+        """Return action outputs ``[N, outputs]`` and values ``[N]`` of ``obs [N, ...]``."""
         x = self.trunk(obs)
         return self.heads(x, x)

@@ -1,4 +1,7 @@
-"""Optimisers and schedules as settings that print, compare and are written to files; optax does the work."""
+"""Optimisers and schedules as settings that print, compare and are written to files.
+
+Optax computes what they describe.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,25 @@ from flowrl.graph.values import Spec
 
 
 class Schedule(ABC):
-    """A number that changes with the count of gradient steps."""
+    """A number that changes with the number of gradient steps."""
 
     @abstractmethod
     def build(self) -> optax.Schedule:
-        """The optax schedule."""
+        """Return the optax schedule."""
 
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """From `start` to `end` in a straight line over `steps` gradient steps, then `end`."""
+    """Schedule from `start` to `end` in a straight line over `steps` gradient steps, then `end`.
+
+    Args:
+        start: the number at first, finite and not negative.
+        end: the number at last, finite and not negative.
+        steps: gradient steps from the one to the other, at least 1.
+
+    Raises:
+        SettingError: one of these is out of its range.
+    """
 
     start: float
     end: float
@@ -36,13 +48,24 @@ class Linear(Schedule):
         _check_ends(self)
 
     def build(self) -> optax.Schedule:
-        """`optax.linear_schedule`."""
+        """Return the `optax.linear_schedule`."""
         return optax.linear_schedule(self.start, self.end, self.steps)
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """From `start` to `end` along half a cosine over `steps` gradient steps (Loshchilov and Hutter 2017), then `end`."""
+    """Schedule from `start` to `end` along half a cosine (Loshchilov and Hutter 2017).
+
+    It takes `steps` gradient steps; the number is `end` after them.
+
+    Args:
+        start: the number at first, finite and not negative.
+        end: the number at last, finite and not negative.
+        steps: gradient steps from the one to the other, at least 1.
+
+    Raises:
+        SettingError: one of these is out of its range.
+    """
 
     start: float
     end: float
@@ -52,13 +75,17 @@ class Cosine(Schedule):
         _check_ends(self)
 
     def build(self) -> optax.Schedule:
-        """`optax.cosine_decay_schedule` from 1 to 0, stretched over start and end."""
+        """Return `optax.cosine_decay_schedule` from 1 to 0, stretched over start and end."""
+        # Optax takes the end as a fraction of the start, which fails for a start of 0.
         decay = optax.cosine_decay_schedule(1.0, self.steps)
         return lambda count: self.end + (self.start - self.end) * decay(count)
 
 
 def _check_ends(schedule: Linear | Cosine) -> None:
-    """Refuse what optax takes for a constant, without a word, or fails at in the middle of a compiled update."""
+    """Refuse settings that optax would take for a constant without a warning.
+
+    Others it would fail at in the middle of a compiled update.
+    """
     numbers = (schedule.start, schedule.end, schedule.steps)
     if not all(isinstance(x, Real) and not isinstance(x, bool) for x in numbers):
         raise SettingError(
@@ -66,59 +93,78 @@ def _check_ends(schedule: Linear | Cosine) -> None:
         )
     if not (0 <= schedule.start < math.inf and 0 <= schedule.end < math.inf):
         raise SettingError(
-            f"start and end of a schedule must be finite and not negative, got start={schedule.start}, end={schedule.end}"
+            "start and end of a schedule must be finite and not negative, "
+            f"got start={schedule.start}, end={schedule.end}"
         )
     if not schedule.steps >= 1:
         raise SettingError(f"steps of a schedule must be at least 1, got {schedule.steps}")
 
 
 Rate = float | Schedule
+"""A learning rate: a number, or a schedule of it."""
 
 
 def _rate(lr: Rate) -> Any:
     return lr.build() if isinstance(lr, Schedule) else lr
 
 
-def _check(lr: Rate, clip: float | None) -> None:
+def _check(lr: Rate, max_grad_norm: float | None) -> None:
     if not isinstance(lr, Schedule) and lr < 0:
         raise SettingError(f"lr must not be negative, got {lr}")
-    if clip is not None and clip <= 0:
-        raise SettingError(f"max_grad_norm must be above 0 or None, got {clip}")
+    if max_grad_norm is not None and max_grad_norm <= 0:
+        raise SettingError(f"max_grad_norm must be above 0 or None, got {max_grad_norm}")
 
 
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
-    """What optax's does, by one factor for all gradients. Optax's divides each and selects, which takes an eighth of a small network's update."""
+    """Return the clipping of `optax.clip_by_global_norm`, by one factor for all gradients.
+
+    Optax's own divides each gradient and selects, which takes an eighth of a small network's
+    update.
+
+    Args:
+        most: the largest global norm of the gradients.
+    """
 
     def scaled(gradients: Any, _: Any) -> Any:
         norm = optax.tree.norm(gradients)
         factor = jnp.where(norm < most, 1.0, most / norm)
+        # Gradients keep their own types.
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), gradients)
 
     return optax.stateless(scaled)
 
 
 def _clipped(
-    clip: float | None, rule: optax.GradientTransformation
+    max_grad_norm: float | None, rule: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    return rule if clip is None else optax.chain(clip_by_global_norm(clip), rule)
+    """Return an update rule after the clipping of the gradients' norm, if there is any."""
+    if max_grad_norm is None:
+        return rule
+    return optax.chain(clip_by_global_norm(max_grad_norm), rule)
 
 
 class Optimizer(ABC):
-    """Settings that become an optax transformation."""
+    """Settings from which an optax transformation is built."""
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:
-        """The optax transformation."""
+        """Return the optax transformation."""
 
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015), or AdamW (Loshchilov and Hutter 2019) where `weight_decay` is above 0.
+    """Adam (Kingma and Ba 2015), or AdamW (Loshchilov and Hutter 2019) with `weight_decay`.
 
     Args:
         lr: the learning rate, a number or a schedule.
-        eps: added to the root of the second moment; the field uses 1e-5 for on-policy methods.
+        eps: added to the root of the second moment; 1e-5 is usual for on-policy methods.
         max_grad_norm: the largest global norm of the gradients; None for any.
+        b1: the decay of the moving average of gradients.
+        b2: the decay of the moving average of squared gradients.
+        weight_decay: the coefficient of the decay of weights; 0 for none.
+
+    Raises:
+        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
     """
 
     lr: Rate = 3e-4
@@ -132,26 +178,30 @@ class Adam(Optimizer):
         _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
-        """`optax.adam` or `optax.adamw`, behind the clipping of the norm."""
+        """Return `optax.adam` or `optax.adamw`, after the clipping of the norm."""
+        settings = (_rate(self.lr), self.b1, self.b2, self.eps)
+        # `optax.adamw` without decay would have a state of another tree structure.
         if self.weight_decay:
-            return _clipped(
-                self.max_grad_norm,
-                optax.adamw(
-                    _rate(self.lr), self.b1, self.b2, self.eps, weight_decay=self.weight_decay
-                ),
-            )
-        return _clipped(self.max_grad_norm, optax.adam(_rate(self.lr), self.b1, self.b2, self.eps))
+            rule = optax.adamw(*settings, weight_decay=self.weight_decay)
+        else:
+            rule = optax.adam(*settings)
+        return _clipped(self.max_grad_norm, rule)
 
 
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
-    """RMSProp (Tieleman and Hinton 2012), with TensorFlow's initial scale of 1 as A2C and IMPALA had it.
+    """RMSProp (Tieleman and Hinton 2012), with TensorFlow's initial scale of 1.
+
+    A2C and IMPALA used that scale.
 
     Args:
         lr: the learning rate, a number or a schedule.
-        decay: of the moving average of squared gradients.
+        decay: the decay of the moving average of squared gradients.
         eps: added under the root.
         max_grad_norm: the largest global norm of the gradients; None for any.
+
+    Raises:
+        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
     """
 
     lr: Rate = 7e-4
@@ -163,11 +213,9 @@ class RMSProp(Optimizer):
         _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
-        """`optax.rmsprop`, behind the clipping of the norm."""
-        return _clipped(
-            self.max_grad_norm,
-            optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0),
-        )
+        """Return `optax.rmsprop`, after the clipping of the norm."""
+        rule = optax.rmsprop(_rate(self.lr), self.decay, self.eps, initial_scale=1.0)
+        return _clipped(self.max_grad_norm, rule)
 
 
 @dataclass(frozen=True)
@@ -176,7 +224,11 @@ class SGD(Optimizer):
 
     Args:
         lr: the learning rate, a number or a schedule.
+        momentum: the decay of the moving sum of gradients; 0 for no momentum.
         max_grad_norm: the largest global norm of the gradients; None for any.
+
+    Raises:
+        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
     """
 
     lr: Rate = 1e-2
@@ -187,23 +239,27 @@ class SGD(Optimizer):
         _check(self.lr, self.max_grad_norm)
 
     def build(self) -> optax.GradientTransformation:
-        """`optax.sgd`, behind the clipping of the norm."""
+        """Return `optax.sgd`, after the clipping of the norm."""
+        # For a momentum of 0 optax would keep a state of the size of the weights.
         return _clipped(self.max_grad_norm, optax.sgd(_rate(self.lr), self.momentum or None))
 
 
 class Optax(Spec):
-    """A user's own optax transformation, by the function that makes it: ``Optax(optax.lion, learning_rate=1e-4)``."""
+    """A user's own optax transformation, given by the function that makes it and its settings.
+
+    ``Optax(optax.lion, learning_rate=1e-4)`` is one.
+    """
 
     def build(self) -> optax.GradientTransformation:
-        """Call the function."""
+        """Return what the function returns for the settings."""
         return self.fn(**self.settings)
 
 
 def as_transformation(optimizer: Any) -> optax.GradientTransformation:
-    """The optax transformation of an optimiser of ours, or the user's own as it is.
+    """Return the transformation of an optimiser of flowrl, or an optax transformation as it is.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: the value is neither.
     """
     if isinstance(optimizer, Optimizer | Optax):
         return optimizer.build()

@@ -1,4 +1,8 @@
-"""`Policy`: a Flax NNX module and its settings, as a value; `Network`: that module made for given spaces, as functions."""
+"""Policies as values, and as pure functions of their weights.
+
+`Policy` is a Flax NNX module class with its settings. `Network` is that module built for given
+spaces, as pure functions.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ import numpy as np
 from flax import nnx
 
 from flowrl.core.compiled import jitted
-from flowrl.core.mesh import total
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
+from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -26,49 +30,58 @@ Array = Any
 class Policy(Spec):
     """A Flax NNX module class with its settings: ``Policy(MLP, hidden=(64, 64))``.
 
-    The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and called as
-    ``module(obs)`` with ``obs [N, ...]``; it returns ``(outputs [N, n], value [N])`` where n is
-    `fl.action_outputs(action_space)`: logits for Discrete, mean and log-deviation for Box. It needs no base class of ours.
+    The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and
+    called as ``module(obs)`` with ``obs [N, ...]``. It returns ``(outputs [N, n], value [N])``,
+    where n is `fl.action_outputs(action_space)`: logits for Discrete, mean and log-deviation for
+    Box. It needs no base class of flowrl.
 
-    A recurrent module has a method ``initial_carry(n)``, a tree of arrays ``[n, ...]``, and is called as ``module(obs, carry)``; it
-    returns ``(outputs, value, carry)``. The carry is kept per environment and starts anew with each episode; a module need not see to that.
+    A recurrent module has a method ``initial_carry(n)``, which returns a tree of arrays
+    ``[n, ...]``, and is called as ``module(obs, carry)``; it returns ``(outputs, value, carry)``.
+    The carry is kept per environment and is initial again at the start of each episode; a module
+    need not see to that.
 
-    One whose attribute ``squashed`` is True has Gaussians that are squashed into [-1, 1] by tanh, as `SACNetwork` does.
+    A module whose attribute ``squashed`` is True has Gaussians that are squashed into [-1, 1] by
+    tanh, as those of `SACNetwork` are.
     """
 
 
 class Weights(NamedTuple):
-    """All that a policy needs beside its code, as plain arrays by name."""
+    """All arrays that a policy needs beside its code, by name."""
 
     params: dict[str, Array]
-    """What is trained."""
+    """The arrays that are trained."""
     rest: dict[str, Array]
-    """What is not, and still travels along: normalisers, batch statistics, random states."""
+    """The arrays that are not trained: normalisers, batch statistics, random states."""
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """What tells a recurrent module from others."""
+    """A recurrent module, which has one method more than others."""
 
     def initial_carry(self, n: int) -> Any:
-        """What n environments start an episode with: a tree of arrays ``[n, ...]``."""
+        """Return the carry with which n environments start an episode: arrays ``[n, ...]``."""
 
 
 class Memory(NamedTuple):
-    """What a recurrent policy goes on from: empty for one that is not."""
+    """The state from which a recurrent policy continues; empty for any other policy."""
 
     carry: Any = ()
     """A tree of arrays ``[B, ...]``."""
     reset: Array = ()
-    """``bool[B]``: an episode begins, so the carry is not to be used."""
+    """``bool[B]``: whether an episode begins, so that an initial carry takes the carry's place."""
 
 
 NOTHING = Memory()
+"""The memory of a policy that is not recurrent."""
 SAMPLED = Sampled()
 
 
 class Network:
     """A policy for given spaces, as pure functions of its weights.
+
+    Args:
+        policy: the module class and its settings.
+        spaces: the observation and action space of the environments.
 
     Raises:
         PolicyError: the module does not fit the spaces.
@@ -80,21 +93,17 @@ class Network:
         self.head = spaces.head
         self.name = getattr(policy.fn, "__name__", str(policy.fn))
         try:
+            # Shapes are enough to know the module, and cost no memory.
             abstract = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
         except FlowrlError:
             raise
         except Exception as error:
-            raise PolicyError(
-                f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)}) failed: {type(error).__name__}: {error}"
-            ) from error
+            call = f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)})"
+            raise PolicyError(f"{call} failed: {type(error).__name__}: {error}") from error
         self.recurrent = isinstance(abstract, Recurrent)
         if getattr(abstract, "squashed", False) and self.head.kind == "gaussian":
-            if not self.head.bounded:
-                raise PolicyError(
-                    f"{self.name} has actions in [-1, 1], stretched over the bounds of the action space, but {spaces.action} has bounds that "
-                    "are not finite; give it finite ones by a wrapper (gymnasium.wrappers.TransformAction(env, func, action_space=Box(...))), or "
-                    "take a policy whose actions have no bounds, such as fl.MLP with ppo"
-                )
+            self._check_bounds()
+            # The same numbers are then the parameters of another distribution.
             self.head = replace(self.head, kind="tanh_gaussian")
         self.graphdef: Any
         self.graphdef, params, rest = _split(abstract)
@@ -110,40 +119,61 @@ class Network:
             self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings
         )
 
+    def _check_bounds(self) -> None:
+        """Refuse squashed actions where the action space has bounds that are not finite."""
+        if not self.head.bounded:
+            raise PolicyError(
+                f"{self.name} has actions in [-1, 1], stretched over the bounds of the action "
+                f"space, but {self.spaces.action} has bounds that are not finite; give it finite "
+                "ones by a wrapper (gymnasium.wrappers.TransformAction(env, func, "
+                "action_space=Box(...))), or take a policy whose actions have no bounds, such as "
+                "fl.MLP with ppo"
+            )
+
     def _check(self) -> None:
+        """Refuse a module whose outputs, values or carry have another shape than they must have."""
         n = 3
+        outputs_shape, value_shape, before, after = self._shapes_of_call(n)
+        # A carry of other shapes could not be given to the next step.
+        if _shapes(before) != _shapes(after):
+            raise PolicyError(
+                f"{self.name} must return a carry of the shapes that it gets, {_shapes(before)}, "
+                f"but it returned {_shapes(after)}"
+            )
+        got = f"outputs {outputs_shape} and value {value_shape}"
+        wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
+        if got != wanted:
+            raise PolicyError(
+                f"{self.name} gave {got} for {n} observations; "
+                f"actions in {self.spaces.action} need {wanted} "
+                f"(fl.action_outputs(action_space) numbers per observation)"
+            )
+
+    def _shapes_of_call(self, n: int) -> tuple[Any, Any, Any, Any]:
+        """Return the shapes of one call's outputs and values, and of the carry before and after."""
         obs = jax.ShapeDtypeStruct((n, *(self.spaces.obs.shape or ())), self.spaces.obs_dtype)
 
         def once() -> Any:
             weights = self.init(jax.random.key(0))
-            before = self.memory(weights, n)
-            (outputs, value), _, after = self._call(
-                *weights, jnp.zeros(obs.shape, obs.dtype), before
+            memory = self.memory(weights, n)
+            (outputs, value), _, carry = self._call(
+                *weights, jnp.zeros(obs.shape, obs.dtype), memory
             )
-            return outputs, value, before.carry, after
+            return outputs, value, memory.carry, carry
 
         try:
             outputs, value, before, after = jax.eval_shape(once)
-            got = f"outputs {tuple(outputs.shape)} and value {tuple(value.shape)}"
+            return tuple(outputs.shape), tuple(value.shape), before, after
         except FlowrlError:
             raise
         except Exception as error:
             raise PolicyError(
-                f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} of {self.spaces.obs}: {type(error).__name__}: {error}"
+                f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} "
+                f"of {self.spaces.obs}: {type(error).__name__}: {error}"
             ) from error
-        if _form(before) != _form(after):
-            raise PolicyError(
-                f"{self.name} must return a carry of the form that it gets, {_form(before)}, but it returned {_form(after)}"
-            )
-        wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
-        if got != wanted:
-            raise PolicyError(
-                f"{self.name} gave {got} for {n} observations; actions in {self.spaces.action} need {wanted} "
-                f"(fl.action_outputs(action_space) numbers per observation)"
-            )
 
     def init(self, key: Array) -> Weights:
-        """Fresh weights."""
+        """Return initial weights."""
         _, params, rest = _split(self._build(key))
         return Weights(
             dict(zip(self._params[0], jax.tree.leaves(params), strict=True)),
@@ -151,13 +181,17 @@ class Network:
         )
 
     def memory(self, weights: Weights, n: int) -> Memory:
-        """What n environments begin with; empty for a policy that is not recurrent."""
+        """Return the memory with which n environments begin; empty unless recurrent."""
         if not self.recurrent:
             return Memory()
+        # All environments begin with an episode.
         return Memory(self._merge(*weights).initial_carry(n), jnp.ones(n, bool))
 
     def begin(self, weights: Weights, memory: Memory) -> dict[str, Array]:
-        """The carry that the next step goes on from, with a fresh one where an episode begins, as columns of a batch by name."""
+        """Return the carry before the next step as columns of a batch, by name.
+
+        Where an episode begins it is an initial carry.
+        """
         if not self.recurrent:
             return {}
         carry = jax.tree.map(
@@ -168,13 +202,13 @@ class Network:
         return dict(zip(self._carry[0], jax.tree.leaves(carry), strict=True))
 
     def carry_of(self, columns: Mapping[str, Array]) -> Any:
-        """The carry in the columns that `begin` made."""
+        """Return the carry in the columns that `begin` made."""
         names, tree = self._carry
         return jax.tree.unflatten(tree, [columns[name] for name in names])
 
     @cached_property
     def _carry(self) -> tuple[list[str], Any]:
-        """The names of a carry's columns, and the tree that takes them back."""
+        """The names of a carry's columns, and the tree structure that they are put back into."""
         carry = jax.eval_shape(lambda: self.memory(self.init(jax.random.key(0)), 1).carry)
         paths, tree = jax.tree_util.tree_flatten_with_path(carry)
         return [f"carry{jax.tree_util.keystr(path)}" for path, _ in paths], tree
@@ -182,52 +216,52 @@ class Network:
     def _call(
         self, params: dict[str, Array], rest: dict[str, Array], obs: Array, memory: Memory
     ) -> tuple[tuple[Array, Array], Any, Any]:
+        """Return outputs and values, the module after the call, and the carry after it."""
         module = self._merge(params, rest)
         if self.recurrent:
             carry = jax.tree.map(
                 partial(_where, memory.reset), module.initial_carry(obs.shape[0]), memory.carry
             )
-            result, wanted = module(obs, carry), "(action outputs, value, carry)"
+            result, wanted, length = module(obs, carry), "(action outputs, value, carry)", 3
         else:
-            result, wanted = module(obs), "(action outputs, value)"
-        if not isinstance(result, tuple) or len(result) != 2 + self.recurrent:
-            got = (
-                f"a tuple of {len(result)}"
-                if isinstance(result, tuple)
-                else "one array"
-                if isinstance(result, jax.Array)
-                else a(result)
+            result, wanted, length = module(obs), "(action outputs, value)", 2
+        if not isinstance(result, tuple) or len(result) != length:
+            raise PolicyError(
+                f"{self.name} must return {wanted}, but it returned {_description(result)}"
             )
-            raise PolicyError(f"{self.name} must return {wanted}, but it returned {got}")
         return result[:2], module, result[2] if self.recurrent else ()
 
     def _merge(self, params: dict[str, Array], rest: dict[str, Array]) -> Any:
-        parts = ((self._params, params), (self._rest, rest))
-        return nnx.merge(
-            self.graphdef,
-            *(
-                jax.tree.unflatten(tree, [named[k] for k in names])
-                for (names, tree), named in parts
-            ),
-        )
+        """Return the module with these weights."""
+
+        def state(names: list[str], tree: Any, arrays: dict[str, Array]) -> Any:
+            return jax.tree.unflatten(tree, [arrays[name] for name in names])
+
+        return nnx.merge(self.graphdef, state(*self._params, params), state(*self._rest, rest))
 
     def _rest_of(self, module: Any) -> dict[str, Array]:
+        """Return the arrays of a module that are not trained, by name."""
         return dict(zip(self._rest[0], jax.tree.leaves(_split(module)[2]), strict=True))
 
     def apply(
         self, weights: Weights, obs: Array, memory: Memory = NOTHING
     ) -> tuple[Distribution, Array, dict[str, Array]]:
-        """The distribution over actions, the value ``[N]``, and the untrained rest after the call, for ``obs [N, ...]``."""
+        """Apply the policy to ``obs [N, ...]``.
+
+        Returns:
+            The distribution over actions, the value ``[N]``, and the untrained rest after the call.
+        """
         (outputs, value), module, _ = self._call(*weights, obs, memory)
         return self.head.distribution(outputs), value, self._rest_of(module)
 
     def call(self, method: str, weights: Weights, *args: Array) -> Any:
-        """What a method of the module returns.
+        """Return what a method of the module returns.
 
         Raises:
-            PolicyError: it has none of that name.
+            PolicyError: the module has no method of that name.
         """
         module = self._merge(*weights)
+        # A loss may call any method, and a user's module need not have it.
         if not hasattr(module, method):
             raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
         return getattr(module, method)(*args)
@@ -235,7 +269,18 @@ class Network:
     def unroll(
         self, weights: Weights, obs: Array, memory: Memory
     ) -> tuple[Distribution, Array, dict[str, Array]]:
-        """The same for whole columns ``obs [T, B, ...]``; `memory`: the carry ``[B, ...]`` before the first row, and ``bool[T, B]``."""
+        """Apply the policy to whole columns ``obs [T, B, ...]``, one row after another.
+
+        Args:
+            weights: those of all rows.
+            obs: ``[T, B, ...]``.
+            memory: the carry ``[B, ...]`` before the first row, and the resets ``bool[T, B]``.
+
+        Returns:
+            The distribution over actions and the value of each row, ``[T, B]``, and the untrained
+            rest after the last one.
+        """
+        # Rows of a policy that is not recurrent do not depend on each other: one call is enough.
         if not self.recurrent:
             dist, value, rest = self.apply(weights, obs.reshape(-1, *obs.shape[2:]))
             dist, value = jax.tree.map(
@@ -243,29 +288,38 @@ class Network:
             )
             return dist, value, rest
 
-        def row(before: Any, at: Any) -> Any:
+        def apply_row(before: Any, row: Any) -> Any:
             rest, carry = before
-            (outputs, value), module, carry = self._call(
-                weights.params, rest, at[0], Memory(carry, at[1])
+            row_obs, reset = row
+            outputs_and_value, module, carry_after = self._call(
+                weights.params, rest, row_obs, Memory(carry, reset)
             )
-            return (self._rest_of(module), carry), (outputs, value)
+            return (self._rest_of(module), carry_after), outputs_and_value
 
         (rest, _), (outputs, value) = jax.lax.scan(
-            row, (weights.rest, memory.carry), (obs, memory.reset)
+            apply_row, (weights.rest, memory.carry), (obs, memory.reset)
         )
         return self.head.distribution(outputs), value, rest
 
     def memory_of(self, data: Mapping[str, Array], columns: Mapping[str, Array]) -> Memory:
-        """What a recurrent policy goes on from in a batch ``[T, B]``, and where episodes begin in its T rows and the one behind."""
+        """Return a recurrent policy's memory for a batch ``[T, B]`` and the observation after it.
+
+        It has the carry ``[B, ...]`` before the first row, and says where episodes begin in the T
+        rows and the one after them: ``bool[T + 1, B]``.
+        """
         if not self.recurrent:
             return Memory()
+        # An episode begins after the masked row that holds the last one's final observation.
         valid = data["valid"]
         return Memory(self.carry_of(columns), jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid]))
 
     def values(
         self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]
     ) -> Array:
-        """The values ``[B]`` of what comes behind the last rows of a batch, of which a policy without memory needs no `data`."""
+        """Return the bootstrap values ``[B]``: those of the observations after a batch's last rows.
+
+        A policy that is not recurrent needs no `data` for them.
+        """
         if not self.recurrent:
             return self.apply(weights, columns["bootstrap_obs"])[1]
         obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
@@ -274,15 +328,20 @@ class Network:
     def action_values(
         self, weights: Weights, data: Mapping[str, Array], columns: Mapping[str, Array]
     ) -> Array:
-        """The action outputs ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, of a policy for which they are action values."""
+        """Return the action values ``[T + 1, B, n]`` at a batch's rows and the observation after.
+
+        They are the action outputs of the policy, which must be action values.
+        """
         obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
-        values: Array = cast(
-            "Any", self.unroll(weights, obs, self.memory_of(data, columns))[0]
-        ).logits
+        dist = cast("Any", self.unroll(weights, obs, self.memory_of(data, columns))[0])
+        values: Array = dist.logits
         return values
 
     def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
-        """The rest after its normalisers saw ``obs [N, ...]``, each counted by ``weight [N]``."""
+        """Return the untrained rest after its normalisers saw ``obs [N, ...]``.
+
+        Each observation counts by ``weight [N]``.
+        """
         module = self._merge(*weights)
         for _, part in nnx.iter_graph(module):
             if isinstance(part, RunningNorm):
@@ -290,7 +349,7 @@ class Network:
         return self._rest_of(module)
 
     def has(self, kind: type[nnx.Module]) -> bool:
-        """Whether the module holds a layer of this kind."""
+        """Return whether the module holds a layer of this kind."""
         module = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
         return any(isinstance(part, kind) for _, part in nnx.iter_graph(module))
 
@@ -302,14 +361,27 @@ class Network:
         memory: Memory = NOTHING,
         explore: Explore = SAMPLED,
     ) -> tuple[Array, Any]:
-        """Act on ``obs [B, ...]``: one packed ``float32[B, width + 2]`` of action, log-probability and value; and the carry behind it.
+        """Act on ``obs [B, ...]``.
 
-        One small array each way per environment step is what keeps a step at one dispatch. `noise` picks the actions, as `explore` does it; without,
-        they are the likeliest. It is drawn for many steps at once, by `noise`: drawing it here would cost as much as a small network.
+        One small array each way per environment step keeps a step at one dispatch.
+
+        Args:
+            weights: of the policy.
+            obs: ``[B, ...]``.
+            noise: picks the actions, as `explore` does it; None for greedy actions. The method
+                `noise` draws it for many steps at once: to draw it here would cost as much as a
+                small network.
+            memory: from which a recurrent policy continues.
+            explore: how actions are picked.
+
+        Returns:
+            One packed ``float32[B, width + 2]`` of action, log-probability and value, and the carry
+            after the step.
         """
         (outputs, value), _, carry = self._call(*weights, obs, memory)
         dist = self.head.distribution(outputs)
         action = dist.mode() if noise is None else explore.pick(dist, noise)
+        # A scalar action becomes a column, to be packed with the others.
         columns = action if self.head.width else action[:, None]
         return jnp.concatenate(
             [columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1
@@ -318,75 +390,86 @@ class Network:
     def noise(
         self, key: Array, turn: Array, env: Array, *, steps: int, envs: int, explore: Explore
     ) -> Array:
-        """The noise ``[steps, n, ...]`` of so many turns of n environments, each turn's by the key with its number folded in.
+        """Return the noise ``[steps, n, ...]`` of `steps` turns of n environments.
+
+        Each turn's key is `key` with the number of the turn folded in.
 
         Args:
-            key: random.
+            key: the random key.
             turn: the number of the first turn.
-            env: the environments' numbers ``[n]``.
-            steps: turns.
-            envs: the environments of all runners.
-            explore: what the noise is for.
+            env: the environments' numbers ``[n]``, counted over all runners.
+            steps: the number of turns.
+            envs: the number of environments of all runners.
+            explore: the exploration that takes the noise.
         """
-        turns = turn + jnp.arange(steps, dtype=jnp.uint32)
-        return jax.vmap(
-            lambda t: explore.noise(
-                self.head,
-                jax.random.fold_in(key, t),
-                env.shape[0],
-                t * jnp.float32(envs),
-                env,
-                envs,
-            )
-        )(turns)
+
+        # A turn's noise depends on its number alone, not on how many turns are drawn at once.
+        def of_turn(number: Array) -> Array:
+            turn_key = jax.random.fold_in(key, number)
+            # As float32: a product of integers could overflow in a long run.
+            step = number * jnp.float32(envs)
+            return explore.noise(self.head, turn_key, env.shape[0], step, env, envs)
+
+        return jax.vmap(of_turn)(turn + jnp.arange(steps, dtype=jnp.uint32))
 
     def unpack(self, packed: np.ndarray[Any, Any]) -> tuple[Array, Array, Array]:
-        """The actions (int32 or float32, ``[..., width]``), log-probabilities and values in what `act` gave."""
+        """Return the actions, log-probabilities and values in an array that `act` packed.
+
+        Actions are int32 or float32, ``[..., width]``; the others are ``[...]``.
+        """
         action = packed[..., :-2] if self.head.width else packed[..., 0]
         return action.astype(self.action_dtype, copy=False), packed[..., -2], packed[..., -1]
 
     @property
     def action_dtype(self) -> np.dtype[Any]:
-        """The type in which actions are kept."""
+        """The type of actions in batches."""
         return np.dtype(np.float32 if self.head.continuous else np.int32)
 
 
 def _split(module: Any) -> tuple[Any, Any, Any]:
-    """A module's graph definition, its parameters, and the rest of its state."""
-    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]  # flax's stubs know no `...`
+    """Return a module's graph definition, its parameters, and the rest of its state."""
+    # The stubs of flax know no `...`.
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
     return graphdef, params, rest
 
 
 def _names(state: Any) -> tuple[list[str], Any]:
-    """A path such as ``actor/layers/0/kernel`` for every leaf, and the tree that takes the leaves back."""
+    """Return a path such as ``actor/layers/0/kernel`` for every leaf, and the tree structure."""
+
+    def name(path: Any) -> str:
+        return "/".join(str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey))
+
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    return [
-        "/".join(str(p.key) for p in path if isinstance(p, jax.tree_util.DictKey))
-        for path, _ in paths
-    ], tree
+    return [name(path) for path, _ in paths], tree
 
 
-def _where(flags: Array, a: Array, b: Array) -> Array:
-    """``a [B, ...]`` where ``flags [B]``, else b."""
-    return jnp.where(flags.reshape(-1, *(1,) * (b.ndim - 1)), a, b)
+def _where(flags: Array, x: Array, y: Array) -> Array:
+    """Return ``x [B, ...]`` where ``flags [B]``, else ``y``."""
+    return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)
 
 
-def _form(carry: Any) -> str:
+def _shapes(carry: Any) -> str:
     return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(carry)) or "nothing"
 
 
+def _description(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)}"
+    return "one array" if isinstance(result, jax.Array) else a(result)
+
+
 def _settings(policy: Policy) -> str:
-    return ", ".join(f"{k}={v!r}" for k, v in policy.settings.items())
+    return ", ".join(f"{name}={value!r}" for name, value in policy.settings.items())
 
 
 def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
-    """`Network.act`, compiled: ``(weights, obs, noise, memory)``."""
+    """Return `Network.act`, compiled, as a function ``(weights, obs, noise, memory)``."""
     act: Callable[..., tuple[Array, Any]] = jitted(net.act, (), ("explore", explore))
     return act
 
 
 def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
-    """`Network.noise`, compiled: ``(key, turn, env)``."""
+    """Return `Network.noise`, compiled, as a function ``(key, turn, env)``."""
     noise: Callable[..., Array] = jitted(
         net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore)
     )
@@ -395,47 +478,5 @@ def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Calla
 
 @lru_cache(maxsize=64)
 def network(policy: Policy, spaces: Spaces) -> Network:
-    """The network of a policy for given spaces; the same one for equal arguments."""
+    """Return the network of a policy for given spaces; the same one for equal arguments."""
     return Network(policy, spaces)
-
-
-class RunningNorm(nnx.Module):
-    """A layer that shifts and scales observations to mean 0 and variance 1, by the moments of all that it was shown.
-
-    The moments are no parameters: they change once per `learner.update`, by that batch, and travel with the weights.
-    """
-
-    def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
-        self.clip = clip
-        self.mean = nnx.BatchStat(jnp.zeros(shape))
-        self.var = nnx.BatchStat(jnp.ones(shape))
-        self.count = nnx.BatchStat(jnp.float32(1e-4))
-
-    def __call__(self, obs: Array) -> Array:
-        """``[N, *shape]`` to the same, clipped."""
-        return jnp.clip(
-            (obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8), -self.clip, self.clip
-        )
-
-    def observe(self, obs: Array, weight: Array) -> None:
-        """Count ``obs [N, *shape]`` in, each by ``weight [N]`` (Chan et al. 1979, parallel moments)."""
-        self.mean[...], self.var[...], self.count[...] = merge_moments(
-            (self.mean[...], self.var[...], self.count[...]), obs, weight
-        )
-
-
-def merge_moments(
-    moments: tuple[Array, Array, Array], x: Array, weight: Array
-) -> tuple[Array, Array, Array]:
-    """(mean, variance, count) with ``x [N, ...]`` of all devices that share it counted in, each by ``weight [N]`` (Chan et al. 1979)."""
-    mean, var, count = moments
-    w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
-    x = jnp.where(w > 0, x, 0)
-    n = total(jnp.sum(weight.astype(jnp.float32)))
-    share = w / jnp.where(n > 0, n, 1)
-    batch_mean = total(jnp.sum(x * share, axis=0))
-    batch_var = total(jnp.sum((x - batch_mean) ** 2 * share, axis=0))
-    new_count = count + n
-    delta = batch_mean - mean
-    new_var = (var * count + batch_var * n + delta**2 * count * n / new_count) / new_count
-    return mean + delta * n / new_count, new_var, new_count

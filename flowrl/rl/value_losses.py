@@ -1,4 +1,8 @@
-"""Losses of action values, on transitions ``[N, ...]`` drawn from a replay: ``obs action reward next_obs discount``, and ``weight`` if any."""
+"""Losses of action values, on transitions ``[N, ...]`` that are sampled from a replay.
+
+Transitions have the fields ``obs action reward next_obs discount``, and ``weight`` where the replay
+gives importance weights.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +14,62 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
-from flowrl.rl.losses import Bound, Loss, Metrics, mean
+from flowrl.rl.losses import Bound, Loss, Metrics
+from flowrl.rl.masked import mean
 
 if TYPE_CHECKING:
     from flowrl.rl.policies import Network
 
 Array = Any
 TRANSITION = ("obs", "action", "reward", "next_obs", "discount")
+"""The fields of a transition."""
 
 
 def huber(x: Array, delta: float) -> Array:
-    """``x^2 / 2`` up to `delta` from 0, and straight lines beyond (Huber 1964)."""
-    most = jnp.minimum(jnp.abs(x), delta)
-    return most * (jnp.abs(x) - most / 2)
+    """Return ``x^2 / 2`` up to `delta` from 0, and straight lines beyond (Huber 1964)."""
+    quadratic = jnp.minimum(jnp.abs(x), delta)
+    return quadratic * (jnp.abs(x) - quadratic / 2)
 
 
 def weights_of(batch: Mapping[str, Array]) -> Array:
-    """How much each row counts: its importance weight if it has one, 0 where it is not valid."""
+    """Return the weight of each row: its importance weight if it has one, 0 where it is masked."""
     valid: Array = batch["valid"]
+    if "weight" in batch:
+        return jnp.where(valid, batch["weight"], 0.0)
+    return valid.astype(jnp.float32)
+
+
+def _weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
+    """Return the sum of `x` times `weights_of` its rows, over the number of valid rows."""
+    valid = batch["valid"]
+    # The sum of the weights must not be divided by: it would undo the importance sampling.
+    weighted = jnp.sum(weights_of(batch) * jnp.where(valid, x, 0.0))
+    return weighted / jnp.maximum(jnp.sum(valid), 1)
+
+
+def _no_recurrence(loss: Loss, net: Network, other: str) -> str:
+    """Return why the loss can't train a recurrent policy; empty if the policy is not recurrent."""
+    if not net.recurrent:
+        return ""
     return (
-        jnp.where(valid, batch["weight"], 0.0) if "weight" in batch else valid.astype(jnp.float32)
+        f"{type(loss).__name__} trains on single steps sampled from a replay, "
+        f"which a recurrent policy such as {net.name} can't; take fl.{other}"
     )
-
-
-def _without_memory(loss: Loss, net: Network, other: str) -> str:
-    what = f"{type(loss).__name__} trains on single steps drawn from a replay, which a recurrent policy such as {net.name} can't"
-    return f"{what}; take fl.{other}" if net.recurrent else ""
 
 
 @dataclass(frozen=True)
 class DQNLoss(Loss):
-    """Q-learning towards a target network (Mnih et al. 2015), of a policy whose action outputs are action values.
+    """Q-learning towards a target network (Mnih et al. 2015).
+
+    The action outputs of the policy are action values.
 
     Args:
-        double: the action that follows is chosen by the newest parameters and judged by the target's (van Hasselt et al. 2016, equation 4).
+        double: the newest parameters choose the next action and the target network evaluates it
+            (van Hasselt et al. 2016, equation 4).
         huber: the error from which on the loss is linear; None for squares throughout.
+
+    Raises:
+        SettingError: `huber` is not above 0.
     """
 
     double: bool = True
@@ -57,10 +82,13 @@ class DQNLoss(Loss):
     values: ClassVar[bool] = True
 
     def check(self, net: Network) -> str:
-        """Only for a policy without memory, and one of n actions."""
+        """Return what is wrong unless the policy has one of n actions and is not recurrent."""
         if net.head.kind != "categorical":
-            return f"DQNLoss needs a policy whose outputs are action values (fl.QNetwork), not {net.name}; SACLoss is for fl.SACNetwork"
-        return _without_memory(self, net, "QNetwork")
+            return (
+                "DQNLoss needs a policy whose outputs are action values (fl.QNetwork), "
+                f"not {net.name}; SACLoss is for fl.SACNetwork"
+            )
+        return _no_recurrence(self, net, "QNetwork")
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:
@@ -69,23 +97,21 @@ class DQNLoss(Loss):
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
-        """The loss and its metrics."""
-        behind = policy(batch["target_params"], batch["next_obs"])[0].logits
-        chooser = (
-            policy(jax.lax.stop_gradient(params), batch["next_obs"])[0].logits
-            if self.double
-            else behind
-        )
-        following = jnp.take_along_axis(behind, jnp.argmax(chooser, -1)[:, None], -1)[:, 0]
-        target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * following)
+        """Return the loss and its metrics."""
+        next_values = policy(batch["target_params"], batch["next_obs"])[0].logits
+        # Choosing and evaluating by one network overestimates: its errors are chosen, too.
+        choosing_values = next_values
+        if self.double:
+            choosing_values = policy(jax.lax.stop_gradient(params), batch["next_obs"])[0].logits
+        next_action = jnp.argmax(choosing_values, -1)[:, None]
+        next_value = jnp.take_along_axis(next_values, next_action, -1)[:, 0]
+        target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_value)
+
         values = policy(params, batch["obs"])[0].logits
         value = jnp.take_along_axis(values, batch["action"][:, None].astype(jnp.int32), -1)[:, 0]
         error, valid = target - value, batch["valid"]
-        each = error**2 / 2 if self.huber is None else huber(error, self.huber)
-        loss = jnp.sum(weights_of(batch) * jnp.where(valid, each, 0.0)) / jnp.maximum(
-            jnp.sum(valid), 1
-        )
-        return loss, {
+        row_losses = error**2 / 2 if self.huber is None else huber(error, self.huber)
+        return _weighted_mean(row_losses, batch), {
             "q_mean": mean(value, valid),
             "td_error": mean(jnp.abs(error), valid),
             "priority": jnp.abs(error),
@@ -94,13 +120,18 @@ class DQNLoss(Loss):
 
 @dataclass(frozen=True)
 class SACLoss(Loss):
-    """Soft actor-critic (Haarnoja et al. 2018b): two critics, a policy rewarded for its entropy, and the price of that (section 5, equation 18).
+    """Soft actor-critic (Haarnoja et al. 2018b).
 
-    The module is `fl.SACNetwork` or one like it: called it gives the squashed Gaussian, ``critic(obs, action)`` gives ``[2, N]`` values of actions
-    in [-1, 1], and ``log_alpha()`` the logarithm of the price.
+    It trains two critics, a policy that is rewarded for its entropy, and the temperature alpha, by
+    which that entropy is weighed (section 5, equation 18).
+
+    The module is `fl.SACNetwork` or one like it: a call returns the squashed Gaussian,
+    ``critic(obs, action)`` returns the values ``[2, N]`` of actions in [-1, 1], and ``log_alpha()``
+    the logarithm of the temperature.
 
     Args:
-        target_entropy: in nats, what the price steers to; None for minus the number of the action's parts (table 1).
+        target_entropy: the entropy in nats that the temperature steers to; None for minus the
+            number of the action's parts (table 1).
     """
 
     target_entropy: float | None = None
@@ -112,50 +143,67 @@ class SACLoss(Loss):
     random: ClassVar[bool] = True
 
     def check(self, net: Network) -> str:
-        """Only for a policy without memory, and with critics."""
+        """Return what is wrong unless the policy has critics and is not recurrent."""
         if net.head.kind != "tanh_gaussian":
-            return f"SACLoss needs a policy with critics (fl.SACNetwork), not {net.name}; DQNLoss is for fl.QNetwork"
-        return _without_memory(self, net, "SACNetwork")
+            return (
+                f"SACLoss needs a policy with critics (fl.SACNetwork), not {net.name}; "
+                "DQNLoss is for fl.QNetwork"
+            )
+        return _no_recurrence(self, net, "SACNetwork")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
-        """The loss and its metrics."""
-        valid, fixed = batch["valid"], jax.lax.stop_gradient(params)
-        shape = batch["action"].shape
-        keys = jax.random.wrap_key_data(batch["seed"])
-        now, then = jnp.moveaxis(
-            jax.vmap(lambda key: jax.random.normal(key, (2, *shape[1:])))(keys), 1, 0
-        )
+        """Return the loss and its metrics."""
+        valid = batch["valid"]
+        # No loss but the critics' may train the critics, and the target may train nothing.
+        fixed = jax.lax.stop_gradient(params)
+        noise, next_noise = _noise_of_rows(batch)
         log_alpha = policy(params, method="log_alpha")
         alpha = jnp.exp(jax.lax.stop_gradient(log_alpha))
 
-        following = policy(fixed, batch["next_obs"])[0]
-        action, logp = following.draw(then)
-        behind = (
-            policy(batch["target_params"], batch["next_obs"], action, method="critic").min(0)
-            - alpha * logp
-        )
-        target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * behind)
+        target = _soft_target(policy, fixed, alpha, next_noise, batch)
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
-        critic = jnp.sum(
-            weights_of(batch) * jnp.where(valid, (error**2).sum(0) / 2, 0.0)
-        ) / jnp.maximum(jnp.sum(valid), 1)
+        critic_loss = _weighted_mean((error**2).sum(0) / 2, batch)
 
-        action, logp = policy(params, batch["obs"])[0].draw(now)
-        actor = mean(
-            alpha * logp - policy(fixed, batch["obs"], action, method="critic").min(0), valid
-        )
+        action, logp = policy(params, batch["obs"])[0].draw(noise)
+        value = policy(fixed, batch["obs"], action, method="critic").min(0)
+        actor_loss = mean(alpha * logp - value, valid)
 
-        wanted = -float(shape[-1]) if self.target_entropy is None else self.target_entropy
+        target_entropy = self.target_entropy
+        if target_entropy is None:
+            target_entropy = -float(batch["action"].shape[-1])
         entropy = -mean(logp, valid)
-        price = log_alpha * jax.lax.stop_gradient(entropy - wanted)
-        return critic + actor + price, {
-            "loss/critic": critic,
-            "loss/actor": actor,
+        alpha_loss = log_alpha * jax.lax.stop_gradient(entropy - target_entropy)
+        return critic_loss + actor_loss + alpha_loss, {
+            "loss/critic": critic_loss,
+            "loss/actor": actor_loss,
             "entropy": entropy,
             "alpha": alpha,
             "q_mean": mean(target, valid),
             "td_error": mean(jnp.abs(error).mean(0), valid),
             "priority": jnp.abs(error).mean(0),
         }
+
+
+def _noise_of_rows(batch: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return two standard normals per action part, ``[N, d]`` each, by the random keys of rows."""
+    shape = batch["action"].shape
+    keys = jax.random.wrap_key_data(batch["seed"])
+    # Each row has its own key: what is drawn for it does not depend on how rows are split up.
+    both = jax.vmap(lambda key: jax.random.normal(key, (2, *shape[1:])))(keys)
+    noise, next_noise = jnp.moveaxis(both, 1, 0)
+    return noise, next_noise
+
+
+def _soft_target(
+    policy: Bound, params: Any, alpha: Array, noise: Array, batch: Mapping[str, Array]
+) -> Array:
+    """Return the targets ``[N]`` of both critics: the smaller of the target critics' values.
+
+    The next action is sampled from the policy, and its log-density times alpha is subtracted.
+    """
+    action, logp = policy(params, batch["next_obs"])[0].draw(noise)
+    values = policy(batch["target_params"], batch["next_obs"], action, method="critic")
+    next_value = values.min(0) - alpha * logp
+    return jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_value)

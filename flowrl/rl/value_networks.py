@@ -11,17 +11,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flowrl.errors import PolicyError
-from flowrl.rl.networks import NOT_NORMALIZED, Encoder, Images, Trunk, shows_images
+from flowrl.rl.layers import Encoder, Trunk
+from flowrl.rl.networks import NOT_NORMALIZED, Images, shows_images
 from flowrl.rl.spaces import head
 
 Array = Any
 
 
 def uniform(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """A layer of initial weights and offsets within 1 / sqrt(inputs).
+    """Return a linear layer with initial weights and offsets uniform within 1 / sqrt(inputs).
 
-    What suits policies makes action values diverge: larger weights, and where observations are near 0 also offsets of 0, for a network of
-    rectified layers without them is a cone, steep wherever it is high.
+    The initial weights that suit policies make action values diverge. They are larger, and where
+    observations are near 0 their offsets of 0 harm too: a network of rectified layers without
+    offsets is a cone, steep wherever it is high.
+
+    Args:
+        inputs: numbers that the layer reads.
+        outputs: numbers that it returns.
+        rngs: the random keys of the initial weights.
     """
 
     def within(key: Array, shape: tuple[int, ...], dtype: Any, **_: Any) -> Array:
@@ -31,19 +38,29 @@ def uniform(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
 
 
 class QNetwork(nnx.Module):
-    """A value for each of n actions, which are its action outputs; the value of an observation is the highest of them.
+    """Network of action values: its action outputs are a value for each of n actions.
 
-    Images of bytes that are large enough go through the convolutions of Mnih et al. (2015), all else through fully connected layers. Any
+    The value of an observation is the highest of them. Images of bytes that are large enough go
+    through the convolutions of Mnih et al. (2015), all else through fully connected layers. Any
     images with 3 axes go through convolutions where `channels`, `kernels` or `strides` are given.
 
     Args:
-        hidden: the widths of the fully connected layers; after convolutions there is one such layer, of the last of these widths.
+        obs_space: the environment's observation space.
+        action_space: the environment's action space, which must be one of n actions.
+        hidden: the widths of the fully connected layers; after convolutions there is one such
+            layer, of the last of these widths.
         activation: tanh, relu, silu or gelu.
-        dueling: the value of the observation and the advantages of actions apart (Wang et al. 2016, equation 9).
-        normalize: shift and scale observations by running moments (`RunningNorm`); not for images that go through convolutions.
+        dueling: compute the value of the observation and the advantages of actions separately
+            (Wang et al. 2016, equation 9).
+        normalize: shift and scale observations by running moments (`RunningNorm`); not for images
+            that go through convolutions.
         channels: the filters of each convolution; None for (32, 64, 64).
-        kernels: their sizes; None for (8, 4, 3).
-        strides: their strides; None for (4, 2, 1).
+        kernels: the sizes of the convolutions in pixels; None for (8, 4, 3).
+        strides: the strides of the convolutions in pixels; None for (4, 2, 1).
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: actions are not one of n, or `normalize` is set for images.
     """
 
     def __init__(
@@ -63,13 +80,11 @@ class QNetwork(nnx.Module):
         actions = head(action_space)
         if actions.kind != "categorical":
             raise PolicyError(
-                f"QNetwork has a value for each of n actions, not for {action_space}; take SACNetwork for actions in a Box"
+                f"QNetwork has a value for each of n actions, not for {action_space}; "
+                "take SACNetwork with SACLoss (fl.sac) for actions in a Box"
             )
-        given = {
-            k: v
-            for k, v in (("channels", channels), ("kernels", kernels), ("strides", strides))
-            if v is not None
-        }
+        convolutions = {"channels": channels, "kernels": kernels, "strides": strides}
+        given = {name: values for name, values in convolutions.items() if values is not None}
         width = hidden[-1]
         if given or shows_images(obs_space):
             if normalize:
@@ -77,34 +92,43 @@ class QNetwork(nnx.Module):
             self.encoder: nnx.Module = Images(obs_space, hidden=width, **given, rngs=rngs)
             self.trunk = None
         else:
+            # Everything but images is read by fully connected layers.
             flat = Encoder(obs_space, normalize=normalize)
-            self.encoder, self.trunk = (
-                flat,
-                Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs),
-            )
+            self.encoder = flat
+            self.trunk = Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs)
         self.advantage = uniform(width, actions.outputs, rngs=rngs)
         self.value = uniform(width, 1, rngs=rngs) if dueling else None
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """``obs [N, ...]`` to action values ``[N, n]`` and the highest of them ``[N]``."""
+        """Return action values ``[N, n]`` of ``obs [N, ...]``, and the highest of them ``[N]``."""
         x = self.encoder(obs)
         x = x if self.trunk is None else self.trunk(x)
         values = self.advantage(x)
         if self.value is not None:
+            # Without subtracting the mean, value and advantages could shift against each other.
             values = self.value(x) + values - values.mean(-1, keepdims=True)
         return values, values.max(-1)
 
 
 class SACNetwork(nnx.Module):
-    """A squashed Gaussian policy, two critics of actions in [-1, 1], and the price of entropy (Haarnoja et al. 2018b).
+    """Squashed Gaussian policy, two critics and a temperature (Haarnoja et al. 2018b).
+
+    The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy.
 
     Args:
+        obs_space: the environment's observation space.
+        action_space: the environment's action space, which must be a Box of floats.
         hidden: the widths of the layers of the policy and of each critic.
         activation: tanh, relu, silu or gelu.
-        alpha: the price at first.
+        alpha: the initial temperature.
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: actions are not in a Box.
     """
 
     squashed = True
+    """Gaussians of this policy are squashed into [-1, 1] by tanh."""
 
     def __init__(
         self,
@@ -119,34 +143,36 @@ class SACNetwork(nnx.Module):
         actions = head(action_space)
         if not actions.continuous:
             raise PolicyError(
-                f"SACNetwork is for actions in a Box, not {action_space}; take QNetwork for one of n actions"
+                f"SACNetwork is for actions in a Box, not {action_space}; "
+                "take QNetwork with DQNLoss (fl.dqn) for one of n actions"
             )
         self.encoder = Encoder(obs_space, normalize=False)
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
+        critic_inputs = self.encoder.size + actions.width
         self.critics = nnx.List(
-            [
-                Trunk(
-                    self.encoder.size + actions.width, hidden, activation, linear=uniform, rngs=rngs
-                )
-                for _ in range(2)
-            ]
+            [Trunk(critic_inputs, hidden, activation, linear=uniform, rngs=rngs) for _ in range(2)]
         )
+        # Two critics, because the smaller value of both is less of an overestimate.
         self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(2)])
+        # The logarithm is trained, so that the temperature stays above 0.
         self.price = nnx.Param(jnp.log(jnp.float32(alpha)))
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """``obs [N, ...]`` to means and log-deviations ``[N, 2 d]``, and 0 for values ``[N]``, which nothing asks for."""
+        """Return means and log-deviations ``[N, 2 d]`` of ``obs [N, ...]``, and values ``[N]``.
+
+        The values are 0, and nothing uses them: action values come from `critic`.
+        """
         mean, log_std = jnp.split(self.action(self.actor(self.encoder(obs))), 2, axis=-1)
         return jnp.concatenate([mean, jnp.clip(log_std, -20, 2)], axis=-1), jnp.zeros(obs.shape[0])
 
     def critic(self, obs: Array, action: Array) -> Array:
-        """What both critics think of actions ``[N, d]`` in [-1, 1]: ``[2, N]``."""
+        """Return the values ``[2, N]`` that both critics give to actions ``[N, d]`` in [-1, 1]."""
         x = jnp.concatenate([self.encoder(obs), action], axis=-1)
         return jnp.stack(
             [value(trunk(x))[:, 0] for trunk, value in zip(self.critics, self.values, strict=True)]
         )
 
     def log_alpha(self) -> Array:
-        """The logarithm of the price."""
+        """Return the logarithm of the temperature, a scalar."""
         return self.price[...]

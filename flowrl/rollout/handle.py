@@ -1,7 +1,8 @@
-"""What operators ask of runners of any kind."""
+"""`RunnersHandle`: the calls that operators make to runners of any kind."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from fractions import Fraction
@@ -20,91 +21,119 @@ EVALUATED = tuple(
     f"eval/{name}"
     for name in ("return_mean", "return_std", "return_min", "return_max", "cut_episodes")
 )
-"""The columns of a Row after an evaluation."""
+"""The columns that a Row has after an evaluation."""
 RECENT = 100
-"""`return_mean` and `length_mean` are means over this many of the newest episodes, as the field reports them."""
+"""The number of newest episodes over which `return_mean` and `length_mean` are means.
+
+It is the one that the field reports.
+"""
+OTHER_CHAIN = (
+    "other operators of this graph sample from the same runners with another local=...; "
+    "give each runners of its own"
+)
+"""The error where two operators ask the same runners for different work at the sampler."""
 
 
 def part_of(count: int, min_fraction: float) -> int:
-    """How many of `count` runners are so large a part, at least one."""
+    """Return how many of `count` runners make up at least this fraction of them; at least one."""
+    # The small number keeps a product such as 0.1 x 30 from being rounded up to the next integer.
     return max(1, math.ceil(min_fraction * count - 1e-9))
 
 
-def allowed_requests(max_lag: int, updates: Fraction, oldest: int, fragments: int) -> int:
-    """How many samples more may be asked for so that none is trained when it is too old.
+def allowed_requests(max_lag: int, updates: Fraction, oldest: int, rollouts: int) -> int:
+    """Return how many more rollouts may be requested so that none is trained when it is too old.
 
-    If k fragments have come or are asked for, then the last of them is trained by update number ceil(k x updates) at the latest. None of those
-    asked for must then be too old, whichever comes last.
+    If k rollouts were received or are requested, then the last of them is trained by update number
+    ceil(k x updates) at the latest. None of the requested ones must then be too old, whichever
+    comes last.
 
     Args:
-        max_lag: updates.
-        updates: to a fragment.
-        oldest: the version of the oldest weights that may still act.
-        fragments: that came or are asked for.
+        max_lag: the largest policy lag, in updates.
+        updates: updates per rollout.
+        oldest: the policy version of the oldest weights that may still act.
+        rollouts: those that were received or are requested.
     """
-    return max(0, int((max_lag + 1 + oldest) / updates) - fragments)
+    return max(0, int((max_lag + 1 + oldest) / updates) - rollouts)
 
 
 class RunnersHandle(Handle):
-    """What operators ask of runners of any kind."""
+    """The calls that operators make to runners of any kind."""
 
     site: Site
+    """The site at which the runners were opened."""
     spaces: Spaces
+    """The spaces of one environment."""
     environments: int
-    """Of all runners together."""
+    """The number of environments of all runners together."""
     shared: ClassVar[tuple[str, ...]] = ("publish", "pace", "episodes", "evaluate")
 
     @abstractmethod
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
-        """Hand new weights to the runners; every sample asked for from then on uses them.
+        """Hand new weights to the runners; every later request for a rollout uses them.
 
         Args:
             weights: arrays by name.
-            version: of the learner that they come from.
-            to: the numbers ``[B]`` of those who get them; None for all.
-            wait: until they are computed. If not, samples may be asked for with older ones in the meantime, and these are never sent
-                where newer ones are ready before they are needed.
+            version: the policy version, which is that of the learner they come from.
+            to: the numbers ``[B]`` of the runners that get them; None for all.
+            wait: whether to wait until the weights are computed. If not, requests may be made with
+                older ones in the meantime, and weights are never sent where newer ones are ready
+                before they are needed.
         """
 
-    def _published(self, weights: Weights, version: Any, wait: bool) -> None:
-        """Count and tell that weights were published."""
-        size = sum(nbytes(x) for part in weights for x in part.values())
+    def _count_published(self, weights: Weights, version: Any, wait: bool) -> None:
+        """Count that weights were published, and emit the event of it."""
+        arrays = itertools.chain.from_iterable(part.values() for part in weights)
+        size = sum(map(nbytes, arrays))
         self.site.count(publishes=1, weight_bytes=size, unawaited=not wait)
         self.site.stream.emit(WeightsSent(self.site.name, int(version), size))
 
     def pace(self, max_lag: int, updates: Fraction) -> None:
-        """From now on ask for no sample that could be more than `max_lag` updates old when it is trained.
+        """Make no further request for a rollout that could be too old when it is trained.
 
         Args:
-            max_lag: updates.
-            updates: to a fragment. Fragments are trained in the order in which they come.
+            max_lag: the largest policy lag that data may have when it is trained, in updates.
+            updates: updates per rollout. Rollouts are trained in the order in which they come.
 
         Raises:
-            GraphError: these runners can't.
+            GraphError: these runners can't pace requests.
         """
         raise GraphError(f"{type(self).__name__} can't pace requests; take on_stale='drop'")
 
     def localize(self, chain: Chain) -> None:
-        """From now on every fragment goes through these operators where it is sampled.
+        """Pass every later rollout through these operators where it is sampled.
+
+        Args:
+            chain: the operators by name.
 
         Raises:
-            GraphError: these runners can't, or do so already with others.
+            GraphError: these runners can't do that, or do so already with other operators.
         """
         raise GraphError(
-            f"{type(self).__name__} can't do work at the sampler; move it behind ParallelSample"
+            f"{type(self).__name__} can't do work at the sampler; move it after ParallelSample"
         )
 
     def may(self, min_fraction: float = 0.0) -> bool:
-        """Whether so large a part of a round (0: a fragment) may be sampled now: not before there are newer weights, if requests are paced."""
+        """Return whether a part of a round may be sampled now.
+
+        If requests are paced, it may not be before there are newer weights.
+
+        Args:
+            min_fraction: the part of the runners; 0 for one rollout.
+        """
         return True
 
     @abstractmethod
     def collect(self, min_fraction: float = 1.0) -> Batch:
-        """Ask every idle runner for a fragment with the newest weights; as soon as enough came, join them to ONE batch.
+        """Ask every idle runner for a rollout with the newest weights, and join those that come.
+
+        The batch is returned as soon as enough rollouts came. The others go on, and are in a later
+        batch, with their true policy version.
 
         Args:
-            min_fraction: of the runners, whose fragments make a batch ``[fragment, ceil(min_fraction x count) x envs]``. The others'
-                go on, and are in a later batch, with their true version.
+            min_fraction: the part of the runners whose rollouts are enough.
+
+        Returns:
+            ONE batch ``[rollout_length, ceil(min_fraction x num_runners) x envs_per_runner]``.
 
         Raises:
             EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
@@ -112,10 +141,15 @@ class RunnersHandle(Handle):
 
     @abstractmethod
     def next(self, in_flight: int = 2) -> Batch:
-        """The next fragment that is ready ``[fragment, envs]``; every runner is kept busy with requests that carry the newest weights.
+        """Return the next rollout that is ready, of one runner.
+
+        Every runner is kept busy with requests that carry the newest weights.
 
         Args:
             in_flight: requests to each runner at once.
+
+        Returns:
+            A batch ``[rollout_length, envs_per_runner]``.
 
         Raises:
             EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
@@ -123,17 +157,25 @@ class RunnersHandle(Handle):
 
     @abstractmethod
     def episodes(self) -> dict[str, Any]:
-        """What happened since the last call: ``env_steps`` (valid ones) and ``episodes``; and means over the last 100 episodes."""
+        """Return and reset the numbers of what happened since the last call.
+
+        Returns:
+            ``env_steps`` (valid ones) and ``episodes`` since the last call, and ``return_mean`` and
+            ``length_mean`` over the last 100 episodes.
+        """
 
     @abstractmethod
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
-        """Play whole episodes greedily with the newest weights; the result also comes with the next `episodes`.
+        """Play whole episodes greedily with the newest weights.
+
+        The result also comes with the next `episodes`.
 
         Args:
             episodes: how many.
             seed: of the environments, which are made for this.
-            max_steps: of an episode, which is cut after so many; its return so far then counts.
+            max_steps: after so many steps an episode is cut; its return so far then counts.
 
         Returns:
-            By the names in `EVALUATED`: the mean, standard deviation, minimum and maximum of the returns, and how many episodes were cut.
+            By the names in `EVALUATED`: the mean, standard deviation, minimum and maximum of the
+            returns, and how many episodes were cut.
         """

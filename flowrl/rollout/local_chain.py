@@ -1,4 +1,7 @@
-"""What is done with a fragment where it is sampled: the same operators as behind it, over the weights that acted."""
+"""`Local`: operators that run where rollouts are sampled, with the behaviour policy's weights.
+
+They are the same operators as those after the sampler.
+"""
 
 from __future__ import annotations
 
@@ -15,102 +18,144 @@ from flowrl.rl.policies import Network, Weights
 
 
 def sequence_columns(batch: Batch) -> dict[str, Any]:
-    """The columns that belong to the maths of a sequence: what comes behind it, and the carry before it."""
-    return {k: v for k, v in batch.columns.items() if k == "bootstrap_obs" or k.startswith("carry")}
+    """Return the columns that belong to the maths of a sequence.
+
+    They are the observations after the last rows, and the carry before the first.
+    """
+    return {
+        name: values
+        for name, values in batch.columns.items()
+        if name == "bootstrap_obs" or name.startswith("carry")
+    }
 
 
 def values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
-    """The values ``[B]`` of what comes behind the last rows of a batch.
+    """Return the values ``[B]`` of the observations after the last rows of a batch.
+
+    Args:
+        site: the site that runs the network.
+        net: the policy.
+        weights: its weights.
+        batch: ``[T, B]``.
 
     Raises:
         ContractError: the batch has lost the column bootstrap_obs.
     """
-    _whole(batch)
+    _check_bootstrap_obs(batch)
     data = {k: batch.data[k] for k in ("obs", "valid")} if net.recurrent else {}
     return site.run(net.values, weights, data, sequence_columns(batch))
 
 
 def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
-    """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind.
+    """Return the action values ``[T + 1, B, n]`` at the rows of a batch and after the last.
+
+    Args:
+        site: the site that runs the network.
+        net: the policy.
+        weights: its weights.
+        batch: ``[T, B]``.
 
     Raises:
-        ContractError: the batch has lost the column bootstrap_obs, or the policy has none.
+        ContractError: the batch has lost the column bootstrap_obs, or the policy has no action
+            values.
     """
-    _whole(batch)
+    _check_bootstrap_obs(batch)
     if net.head.kind != "categorical":
         raise ContractError(
-            f"needs action values, which {net.name} has not: its actions are no choice of one of n; take a policy such as QNetwork"
+            f"needs action values, which {net.name} has not: its actions are no choice of one of "
+            "n; take a policy such as QNetwork"
         )
-    return site.run(
-        net.action_values,
-        weights,
-        {k: batch.data[k] for k in ("obs", "valid")},
-        sequence_columns(batch),
-    )
+    data = {k: batch.data[k] for k in ("obs", "valid")}
+    return site.run(net.action_values, weights, data, sequence_columns(batch))
 
 
-def _whole(batch: Batch) -> None:
+def _check_bootstrap_obs(batch: Batch) -> None:
     if "bootstrap_obs" not in batch.columns:
         raise ContractError(
-            "needs the column bootstrap_obs, but the batch has lost it; change batches by batch.with_(...), which keeps the columns"
+            "needs the column bootstrap_obs, but the batch has lost it; change batches by "
+            "batch.with_(...), which keeps the columns"
         )
 
 
 class Acting(Handle):
-    """What a chain at the sampler has in the place of a learner: the weights that acted."""
+    """Handle that a chain at the sampler has in place of a learner's: the behaviour policy.
+
+    `state` holds the weights that the rollout was sampled with.
+
+    Args:
+        net: the policy.
+        site: the site that runs it.
+    """
 
     def __init__(self, net: Network, site: Site) -> None:
         self.network, self.site = net, site
         self.state: Weights | None = None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     def values(self, batch: Batch) -> Any:
-        """The values ``[B]`` of what comes behind the last rows of a batch, by the weights that acted."""
+        """Return the behaviour policy's values ``[B]`` after the last rows of a batch."""
         return values_of(self.site, self.network, cast("Weights", self.state), batch)
 
     def action_values(self, batch: Batch) -> Any:
-        """The action values ``[T + 1, B, n]`` at the rows of a batch and at what comes behind, by the weights that acted."""
+        """Return the behaviour policy's action values ``[T + 1, B, n]``, as `action_values_of`."""
         return action_values_of(self.site, self.network, cast("Weights", self.state), batch)
 
     def __getattr__(self, verb: str) -> Any:
         if verb.startswith("_"):
             raise AttributeError(verb)
         raise ContractError(
-            f"calls {verb}, but at the sampler there are only values and action_values, by the weights that acted; move it behind ParallelSample"
+            f"calls {verb}, but at the sampler there are only values and action_values, by the "
+            "behaviour policy; move it after ParallelSample"
         )
 
 
 class Local:
-    """A chain of operators at the sampler: one fragment in, the one that is sent out."""
+    """Runs a chain of operators at the sampler, which turns each rollout into one batch.
+
+    Args:
+        chain: the operators by name.
+        net: the behaviour policy.
+        site: the site that runs them.
+    """
 
     def __init__(self, chain: Chain, net: Network, site: Site) -> None:
         names = list(chain)
-        self.into, self.out = (
-            Channel(names[0], (), 1, "block", "fifo"),
-            Channel("", (names[-1],), 1, "block", "fifo"),
-        )
+        self.acting, self.metrics = Acting(net, site), site.metrics
+        self._input = Channel(names[0], (), 1, "block", "fifo")
+        self._output = Channel("", (names[-1],), 1, "block", "fifo")
         nodes = [
             Node(name, op, (before,) if before else ())
             for before, name, op in zip(["", *names], names, chain.values(), strict=False)
         ]
-        self.acting, self.metrics = Acting(net, site), site.metrics
-        handles = {target: self.acting for op in chain.values() for target, _ in refs(op).values()}
-        self.loop = Loop(
-            "local", nodes, handles, site, Ledger(), None, {names[0]: self.into, "": self.out}
-        )
+        # Every resource that the operators refer to is the behaviour policy here.
+        handles: dict[str, Handle] = {}
+        for op in chain.values():
+            for target, _ in refs(op).values():
+                handles[target] = self.acting
+        channels = {names[0]: self._input, "": self._output}
+        self._loop = Loop("local", nodes, handles, site, Ledger(), None, channels)
 
     def __call__(self, weights: Weights | None, batch: Batch) -> Batch:
-        """What comes of a fragment."""
+        """Return the batch that the operators make of a rollout.
+
+        Args:
+            weights: those that it was sampled with.
+            batch: the rollout.
+
+        Raises:
+            ContractError: the operators give anything but one batch.
+        """
         self.acting.state = weights
-        self.into.put("", batch)
-        self.loop.run_pass()
-        given = [item for _, item in self.out.items]
-        self.out.items.clear()
+        self._input.put("", batch)
+        self._loop.run_pass()
+        given = [item for _, item in self._output.items]
+        self._output.items.clear()
         if len(given) != 1 or not isinstance(given[0], Batch):
             got = f"{len(given)} items" if len(given) != 1 else a(given[0])
             raise ContractError(
-                f"local gave {got} for a fragment; it must give one batch for each, so move the rest behind ParallelSample"
+                f"local gave {got} for a rollout; it must give one batch for each, so move the "
+                "rest after ParallelSample"
             )
         return given[0]

@@ -1,7 +1,9 @@
-"""`Published`: weights on their way."""
+"""Published policy weights, and which of them the next request to each runner carries."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from flowrl.core.clock import WEIGHTS
@@ -10,20 +12,85 @@ from flowrl.rl.policies import Weights
 
 
 class Published:
-    """Weights on their way to the runners."""
+    """Policy weights on their way to the runners.
+
+    Args:
+        weights: arrays by name.
+        version: the policy version, which is the learner's.
+    """
 
     def __init__(self, weights: Weights, version: Any) -> None:
         self.weights = weights
         self.version = version
-        self.put: Any = None
+        self._reference: Any = None
+        """What the workers take in place of the weights; None until these were put."""
 
-    def sent(self, pool: Workers) -> Any:
-        """The weights as the workers take them: put once."""
-        if self.put is None:
+    def reference(self, pool: Workers) -> Any:
+        """Return the weights as the workers take them, after putting them on the first call."""
+        if self._reference is None:
             with WEIGHTS:
-                self.put = pool.put((self.weights, self.version))
-        return self.put
+                self._reference = pool.put((self.weights, self.version))
+        return self._reference
 
-    def there(self, pool: Workers) -> bool:
-        """Whether they can be sent without waiting."""
-        return self.put is not None or pool.ready(self.weights)
+    def is_ready(self, pool: Workers) -> bool:
+        """Return whether the weights can be sent without waiting for their computation."""
+        return self._reference is not None or pool.ready(self.weights)
+
+
+class WeightsByRunner:
+    """Keeps, by runner, the weights that its next request uses and those that it was sent last.
+
+    It has no lock of its own: callers from several threads hold one around its methods.
+
+    Args:
+        pool: the workers that the runners are.
+        count: the number of runners.
+    """
+
+    def __init__(self, pool: Workers, count: int) -> None:
+        self.newest: Published | None = None
+        """The newest weights of all; None before the first were published."""
+        self._pool = pool
+        self._selected: list[Published | None] = [None] * count
+        """By runner: the weights that its next request uses unless newer ones are ready by then."""
+        self._newer: list[deque[Published]] = [deque() for _ in range(count)]
+        """By runner: newer weights, the oldest first, which may still be being computed."""
+        self._last_sent: list[Published | None] = [None] * count
+        """By runner: the weights that it was sent last, None if it has none."""
+
+    def add(self, published: Published, runners: Iterable[int], wait: bool) -> None:
+        """Take new weights for these runners; `wait` is that of `select`."""
+        self.newest = published
+        for runner in runners:
+            self._newer[runner].append(published)
+            self.select(runner, wait)
+
+    def select(self, runner: int, wait: bool) -> Published | None:
+        """Return the weights that the next request to a runner is to use.
+
+        Args:
+            runner: its number.
+            wait: take the newest weights even if they are still being computed. If not, take the
+                newest that are ready, or the very first ones.
+
+        Returns:
+            The weights, or None if the runner was never given any.
+        """
+        newer = self._newer[runner]
+        # A runner without any weights gets the first ones even if they are still being computed.
+        while newer and (self._selected[runner] is None or wait or newer[0].is_ready(self._pool)):
+            self._selected[runner] = newer.popleft()
+        return self._selected[runner]
+
+    def reference_if_unsent(self, runner: int, wanted: Published) -> Any:
+        """Return the reference to these weights, or None if the runner was sent them last.
+
+        They count as sent to it from then on.
+        """
+        was_sent_last = self._last_sent[runner] is wanted
+        self._last_sent[runner] = wanted
+        return None if was_sent_last else wanted.reference(self._pool)
+
+    def forget_sent(self, runner: int) -> None:
+        """Send a restarted runner its weights again with the next request."""
+        self._last_sent[runner] = None

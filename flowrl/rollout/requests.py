@@ -15,7 +15,14 @@ from flowrl.graph.protocols import Future
 
 @dataclass(frozen=True)
 class Request:
-    """One call: to which worker, to which incarnation of it, the how manieth, and its result to come."""
+    """One call to a worker, and its result to come.
+
+    Args:
+        worker: the number of the worker.
+        restart_count: how often the worker had been restarted when it was called.
+        number: the index of the call among all calls, from 1 on.
+        future: the result to come.
+    """
 
     worker: int
     restart_count: int
@@ -23,12 +30,17 @@ class Request:
     future: Future
 
     def result(self) -> Any:
-        """Wait, then return it or raise what the call raised."""
+        """Wait for the result, then return it or raise what the call raised."""
         return self.future.result()
 
 
 class Late(TimeoutError):
-    """A worker let a call wait for too long."""
+    """A worker let a call wait for too long.
+
+    Args:
+        worker: the number of the worker.
+        seconds: how long the call waited.
+    """
 
     def __init__(self, worker: int, seconds: float) -> None:
         super().__init__(f"worker {worker} gave nothing for {seconds:g} s")
@@ -37,16 +49,18 @@ class Late(TimeoutError):
 
 
 class AsyncRequests:
-    """Keeps up to `in_flight` calls going to each of `count` workers and gives their results as they come, those of one worker in order.
+    """Keeps up to `in_flight` calls to each of `count` workers going, and returns their results.
 
-    Nothing polls. A result is given once, and only while the incarnation of the worker that was asked is the one at work: what a dead one
-    still sends is nobody's.
+    Results are returned as they come, those of one worker in order. Nothing polls. A result is
+    returned once, and only while the worker has not been restarted since the call: what a replaced
+    worker still sends is ignored.
 
     Args:
         submit: starts a call to a worker by its number.
-        wait: which of several futures is done, or the first to be, within so many seconds (None for any); None where none is.
-        count: workers.
-        in_flight: calls to each at once.
+        wait: returns which of several futures is done, or the first to be, within so many seconds
+            (None for any); None where none is.
+        count: the number of workers.
+        in_flight: calls to each worker at once.
 
     >>> from flowrl.core.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
@@ -66,37 +80,51 @@ class AsyncRequests:
         self.wait = wait
         self.in_flight = in_flight
         self.going: list[deque[Request]] = [deque() for _ in range(count)]
-        """By worker: the calls that have not come back, the oldest first."""
+        """By worker: the calls without a result, the oldest first."""
         self.since = [0.0] * count
-        """By worker: when it could begin with its oldest call, by `time.monotonic`."""
+        """By worker: when it could begin with its oldest call, in seconds of `time.monotonic`."""
         self.patience = [1] * count
-        """By worker: what a time-out is multiplied with. It doubles with each restart, for a new worker must start first, which takes longer on a
-        busy machine, and is 1 again after a result."""
+        """By worker: the factor by which a time-out is multiplied.
+
+        It doubles with each restart, for a new worker must start first, which takes longer on a
+        busy machine, and is 1 again after a result.
+        """
         self.restart_counts = [0] * count
+        """By worker: how often it was restarted."""
         self.last = [0] * count
         """By worker: the number of its last call."""
         self.issued = 0
+        """The number of calls so far."""
 
     def __len__(self) -> int:
-        """The calls that have not come back."""
+        """Return the number of calls that have no result yet."""
         return sum(map(len, self.going))
 
     def fill(self, most: float = math.inf) -> None:
-        """Ask every worker again that has less than `in_flight` calls, first those with the fewest; `most` calls in all."""
+        """Call every worker again that has less than `in_flight` calls.
+
+        Workers with the fewest calls come first, and of these the one that was called the longest
+        time ago.
+
+        Args:
+            most: the most calls to start.
+        """
+        remaining = most
         for level in range(self.in_flight):
             for worker in self.order():
-                if len(self.going[worker]) <= level and most > 0:
+                if len(self.going[worker]) <= level and remaining > 0:
                     self.ask(worker)
-                    most -= 1
+                    remaining -= 1
 
     def order(self) -> list[int]:
-        """The workers, first who was not asked for the longest time."""
+        """Return the workers, first the one that was called the longest time ago."""
         return sorted(range(len(self.going)), key=self.last.__getitem__)
 
     def ask(self, worker: int) -> None:
-        """Start one call."""
+        """Start one call to a worker."""
         self.issued += 1
         self.last[worker] = self.issued
+        # A worker with other calls can begin with this one only after them: see `next`.
         if not self.going[worker]:
             self.since[worker] = time.monotonic()
         with TRANSFER:
@@ -105,39 +133,53 @@ class AsyncRequests:
             )
 
     def next(self, timeout: float | None = None) -> Request:
-        """Wait for the next result. Of several that are there, that of the worker whose call is the oldest comes first.
+        """Wait for the next result.
+
+        If several results are there, the one of the worker whose call is the oldest comes first.
 
         Args:
-            timeout: seconds that a worker may take for a call, twice as many after each restart in a row; None for any.
+            timeout: seconds that a worker may take for a call, twice as many after each restart in
+                a row; None for any.
+
+        Returns:
+            The request whose result is there.
 
         Raises:
-            Late: one took longer, and no other has a result.
-            LookupError: nobody was asked.
+            Late: a worker took longer, and no other has a result.
+            LookupError: no worker has been called.
         """
         if not any(self.going):
             raise LookupError("nobody was asked; call fill() or ask(worker) first")
         oldest = sorted(
-            (going[0] for going in self.going if going), key=lambda request: request.number
+            (requests[0] for requests in self.going if requests),
+            key=lambda request: request.number,
         )
-        ends = {
-            request.worker: self.since[request.worker]
-            + (timeout or 0.0) * self.patience[request.worker]
-            for request in oldest
-        }
-        slowest = min(ends, key=ends.__getitem__)
-        left = None if timeout is None else max(0.0, ends[slowest] - time.monotonic())
+        deadlines = {request.worker: self._deadline(request.worker, timeout) for request in oldest}
+        most_urgent = min(deadlines, key=deadlines.__getitem__)
+        seconds_left = (
+            None if timeout is None else max(0.0, deadlines[most_urgent] - time.monotonic())
+        )
         with WAITING:
-            found = self.wait([request.future for request in oldest], left)
+            found = self.wait([request.future for request in oldest], seconds_left)
         if found is None:
-            raise Late(slowest, (timeout or 0.0) * self.patience[slowest])
+            raise Late(most_urgent, (timeout or 0.0) * self.patience[most_urgent])
         worker = oldest[found].worker
+        # From now on the worker can work on its next call, if there is one.
         self.since[worker] = time.monotonic()
         self.patience[worker] = 1
         return self.going[worker].popleft()
 
+    def _deadline(self, worker: int, timeout: float | None) -> float:
+        """Return when the oldest call to a worker is late, in seconds of `time.monotonic`."""
+        return self.since[worker] + (timeout or 0.0) * self.patience[worker]
+
     def replace(self, worker: int) -> list[Request]:
-        """A new incarnation of a worker is at work: the calls to the old one will never come back, and are returned."""
+        """Return the calls that are lost because a worker was restarted.
+
+        They will never have a result, and later calls go to the new worker.
+        """
         self.restart_counts[worker] += 1
         self.patience[worker] *= 2
-        lost, self.going[worker] = list(self.going[worker]), deque()
+        lost = list(self.going[worker])
+        self.going[worker] = deque()
         return lost

@@ -1,4 +1,4 @@
-"""Rewards scaled by the running deviation of returns."""
+"""`RewardScale`: rewards divided by the running deviation of returns."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class RewardScale:
-    """Divides rewards by the running deviation of discounted returns (as in Engstrom et al. 2020, section 3).
+    """Divides rewards by the running deviation of discounted returns.
 
-    Each runner keeps its own moments, of its own environments.
+    Each runner keeps its own moments, of its own environments (as in Engstrom et al. 2020,
+    section 3).
+
+    Args:
+        envs: the number of environments.
+        gamma: the discount of the returns.
     """
 
     envs: int
@@ -26,24 +31,41 @@ class RewardScale:
         self.mean, self.var, self.count = 0.0, 1.0, 1e-4
 
     def __call__(self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]) -> Array:
-        """The rewards ``[T, B]`` of a fragment, scaled by the moments that include it and the steps `skipped` behind it."""
+        """Return the rewards ``[T, B]`` of a rollout, scaled by moments that include it.
+
+        Args:
+            data: the rollout's ``reward``, ``valid``, ``terminated`` and ``truncated``, ``[T, B]``.
+            skipped: the steps taken after it, which the moments include too: environment, reward,
+                and whether an episode ended.
+        """
+        self._update(np.concatenate(self._discounted(data, skipped)))
+        scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
+        return scaled
+
+    def _discounted(
+        self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]
+    ) -> list[Array]:
+        """Return the discounted returns after each step, by row and then by skipped step."""
         seen = []
-        for reward, valid, done in zip(
-            data["reward"], data["valid"], data["terminated"] | data["truncated"], strict=True
-        ):
+        done_by_row = data["terminated"] | data["truncated"]
+        for reward, valid, done in zip(data["reward"], data["valid"], done_by_row, strict=True):
             self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
             seen.append(self.returns[valid])
             self.returns = np.where(done, 0.0, self.returns)
-        for b, reward, over in skipped:
-            self.returns[b] = self.returns[b] * self.gamma + reward
-            seen.append(self.returns[b : b + 1].copy())
-            self.returns[b] *= not over
-        x = np.concatenate(seen)
-        if len(x):
-            delta, total = x.mean() - self.mean, self.count + len(x)
-            self.var = (
-                self.var * self.count + x.var() * len(x) + delta**2 * self.count * len(x) / total
-            ) / total
-            self.mean, self.count = self.mean + delta * len(x) / total, total
-        scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
-        return scaled
+        for env, reward, over in skipped:
+            self.returns[env] = self.returns[env] * self.gamma + reward
+            seen.append(self.returns[env : env + 1].copy())
+            if over:
+                self.returns[env] = 0.0
+        return seen
+
+    def _update(self, returns: Array) -> None:
+        """Add returns ``[N]`` to the running mean, variance and count."""
+        number = len(returns)
+        if not number:
+            return
+        delta, total = returns.mean() - self.mean, self.count + number
+        # The variance between the old returns and the new ones comes on top of that within each.
+        between = delta**2 * self.count * number / total
+        self.var = (self.var * self.count + returns.var() * number + between) / total
+        self.mean, self.count = self.mean + delta * number / total, total

@@ -1,4 +1,4 @@
-"""One runner at work: a vector of environments, a copy of the weights, fragments on demand."""
+"""`Runner`: a vector of environments and a copy of the weights; samples rollouts on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from flowrl.errors import EnvironmentFailed, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
+from flowrl.rollout.counters import Counters, Skipped
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
+from flowrl.rollout.finite import all_finite, first_not_finite, not_finite_error
 from flowrl.rollout.infos import Infos
 from flowrl.rollout.local_chain import Local
 from flowrl.rollout.reward_scale import RewardScale
@@ -37,21 +39,32 @@ Array = np.ndarray[Any, Any]
 
 Act = Callable[..., Any]
 COMPILING = Lock()
-"""Held by the runner of a process that acts for the first time: what it compiles serves the others."""
+"""Held by the runner of a process that acts for the first time.
+
+What it compiles serves the other runners of the process.
+"""
 
 
-def _sent(x: Any) -> Any:
-    """As it is sent: arrays of NumPy that nobody may write to."""
+def _sendable(x: Any) -> Any:
+    """Return a value as it is sent: arrays as read-only arrays of NumPy."""
     return read_only(np.asarray(x)) if isinstance(x, jax.Array | np.ndarray) else x
 
 
-def _here(x: Any) -> jax.Array:
-    """An array on one device: a runner acts there alone, even if several share the learner's updates."""
+def _on_one_device(x: Any) -> jax.Array:
+    """Return an array on one device, where the runner acts even if several share the updates."""
     return on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
 class Runner:
-    """Samples fragments ``[fragment, envs]`` from its own environments with the weights that it was given last."""
+    """Samples rollouts from its own environments, with the weights that it was given last.
+
+    Args:
+        spec: the settings of the runners.
+        name: the name of the runners in the graph.
+        seed: the run's.
+        index: the number of this runner.
+        restart_count: how often it was restarted.
+    """
 
     def __init__(
         self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
@@ -59,25 +72,25 @@ class Runner:
         self.spec = spec
         self.index = index
         self.label = f"{name}, runner {index}"
+        self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
+        self.spaces = spec.spaces()
+        self.obs_dtype = self.spaces.obs_dtype
+        self.shape = (spec.envs_per_runner, *(self.spaces.obs.shape or ()))
+        self.env = numbers(index, spec.envs_per_runner)
+        self.seed = seed_of(seed, name, index, restart_count)
+
         self.network: Network = network(spec.policy, spec.spaces())
         self.act: Act = jitted_act(self.network, spec.explore)
-        self.draw = jitted_noise(
+        self.begin = jitted(self.network.begin, ())
+        self.make_noise = jitted_noise(
             self.network, spec.rollout_length, spec.num_runners * spec.envs_per_runner, spec.explore
         )
-        self.env = numbers(index, spec.envs_per_runner)
         self.noise: Array = np.empty(0)
-        self.begin = jitted(self.network.begin, ())
-        self.spaces = spec.spaces()
-        self.seed = seed_of(seed, name, index, restart_count)
-        self.facts = {"resource": name, "runner": index, "incarnation": restart_count}
-        self.key = jax.random.fold_in(
-            jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode())), index
-        )
-        self.key = jax.random.fold_in(self.key, restart_count) if restart_count else self.key
-        self.key = jax.random.key_data(self.key)  # typed keys cost a call of `act` a third more
-        self.shape = (spec.envs_per_runner, *(self.spaces.obs.shape or ()))
-        self.obs_dtype = self.spaces.obs_dtype
+        """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""
+        # Typed keys would cost a call of `act` a third more.
+        self.key = jax.random.key_data(_key_of(seed, name, index, restart_count))
         self.turn = 0
+        """The steps that the runner acted so far."""
         self.weights: Weights | None = None
         self.version = 0
         self.scale = (
@@ -85,16 +98,16 @@ class Runner:
             if spec.normalize_rewards
             else None
         )
-        self._started = False
         self.local: Local | None = None
         self.infos: Infos | None = None
+        self._started = False
 
     def close(self) -> None:
         """Close the environments."""
-        if "vector" in self.__dict__:  # made, be it that its first reset failed
-            self.__dict__.pop(
-                "vector"
-            ).close()  # and let go of: those of Atari games end their threads only then
+        # They may have been made even if their first reset failed. The reference to them goes too,
+        # for Atari games end their threads only then.
+        if "vector" in self.__dict__:
+            self.__dict__.pop("vector").close()
 
     @cached_property
     def vector(self) -> Any:
@@ -104,25 +117,20 @@ class Runner:
         )
 
     def _start(self) -> None:
+        """Reset the environments for the first time, and compile the policy."""
         if self._started:
             return
+        spec, envs = self.spec, self.spec.envs_per_runner
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
-        if self.spec.metrics:
-            self.infos = Infos(
-                self.spec.metrics, self.spec.envs_per_runner, env_name(self.spec.env), self.mode
-            )
+        if spec.metrics:
+            self.infos = Infos(spec.metrics, envs, env_name(spec.env), self.mode)
         self.obs = self._reset(seed=self.seed)
-        self.done = np.zeros(self.spec.envs_per_runner, bool)
+        self.done = np.zeros(envs, bool)
         self.memory = (
-            self.network.memory(self.weights, self.spec.envs_per_runner)
-            if self.weights is not None
-            else Memory()
+            self.network.memory(self.weights, envs) if self.weights is not None else Memory()
         )
-        self.sums = np.zeros((2, self.spec.envs_per_runner))
-        self.gone = np.zeros(self.spec.envs_per_runner, np.int32)
-        self.taken = np.zeros(
-            self.spec.envs_per_runner, np.int64
-        )  # of `gone` those that were steps, not resets or final observations
+        self.counters = Counters(envs)
+        # The first runner of a process compiles, and the others then find it done.
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
@@ -139,22 +147,29 @@ class Runner:
             ) from error
 
     def localize(self, chain: Chain) -> None:
-        """From now on every fragment goes through these operators before it is sent."""
+        """Pass every later rollout through these operators before it is sent."""
         self.local = Local(chain, self.network, alone(self.label, self.spec))
 
     def go_on(self, turn: int) -> None:
-        """Explore as one that has gone so many steps already: it takes the place of another."""
+        """Explore like a runner that has acted so many steps, whose place this one takes."""
         self.turn = turn
 
     def take(self, published: tuple[Weights, Any] | None) -> None:
-        """Use these weights from now on; None: go on with the ones at hand."""
+        """Use these weights from now on.
+
+        Args:
+            published: the weights and their policy version; None to go on with those at hand.
+        """
         if published is not None:
             with WEIGHTS:
-                self.weights = jax.tree.map(_here, published[0])
+                self.weights = jax.tree.map(_on_one_device, published[0])
                 self.version = int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
-        """The next fragment, acting with `published` weights if there are any.
+        """Return the next rollout ``[rollout_length, envs_per_runner]`` and its episodes.
+
+        Args:
+            published: weights to act with and their policy version; None for those at hand.
 
         Raises:
             EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
@@ -170,26 +185,29 @@ class Runner:
                     else self._fill_same_step()
                 )
         except EnvironmentFailed as error:
-            error.message = f"{self.label}: {error.message}"
-            if (within := error.facts.get("within")) is not None:
-                error.facts["env"] = int(self.env[within])
-                if isinstance(self.vector, SyncVectorEnv):
-                    error.facts["seed"] = self.seed + within
-            error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}
+            self._locate(error)
             raise
         with CONCAT:
             batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
             here().mark("gave", "")
-            return Sample(jax.tree.map(_sent, batch), self._measured(sample.episodes))
+            return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes))
+
+    def _locate(self, error: EnvironmentFailed) -> None:
+        """Add to an error whose environment failed, and how it was seeded."""
+        error.message = f"{self.label}: {error.message}"
+        if (within := error.facts.get("within")) is not None:
+            error.facts["env"] = int(self.env[within])
+            if isinstance(self.vector, SyncVectorEnv):
+                error.facts["seed"] = self.seed + within
+        error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}
 
     def _measured(self, episodes: Episodes) -> Episodes:
-        """With what the environments and the operators at the sampler told since the last fragment."""
-        told = summed(self.local.metrics.drain()) if self.local is not None else {}
-        if self.infos is None:
-            return replace(episodes, metrics=told) if told else episodes
-        return replace(
-            episodes, metrics={**told, **self.infos.tell()}, infos=tuple(self.infos.known)
-        )
+        """Add the metrics of environments and operators at the sampler since the last rollout."""
+        metrics = summed(self.local.metrics.drain()) if self.local is not None else {}
+        if self.infos is not None:
+            metrics = {**metrics, **self.infos.drain()}
+            return replace(episodes, metrics=metrics, infos=tuple(self.infos.other_keys))
+        return replace(episodes, metrics=metrics) if metrics else episodes
 
     def evaluate(
         self,
@@ -198,7 +216,14 @@ class Runner:
         seed: int,
         max_steps: int = MAX_STEPS,
     ) -> Evaluation:
-        """Play whole episodes greedily, in environments made for them."""
+        """Play whole episodes greedily, in environments made for them.
+
+        Args:
+            published: weights to act with and their policy version; None for those at hand.
+            episodes: how many.
+            seed: of the first episode.
+            max_steps: after so many steps an episode is cut.
+        """
         self.take(published)
         spec = self.spec
         with EVALUATION:
@@ -213,9 +238,10 @@ class Runner:
                 max_steps=max_steps,
             )
 
-    # -- filling a fragment
+    # -- filling a rollout
 
     def _fill_next_step(self) -> Sample:
+        """Sample from environments whose reset takes a step of its own, which is a masked row."""
         steps = self.spec.rollout_length
         data, carry = self._empty(steps), self._carry()
         obs, acts, reward, terminated, truncated, valid = (
@@ -229,78 +255,88 @@ class Runner:
             if self.network.recurrent:
                 self.memory = Memory(self.memory.carry, self.done)
                 self.done = terminated[t] | truncated[t]
+        # The row after an end is the reset, so it is no step.
         np.logical_not(terminated[:-1] | truncated[:-1], out=valid[1:])
         self.done = terminated[-1] | truncated[-1]
         return self._finish(data, self.obs.copy(), carry, [])
 
     def _fill_same_step(self) -> Sample:
-        """The other two autoreset modes, brought to NEXT_STEP: each column gets a masked row of its own for a final observation.
+        """Sample in the other two autoreset modes, and bring the rollout to that of NEXT_STEP.
 
-        A column in which more episodes end is full sooner; the steps that it then takes while others fill up are skipped.
+        Each column gets a masked row of its own for a final observation. A column in which more
+        episodes end is full sooner; the steps that it then takes while others fill up are skipped.
         """
         steps, envs = self.spec.rollout_length, self.spec.envs_per_runner
         data, carry = self._empty(steps), self._carry()
         data["valid"][:] = False
         row, last = np.zeros(envs, int), np.empty_like(self.obs)
-        skipped: list[tuple[int, float, bool]] = []
+        skipped: list[Skipped] = []
         while (row < steps).any():
             packed = self._decide()
-            open_ = np.flatnonzero(row < steps)
-            at = (row[open_], open_)
-            for name, values in (("obs", self.obs), ("packed", packed)):
-                data[name][at] = values[open_]
+            unfilled = np.flatnonzero(row < steps)
+            at = (row[unfilled], unfilled)
+            _write(data, at, obs=self.obs, packed=packed)
             data["valid"][at] = True
             obs, reward, terminated, truncated, final = self._step(packed)
-            for name, values in (
-                ("reward", reward),
-                ("terminated", terminated),
-                ("truncated", truncated),
-            ):
-                data[name][at] = values[open_]
-            full = np.flatnonzero(row >= steps)
-            skipped.extend(zip(full, reward[full], (terminated | truncated)[full], strict=True))
-            row[open_] += 1
-            last[open_] = final[open_]
-            self.obs = obs
+            _write(data, at, reward=reward, terminated=terminated, truncated=truncated)
             over = terminated | truncated
-            ended = open_[(terminated | truncated)[open_] & (row[open_] < steps)]
+            # The step of a column that was full before is in no rollout.
+            full = np.flatnonzero(row >= steps)
+            skipped.extend(zip(full, reward[full], over[full], strict=True))
+            row[unfilled] += 1
+            last[unfilled] = final[unfilled]
+            self.obs = obs
+            # A final observation gets a masked row, unless it comes after the last row.
+            ended = unfilled[over[unfilled] & (row[unfilled] < steps)]
             if len(ended):
-                at = (row[ended], ended)
-                data["obs"][at] = final[ended]
-                data["packed"][at] = self._decide_on(final, self.noise[0])[0][ended]
-                data["reward"][at], data["terminated"][at], data["truncated"][at] = (
-                    0.0,
-                    False,
-                    False,
-                )
+                self._write_final_obs(data, (row[ended], ended), final)
                 row[ended] += 1
                 last[ended] = obs[ended]
             self.memory = Memory(self.memory.carry, over) if self.network.recurrent else self.memory
         sample = self._finish(data, last, carry, skipped)
-        # An episode that ended with the last row has no masked row: its final observation is `bootstrap_obs`. Its place is counted all the
-        # same, so that a replay does not put the first observation of the next episode there.
-        self.gone += data["terminated"][-1] | data["truncated"][-1]
+        # An episode that ended with the last row has no masked row: its final observation is
+        # `bootstrap_obs`. Its place is counted all the same, so that a replay does not put the
+        # first observation of the next episode there.
+        self.counters.rows += data["terminated"][-1] | data["truncated"][-1]
         return sample
 
+    def _write_final_obs(
+        self, data: dict[str, Array], at: tuple[Array, Array], final: Array
+    ) -> None:
+        """Write masked rows with final observations, and what the policy would do there.
+
+        Args:
+            data: the rollout.
+            at: the rows and their columns.
+            final: the observations ``[B, ...]`` that the last step led to.
+        """
+        packed, _ = self._decide_on(final, self.noise[0])
+        _write(data, at, obs=final, packed=packed)
+        data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
+
     def _empty(self, steps: int) -> dict[str, Array]:
-        envs, spaces = self.spec.envs_per_runner, self.spaces
+        """Return the arrays of a rollout, which are still to be filled."""
+        rows, spaces = (steps, self.spec.envs_per_runner), self.spaces
         return {
-            "obs": np.empty((steps, envs, *(spaces.obs.shape or ())), spaces.obs_dtype),
-            "packed": np.empty((steps, envs, max(1, spaces.head.width) + 2), np.float32),
-            "reward": np.empty((steps, envs), np.float32),
-            "terminated": np.empty((steps, envs), bool),
-            "truncated": np.empty((steps, envs), bool),
-            "valid": np.empty((steps, envs), bool),
+            "obs": np.empty((*rows, *(spaces.obs.shape or ())), spaces.obs_dtype),
+            "packed": np.empty((*rows, max(1, spaces.head.width) + 2), np.float32),
+            "reward": np.empty(rows, np.float32),
+            "terminated": np.empty(rows, bool),
+            "truncated": np.empty(rows, bool),
+            "valid": np.empty(rows, bool),
         }
 
     def _carry(self) -> dict[str, Array]:
-        """The carry before the fragment's first row, as columns."""
+        """Return the carry before the rollout's first row, as columns."""
         if not self.network.recurrent:
             return {}
         return {k: np.asarray(x) for k, x in self.begin(self.weights, self.memory).items()}
 
     def _decide(self) -> Array:
-        """Act on the newest observations. Where the next ones begin an episode is the caller's to note in `memory`."""
+        """Act on the newest observations.
+
+        The caller notes in `memory` where the next ones begin an episode.
+        """
         at = self.turn % self.spec.rollout_length
         if at == 0:
             self.noise = self._noise()
@@ -311,26 +347,33 @@ class Runner:
         return packed
 
     def _noise(self) -> Array:
-        """For the next steps, as many as a fragment has."""
+        """Return the noise of the next steps, as many as a rollout has."""
         with INFERENCE:
-            return np.asarray(self.draw(self.key, np.uint32(self.turn), self.env))
+            return np.asarray(self.make_noise(self.key, np.uint32(self.turn), self.env))
 
     def _decide_on(self, obs: Array, noise: Array) -> tuple[Array, Any]:
+        """Return packed actions, log-probabilities and values, and the carry afterwards."""
         memory = (self.memory,) if self.network.recurrent else ()
         with INFERENCE:
             packed, carry = self.act(self.weights, obs, noise, *memory)
             return np.asarray(packed), carry
 
     def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Step all environments: observations to act on, rewards, flags, and the observations that the steps led to."""
+        """Step all environments.
+
+        Returns:
+            Observations to act on, rewards, flags of terminated and of truncated episodes, and the
+            observations that the steps led to.
+        """
         action = self.network.head.to_env(self.network.unpack(packed)[0])
         try:
             obs, reward, terminated, truncated, info = self.vector.step(action)
+            # Steps led to these observations, except where the vector has reset already.
             final = obs = self._checked(obs, "step")
             if self.infos is not None:
                 self.infos.note(info, terminated | truncated)
             if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
-                final = obs.copy()  # a vector may give the same array again
+                final = obs.copy()  # a vector may return the same array again
                 if self.mode is AutoresetMode.SAME_STEP:
                     for i in np.flatnonzero(ended):
                         final[i] = info["final_obs"][i]
@@ -345,131 +388,85 @@ class Runner:
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
+        """Return observations in the declared type.
+
+        Raises:
+            EnvironmentFailed: they have another shape than the space declares.
+        """
         if obs.shape != self.shape:
             raise EnvironmentFailed(
-                f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from {verb}, but its space declares "
-                f"{list(self.shape)}; mend the environment or its space"
+                f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from "
+                f"{verb}, but its space declares {list(self.shape)}; fix the environment or its "
+                "space"
             )
         checked: Array = obs.astype(self.obs_dtype, copy=False)
         return checked
 
+    @CONCAT
     def _finish(
-        self,
-        data: dict[str, Array],
-        last: Array,
-        carry: dict[str, Array],
-        skipped: list[tuple[int, float, bool]],
+        self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[Skipped]
     ) -> Sample:
-        with CONCAT:
-            return self._made(data, last, carry, skipped)
+        """Make a sample of a filled rollout, and count it.
 
-    def _made(
-        self,
-        data: dict[str, Array],
-        last: Array,
-        carry: dict[str, Array],
-        skipped: list[tuple[int, float, bool]],
-    ) -> Sample:
-        self._check_finite(data, last, skipped)
+        Args:
+            data: the arrays of the rollout, ``[T, B, ...]``.
+            last: the observations ``[B, ...]`` after it.
+            carry: the columns of the policy's carry before it.
+            skipped: the steps that were taken after it.
+
+        Raises:
+            EnvironmentFailed: an observation or a reward is not finite.
+        """
+        if not all_finite(data, last, skipped):
+            raise self._not_finite(data, last, skipped)
         action, logp, value = self.network.unpack(data.pop("packed"))
+        # A masked row has no reward and ends nothing.
         for name in ("reward", "terminated", "truncated"):
             data[name] *= data["valid"]
-        episodes = self._episodes(data, skipped)
+        # Episodes are counted with the rewards of the environment, before these are scaled.
+        episodes = self.counters.episodes(data, skipped)
         if self.scale is not None:
             data["reward"] = self.scale(data, skipped)
         if self.spec.clip_rewards is not None:
-            np.clip(
-                data["reward"], -self.spec.clip_rewards, self.spec.clip_rewards, out=data["reward"]
-            )
-        columns = {
-            "bootstrap_obs": last,
-            "version": np.full(self.spec.envs_per_runner, self.version, np.int32),
-            "producer": np.full(self.spec.envs_per_runner, self.index, np.int32),
-            "env": self.env,
-            "first": self.gone.copy(),
-            **carry,
-        }
-        self.gone += self.spec.rollout_length
-        self.taken += data["valid"].sum(axis=0)
-        for count in (self.gone, self.taken):
-            np.add.at(count, [b for b, _, _ in skipped], 1)
+            bound = self.spec.clip_rewards
+            np.clip(data["reward"], -bound, bound, out=data["reward"])
+        columns = {"bootstrap_obs": last, **self._identity(), **carry}
+        self.counters.add(data["valid"], skipped)
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
 
-    def _check_finite(
-        self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]
-    ) -> None:
-        seen = (data["reward"], data["obs"], last, np.array([reward for _, reward, _ in skipped]))
-        if not all(x.dtype.kind != "f" or np.isfinite(x).all() for x in seen):
-            raise self._not_finite(data, last, skipped)
+    def _identity(self) -> dict[str, Array]:
+        """Return the columns that say by which weights and environments a rollout came to be."""
+        envs = self.spec.envs_per_runner
+        return {
+            "version": np.full(envs, self.version, np.int32),
+            "producer": np.full(envs, self.index, np.int32),
+            "env": self.env,
+            "first": self.counters.rows.copy(),
+        }
 
     def _not_finite(
-        self, data: dict[str, Array], last: Array, skipped: list[tuple[int, float, bool]]
+        self, data: dict[str, Array], last: Array, skipped: list[Skipped]
     ) -> EnvironmentFailed:
-        """The error for the first number that is not finite: by the rows that were gone then, that of its step among them."""
-        steps, valid, over = (
-            self.spec.rollout_length,
-            data["valid"],
-            data["terminated"] | data["truncated"],
-        )
-        found: list[tuple[int, int, int, str, float]] = []
-        for i, (b, x, _) in enumerate(skipped):
-            if not np.isfinite(x):
-                found.append(
-                    (steps, int(b), [c for c, _, _ in skipped[: i + 1]].count(b), "reward", x)
-                )
-        for name, values, ahead in (
-            ("reward", data["reward"], 1),
-            ("obs", data["obs"], 0),
-            ("obs", last[None], steps),
-        ):
-            if values.dtype.kind == "f":
-                found += [
-                    (int(p[0]) + ahead, int(p[1]), 0, name, values[tuple(p)])
-                    for p in np.argwhere(~np.isfinite(values))
-                ]
-        rows, b, more, name, value = min(found, key=lambda x: (x[0], x[2]))
-        before = rows - (not more)  # the rows in which an episode may have ended before
-        ended = np.flatnonzero(over[: max(before, 0), b])
-        since = (
-            valid[ended[-1] + 1 : rows, b].sum()
-            if len(ended)
-            else self.sums[1, b] + valid[:rows, b].sum()
-        )
-        step = int(self.taken[b] + valid[:rows, b].sum() + more)
-        reset = name == "obs" and (step == 0 or not valid[rows - 1, b])
-        way = (
-            f"in a reset, after its step {step:,}"
-            if reset
-            else f"at its step {step:,} since it was made, {int(since + more):,} of an episode"
-        )
-        at = "the end" if rows == steps and name == "obs" else f"step {rows - (name == 'reward')}"
-        return EnvironmentFailed(
-            f"environment {b} of {env_name(self.spec.env)} gave a {name} that is not finite, at {at} of the fragment: {value}, {way}; it is "
-            f"environment {self.env[b]} over all runners, of a runner with the seed {self.seed}; mend it (a division by zero? an unbounded state?)",
-            what=env_name(self.spec.env),
-            within=b,
-            field=name,
-            value=str(value),
-            step=step,
-            episode_step=0 if reset else int(since + more),
-            row=int(self.gone[b] + rows + more) - 1,
+        found = first_not_finite(data, last, skipped)
+        return not_finite_error(
+            found,
+            data,
+            self.counters,
+            env_name=env_name(self.spec.env),
+            env_number=self.env[found.env],
+            seed=self.seed,
         )
 
-    def _episodes(self, data: dict[str, Array], skipped: list[tuple[int, float, bool]]) -> Episodes:
-        valid, done = data["valid"], data["terminated"] | data["truncated"]
-        sums = np.cumsum([data["reward"], valid], axis=1, dtype=np.float64)
-        base = np.zeros_like(self.sums)
-        ended = []
-        for t, b in np.argwhere(done):
-            ended.append(self.sums[:, b] + sums[:, t, b] - base[:, b])
-            self.sums[:, b] = 0
-            base[:, b] = sums[:, t, b]
-        self.sums += sums[:, -1] - base
-        for b, reward, over in skipped:
-            self.sums[:, b] += (reward, 1)
-            if over:
-                ended.append(self.sums[:, b].copy())
-                self.sums[:, b] = 0
-        returns, lengths = np.array(ended).reshape(-1, 2).T
-        return Episodes(int(valid.sum()), returns, lengths, len(skipped))
+
+def _key_of(seed: int, name: str, index: int, restart_count: int) -> jax.Array:
+    """Return the random key by which a runner acts; a restarted one gets another."""
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+    key = jax.random.fold_in(key, index)
+    return jax.random.fold_in(key, restart_count) if restart_count else key
+
+
+def _write(data: dict[str, Array], at: tuple[Array, Array], **values: Array) -> None:
+    """Write values ``[B, ...]`` into rows of a rollout, of the columns ``at[1]`` alone."""
+    for name, of_all in values.items():
+        data[name][at] = of_all[at[1]]

@@ -1,4 +1,4 @@
-"""`RunnerTwin`: a runner in the abstract trace."""
+"""`RunnerStub`: the shape-only stub of a runner, for the abstract trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 class RunnerStub:
-    """A runner in the abstract trace: the same methods, giving shapes."""
+    """Shape-only stub of a runner: the same methods, which return shapes in place of arrays.
+
+    Args:
+        spec: the settings of the runners.
+        site: the site of the abstract trace.
+        index: the number of this runner.
+        restart_count: how often it was restarted.
+    """
 
     def __init__(self, spec: Runners, site: Site, index: int, restart_count: int = 0) -> None:
         self.spec = spec
@@ -34,11 +41,11 @@ class RunnerStub:
         self.local: Local | None = None
 
     def localize(self, chain: Chain) -> None:
-        """From now on every fragment goes through these operators."""
+        """Pass every later rollout through these operators."""
         self.local = Local(chain, network(self.spec.policy, self.spec.spaces()), self.site)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def evaluate(
         self,
@@ -47,54 +54,54 @@ class RunnerStub:
         seed: int,
         max_steps: int = MAX_STEPS,
     ) -> Evaluation:
-        """Episodes without a step."""
+        """Return episodes without a step."""
         self._take(published)
         return Evaluation.empty(episodes, max_steps)
 
     def _take(self, published: tuple[Weights, Any] | None) -> None:
+        """Use these weights from now on, if there are any."""
         if published is not None:
             self.weights, self.version = published[0], int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
-        """A fragment of shapes; its version and producer are known even here."""
+        """Return a rollout of shapes; its policy version and producer are known even here."""
         self._take(published)
+        batch = Batch(self._data(), self._columns())
+        metrics = {column(key): Summed() for key in self.spec.metrics}
+        episodes = Episodes(0, np.zeros(0), np.zeros(0), metrics=metrics)
+        return Sample(batch if self.local is None else self.local(self.weights, batch), episodes)
+
+    def _data(self) -> dict[str, Any]:
+        """Return the shapes of a rollout's data."""
         spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
         rows, obs = (self.spec.rollout_length, self.spec.envs_per_runner), spaces.obs.shape or ()
         width = (net.head.width,) if net.head.width else ()
-
-        def of(dtype: Any, *shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
-
-        data = {
-            "obs": of(spaces.obs_dtype, *rows, *obs),
-            "reward": of(np.float32, *rows),
-            "terminated": of(bool, *rows),
-            "truncated": of(bool, *rows),
-            "valid": of(bool, *rows),
-            "action": of(net.action_dtype, *rows, *width),
-            "logp": of(np.float32, *rows),
-            "value": of(np.float32, *rows),
+        return {
+            "obs": _shape(spaces.obs_dtype, *rows, *obs),
+            "reward": _shape(np.float32, *rows),
+            "terminated": _shape(bool, *rows),
+            "truncated": _shape(bool, *rows),
+            "valid": _shape(bool, *rows),
+            "action": _shape(net.action_dtype, *rows, *width),
+            "logp": _shape(np.float32, *rows),
+            "value": _shape(np.float32, *rows),
         }
-        columns = {
-            "bootstrap_obs": of(spaces.obs_dtype, self.spec.envs_per_runner, *obs),
-            "version": np.full(self.spec.envs_per_runner, self.version, np.int32),
-            "producer": np.full(self.spec.envs_per_runner, self.index, np.int32),
-            "env": numbers(self.index, self.spec.envs_per_runner),
-            "first": of(np.int32, self.spec.envs_per_runner),
+
+    def _columns(self) -> dict[str, Any]:
+        """Return a rollout's columns, some by their values and the others by their shapes."""
+        spaces, envs = self.spec.spaces(), self.spec.envs_per_runner
+        return {
+            "bootstrap_obs": _shape(spaces.obs_dtype, envs, *(spaces.obs.shape or ())),
+            "version": np.full(envs, self.version, np.int32),
+            "producer": np.full(envs, self.index, np.int32),
+            "env": numbers(self.index, envs),
+            "first": _shape(np.int32, envs),
             **self._carry,
         }
-        metrics = {column(key): Summed() for key in self.spec.metrics}
-        sample = Sample(
-            Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0), metrics=metrics)
-        )
-        return (
-            sample
-            if self.local is None
-            else Sample(self.local(self.weights, sample.batch), sample.episodes)
-        )
 
     @cached_property
     def _carry(self) -> dict[str, Array]:
+        """The shapes of the columns of the policy's carry."""
         net = network(self.spec.policy, self.spec.spaces())
 
         def begin() -> dict[str, Array]:
@@ -103,3 +110,8 @@ class RunnerStub:
 
         found: dict[str, Array] = jax.eval_shape(begin)
         return found
+
+
+def _shape(dtype: Any, *shape: int) -> Any:
+    """Return what stands for an array in the abstract trace."""
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype))

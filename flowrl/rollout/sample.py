@@ -1,4 +1,4 @@
-"""What a runner gives, and the numbers by which its environments are known and seeded."""
+"""What a runner returns, and the numbers by which its environments are known and seeded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ Array = np.ndarray[Any, Any]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Episodes:
-    """What happened beside the data: valid steps, steps that were taken but not given, the episodes that ended, and what was measured."""
+    """What happened in the environments while a rollout was sampled.
+
+    Args:
+        env_steps: the rollout's valid rows, which are steps.
+        returns: ``[episodes]``, of the episodes that ended.
+        lengths: ``[episodes]``, of the same, in steps.
+        skipped: steps that were taken and are in no rollout.
+        metrics: what environments and operators at the sampler measured, by column.
+        infos: the keys of `info` that came while one that is wanted did not.
+    """
 
     env_steps: int
     returns: Array
@@ -26,36 +35,35 @@ class Episodes:
     skipped: int = 0
     metrics: dict[str, Summed] = field(default_factory=dict)
     infos: tuple[str, ...] = ()
-    """Keys of `info` that came, where one that is wanted did not."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sample:
-    """A fragment and its episodes."""
+    """A rollout and its episodes."""
 
     batch: Batch
     episodes: Episodes
 
 
 def numbers(runner: int, envs: int) -> Array:
-    """Those of a runner's environments, counted over all runners."""
+    """Return the numbers ``int32[envs]`` of a runner's environments, counted over all runners."""
     return np.arange(runner * envs, (runner + 1) * envs, dtype=np.int32)
 
 
 def seed_of(seed: int, name: str, runner: int, restart_count: int = 0) -> int:
-    """What a runner's environments are seeded with: Gymnasium resets number i of its vector with this + i.
+    """Return the seed of a runner's environments.
+
+    Gymnasium resets number i of its vector with this seed + i.
 
     Args:
         seed: the run's.
         name: of the runners.
         runner: its index.
-        restart_count: how often it was restarted; it then goes other ways than those that led to its end.
+        restart_count: how often it was restarted; it then takes other paths than those that led
+            to its end.
     """
     again = [restart_count] if restart_count else []
-    return int(
-        np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again]).generate_state(1)[
-            0
-        ]
-        >> 1
-    )
+    sequence = np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again])
+    # The seed has 31 bits.
+    return int(sequence.generate_state(1)[0] >> 1)

@@ -1,4 +1,4 @@
-"""What gathers with the samples until a Row tells of it."""
+"""`EpisodeStatistics`: what runners report between two Rows."""
 
 from __future__ import annotations
 
@@ -19,48 +19,64 @@ from flowrl.rollout.sample import Episodes
 
 
 class EpisodeStatistics:
-    """Episodes, evaluations, restarts and metrics of runners. Any stage may ask, so all of it is under a lock."""
+    """Gathers episodes, evaluations, restarts and metrics of runners until a Row reports them.
+
+    Any stage may call it, so all of it is under a lock.
+
+    Args:
+        site: the site of the runners, which gets metrics and warnings.
+        keys: the keys of `info` that are metrics.
+    """
 
     def __init__(self, site: Site, keys: tuple[str, ...]) -> None:
         self.site = site
-        self.keys = dict.fromkeys(keys)
-        """Those of `info` that are waited for and did not come yet."""
-        self.known: dict[str, None] = {}
-        """Those that came in their place."""
+        self.missing_keys = dict.fromkeys(keys)
+        """The keys of `info` that are wanted and never came yet."""
+        self.other_keys: dict[str, None] = {}
+        """The keys of `info` that came while a wanted one was missing."""
         self.evaluated: dict[str, float] = {}
+        """The last evaluation, until it is reported."""
         self.restarted: dict[str, int] = {}
-        """Restarts, and steps that were asked for and never came, if there were any."""
+        """Restarts, and requested steps that were lost by them; empty before the first restart."""
         self._lock = Lock()
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._since = {"env_steps": 0, "episodes": 0}
+        """The returns and lengths of the newest episodes."""
+        self._since_last = {"env_steps": 0, "episodes": 0}
+        """The counts since `drain` was called last."""
 
     def note(self, episodes: Episodes) -> None:
-        """Take what came with a sample."""
+        """Add what came with a sample."""
         with self._lock:
-            self._since["env_steps"] += episodes.env_steps + episodes.skipped
-            self._since["episodes"] += len(episodes.returns)
+            self._since_last["env_steps"] += episodes.env_steps + episodes.skipped
+            self._since_last["episodes"] += len(episodes.returns)
             self._recent.extend(
                 zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True)
             )
-            if self.keys:
-                self.keys = {
-                    key: None for key in self.keys if not episodes.metrics[column(key)].number
+            if self.missing_keys:
+                self.missing_keys = {
+                    key: None
+                    for key in self.missing_keys
+                    if not episodes.metrics[column(key)].number
                 }
-                self.known.update(dict.fromkeys(episodes.infos))
+                self.other_keys.update(dict.fromkeys(episodes.infos))
         if episodes.metrics:
             self.site.metrics.merge(episodes.metrics, self.site.name)
 
     def restart(self, steps: int) -> None:
-        """A runner was started anew, and so many steps were lost."""
+        """Count that a runner was restarted, by which so many steps were lost."""
         with self._lock:
-            old = self.restarted
+            before = self.restarted
             self.restarted = {
-                "restarts": old.get("restarts", 0) + 1,
-                "lost_steps": old.get("lost_steps", 0) + steps,
+                "restarts": before.get("restarts", 0) + 1,
+                "lost_steps": before.get("lost_steps", 0) + steps,
             }
 
     def evaluate(self, parts: list[Evaluation]) -> dict[str, float]:
-        """Take what runners evaluated; the next Row reports it."""
+        """Join what runners evaluated, and keep it for the next Row.
+
+        Returns:
+            Numbers by the names in `EVALUATED`; NaN where all runners were lost.
+        """
         found = Evaluation.join(parts) if parts else None
         numbers = (
             (found.mean(), found.std(), found.min(), found.max(), float(found.cut.sum()))
@@ -70,31 +86,34 @@ class EpisodeStatistics:
         self.evaluated = dict(zip(EVALUATED, numbers, strict=True))
         return self.evaluated
 
-    def tell(self) -> dict[str, Any]:
-        """All that gathered since the last time."""
+    def drain(self) -> dict[str, Any]:
+        """Return all that gathered since the last call, and start gathering again.
+
+        The means stay those of the newest `RECENT` episodes, and restarts are counted from the
+        start of the run.
+        """
         with self._lock:
-            since, self._since = self._since, {"env_steps": 0, "episodes": 0}
+            since_last, self._since_last = self._since_last, {"env_steps": 0, "episodes": 0}
             returns, lengths = (
                 zip(*self._recent, strict=True) if self._recent else ((math.nan,), (math.nan,))
             )
-            told, self.evaluated = {**self.evaluated, **self.restarted}, {}
+            extra = {**self.evaluated, **self.restarted}
+            self.evaluated = {}
+        # A key that has not come after a whole episode is likely misspelled.
         if self._recent:
-            self.complain()
+            self.warn_of_missing_keys()
         return {
-            **since,
+            **since_last,
             "return_mean": float(np.mean(returns)),
             "length_mean": float(np.mean(lengths)),
-            **told,
+            **extra,
         }
 
-    def complain(self) -> None:
+    def warn_of_missing_keys(self) -> None:
         """Warn once of keys that never came, though whole episodes did or the run is over."""
         with self._lock:
-            missing, self.keys = self.keys, {}
+            missing, self.missing_keys = self.missing_keys, {}
         for key in missing:
-            what = unknown("key", key, self.known).removeprefix("unknown ")
-            self.site.stream.emit(
-                Warned(
-                    f"{self.site.name}: metrics: no step's info ever had the {what}; {column(key)} is NaN"
-                )
-            )
+            what = unknown("key", key, self.other_keys).removeprefix("unknown ")
+            text = f"no step's info ever had the {what}; {column(key)} is NaN"
+            self.site.stream.emit(Warned(f"{self.site.name}: metrics: {text}"))

@@ -1,1 +1,1 @@
-"""WHERE a graph runs: in this process, or on Ray."""
+"""The runtimes, which say where a graph runs: in this process, on Ray, or as one XLA program."""

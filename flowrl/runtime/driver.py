@@ -1,17 +1,21 @@
-"""What a process elsewhere gets of the driver before any of a user's code runs in it."""
+"""What a process of ours gets from the driver before any of a user's code runs in it."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.abc import ExecutionLoader
 from pathlib import Path
 from typing import Any, cast
@@ -26,81 +30,119 @@ from flowrl.errors import FlowrlError, SettingError, raised
 
 
 def for_worker(value: Any, what: str) -> bytes:
-    """Pickle something for one of our own processes, which reads it by `from_driver`.
+    """Pickle a value for one of our own processes, which reads it by `from_driver`.
+
+    Args:
+        value: any value.
+        what: what to call it in an error.
 
     Raises:
-        SettingError: it can't be, and why.
+        SettingError: it can't be pickled, and why.
     """
     try:
         return cast("bytes", cloudpickle.dumps(value))
     except Exception as error:
         raise SettingError(
-            f"{what} can't be sent to another process: {error}; make what it holds and can't be pickled (a lock, an open file) where it is used"
+            f"{what} can't be sent to another process: {error}; make what it holds and can't be "
+            "pickled (a lock, an open file) where it is used"
         ) from error
 
 
 def from_driver(code: bytes) -> Any:
-    """What our own driver pickled, in whose name Ray runs this process. Ray would unpickle it too, but no run may start while it imports."""
+    """Read what our own driver pickled, on whose behalf Ray runs this process.
+
+    Ray would unpickle it too, but no run may start while modules are being imported.
+    """
     with importing("a Ray worker"):
         return cloudpickle.loads(code)
 
 
-# -- what the driver's process has and a new one lacks ---------------------------------------------------------------
+@cache
+def compilation_cache() -> dict[str, Any]:
+    """Return environment variables by which workers share what JAX compiled.
+
+    What one worker compiled serves the others of its machine, those of later runs too.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder:
+        folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
+    }
+
+
+# -- what the driver's process has and a new one lacks ---------------------------------------------
 
 
 @dataclass(frozen=True)
 class DriverContext:
-    """What only the driver's process would have: where it imports from, what it imported on request, and the environments registered in it."""
+    """What only the driver's process would have.
+
+    This is where it imports from, what it imported on request, and the environments registered
+    in it.
+    """
 
     path: tuple[str, ...] = ()
-    """The driver's `sys.path`, absolute, for a process elsewhere works in another directory."""
+    """The driver's `sys.path`, absolute, for a remote process works in another directory."""
     imports: tuple[Imported, ...] = ()
     registered: Mapping[str, bytes] = field(default_factory=dict)
-    """By id: the pickled `EnvSpec` of every registered environment, one by one: what one of them lacks must not keep the others from working."""
+    """By id: the pickled `EnvSpec` of each registered environment. They are pickled one by one:
+    what one of them lacks must not keep the others from working."""
     wrappers: Mapping[str, bytes] = field(default_factory=dict)
-    """By ``module:name``: those that such specs name, of modules that no other process can import."""
+    """By ``module:name``: the pickled wrappers that such specs name, of modules that no other
+    process can import."""
 
     def enter(self, variables: Mapping[str, Any] | None = None) -> None:
-        """Make this process ready for the driver's code: it imports as the driver does, and knows the same environments.
+        """Make this process ready for the driver's code.
 
-        What is printed here goes to the driver's standard error: standard output is for what a driver writes itself, such as rows in JSON.
+        It then imports as the driver does, and knows the same environments. What is printed here
+        goes to the driver's standard error: standard output is for what a driver writes itself,
+        such as rows in JSON.
 
         Args:
-            variables: environment variables, which JAX, imported by now, gets too. Ray could set them, but not in the processes that it has
-                ready: it would start others, by way of a process that makes them ready.
+            variables: environment variables, which JAX, imported by now, gets too. Ray could set
+                them, but not in the processes that it has ready: it would start others, by way of a
+                process that makes them ready.
 
         Raises:
             ModuleNotFoundError: this node has no module of such a name among `imports`.
         """
         sys.path.extend(p for p in self.path if p not in sys.path)
         sys.stdout = sys.stderr
-        for name, value in (variables or {}).items():
-            os.environ[name] = str(value)
-            if name.startswith("JAX_"):
-                jax.config.update(name.lower(), value)
-        # Another process may be writing what this one reads: JAX then compiles it itself, and says so.
+        _set_variables(variables or {})
+        # Another process may be writing what this one reads: JAX then compiles it here, and warns.
         warnings.filterwarnings(
             "ignore", "Error reading persistent compilation cache entry", UserWarning
         )
         for module in self.imports:
             module.enter()
-        # What the driver has registered counts, so it comes after the imports and after all that reading it imports, which register the same ids.
-        # A module that is only imported when an environment is made registers them once more, of which Gymnasium would warn in every process.
+        # What the driver has registered counts, so it comes after the imports and after all that
+        # reading it imports, which register the same ids. A module that is only imported when an
+        # environment is made registers them once more, of which Gymnasium would warn in every
+        # process.
         gym.registry.update({name: _spec(name, code) for name, code in self.registered.items()})
         warnings.filterwarnings(
             "ignore", ".*Overriding environment .* already in registry", UserWarning
         )
         for path, code in self.wrappers.items():
             module_name, _, name = path.partition(":")
-            setattr(
-                sys.modules.setdefault(module_name, types.ModuleType(module_name)),
-                name,
-                _read(code),
-            )
+            home = sys.modules.setdefault(module_name, types.ModuleType(module_name))
+            setattr(home, name, _read(code))
+
+
+def _set_variables(variables: Mapping[str, Any]) -> None:
+    for name, value in variables.items():
+        os.environ[name] = str(value)
+        # JAX read its variables when it was imported.
+        if name.startswith("JAX_"):
+            jax.config.update(name.lower(), value)
 
 
 def context(imports: Sequence[str] = ()) -> DriverContext:
-    """What other processes need of this one, as it is now.
+    """Return what other processes need of this one, as it is now.
 
     Args:
         imports: modules by name, or files by path, that each of them imports first.
@@ -124,19 +166,22 @@ def context(imports: Sequence[str] = ()) -> DriverContext:
     )
 
 
-# -- imports ---------------------------------------------------------------------------------------------------------
+# -- imports ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A module that each process imports. One that is a file's comes with its text, for another node may not have the file."""
+    """A module that each process imports.
+
+    One that is a file's comes with its text, for another node may not have the file.
+    """
 
     name: str
     file: str = ""
     text: str = ""
 
     def enter(self) -> None:
-        """Import it here.
+        """Import the module in this process.
 
         Raises:
             SettingError: another file of that name was imported before.
@@ -145,7 +190,8 @@ class Imported:
             other = getattr(sys.modules[self.name], "__file__", None)
             if self.file and other != self.file:
                 raise SettingError(
-                    f"imports: {self.file} can't be imported, for another {self.name} ({other}) was before it; give the file another name"
+                    f"imports: {self.file} can't be imported, for another {self.name} ({other}) "
+                    "was before it; give the file another name"
                 )
             return
         with importing("a Ray worker"):
@@ -161,21 +207,22 @@ class Imported:
 
 
 class _Text(ExecutionLoader):
-    """Imports a module from its text."""
+    """Loads a module from its text."""
 
     def __init__(self, module: Imported) -> None:
         self.module = module
 
     def get_source(self, fullname: str) -> str:
-        """Its text."""
+        """Return the module's text."""
         return self.module.text
 
     def get_filename(self, fullname: str) -> str:
-        """Where the driver has it."""
+        """Return where the driver has the module."""
         return self.module.file
 
 
 def _imported(name: str) -> Imported:
+    """Return a module by its name, or by the path of its file."""
     if not name.endswith(".py"):
         return Imported(name)
     file = Path(name).resolve()
@@ -185,22 +232,28 @@ def _imported(name: str) -> Imported:
         raise SettingError(f"imports: {name} can't be read: {error.strerror}") from None
 
 
-# -- registered environments -----------------------------------------------------------------------------------------
+# -- registered environments -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """In place of what makes an environment: raises why there is none here. Only who makes that environment sees it."""
+    """Stands for what makes an environment, and raises why there is none in this process.
+
+    Only code that makes that environment sees the error.
+    """
 
     error: Exception
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Raise it."""
+        """Raise the error."""
         raise self.error
 
 
 def _sent(spec: EnvSpec) -> bytes:
-    """A spec for another process, in which it has what makes the environment by value if no other process could import it."""
+    """Pickle a spec for another process.
+
+    What makes the environment is in it by value if no other process could import it.
+    """
     entries = {
         name: _by_value(getattr(spec, name)) for name in ("entry_point", "vector_entry_point")
     }
@@ -211,7 +264,7 @@ def _sent(spec: EnvSpec) -> bytes:
 
 
 def _spec(name: str, code: bytes) -> EnvSpec:
-    """The spec that the driver sent. One that can't be read here says why when its environment is made."""
+    """Read a spec from the driver. One that can't be read raises when its environment is made."""
     try:
         return cast("EnvSpec", from_driver(code))
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
@@ -219,7 +272,7 @@ def _spec(name: str, code: bytes) -> EnvSpec:
 
 
 def _wrapper(path: str, found: Any) -> bytes:
-    """A wrapper for another process; or what says there why it can't be had, to who makes an environment with it."""
+    """Pickle a wrapper for another process. One that can't be pickled raises when used there."""
     try:
         return for_worker(found, path)
     except SettingError as error:
@@ -227,7 +280,7 @@ def _wrapper(path: str, found: Any) -> bytes:
 
 
 def _read(code: bytes) -> Any:
-    """A wrapper that the driver sent."""
+    """Read a wrapper from the driver. One that can't be read raises when it is used."""
     try:
         return from_driver(code)
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
@@ -235,24 +288,30 @@ def _read(code: bytes) -> Any:
 
 
 def _by_value(entry: Any) -> Any:
+    """Return an entry point by value, if it is the name of one that only this process has."""
     found = _of_this_process(entry) if isinstance(entry, str) else None
     return entry if found is None else found
 
 
 def _of_this_process(path: str) -> Any:
-    """What ``module:name`` leads to in the driver's script, or in a file that is no package's; None for what other processes can import."""
+    """Return what ``module:name`` names in the driver's script, or in a file that is no package's.
+
+    It is None for what other processes can import.
+    """
     module, _, name = path.partition(":")
     if module != "__main__" and module not in cloudpickle.list_registry_pickle_by_value():
         return None
     return getattr(sys.modules.get(module), name, None)
 
 
-# -- what a node lacks -----------------------------------------------------------------------------------------------
+# -- what a node lacks -----------------------------------------------------------------------------
 
 
 @contextmanager
 def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
-    """Name this node where it lacks a module. That is no fault of a worker, which would be started again: the run has to end.
+    """Name this node in the error where it lacks a module.
+
+    That is no fault of a worker, which would be started again: the run has to end.
 
     Args:
         problem: what is wrong with this process from its beginning, as `problem_of` found.
@@ -276,9 +335,14 @@ def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
 
 
 def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
-    """Make this process ready for the driver's code, and return what goes wrong, for every call to raise.
+    """Make this process ready for the driver's code.
 
-    An actor that raised it while it is made would be one whose process ended, and would be started again, in vain.
+    Args:
+        begin: makes it ready.
+
+    Returns:
+        What went wrong, for every call to raise. If an actor raised it while it is made, it would
+        count as one whose process ended, and would be started again, in vain.
     """
     try:
         with on_this_node():
@@ -293,7 +357,7 @@ def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
 
 
 def missing(error: BaseException | None) -> str | None:
-    """The module whose absence an error came of, if it did."""
+    """Return the module whose absence an error came of; None if it came of something else."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return error.name
@@ -302,19 +366,23 @@ def missing(error: BaseException | None) -> str | None:
 
 
 def way_out(module: str) -> str:
-    """What to do where another node lacks a module, which depends on where this process has it."""
+    """Return what to do where another node lacks a module.
+
+    It depends on where this process has the module.
+    """
     folder = _folder(module.partition(".")[0])
     if folder is None or "site-packages" in folder.parts or folder == Path(os.__file__).parent:
         return "install it there, as the packages of every node must be those of this one"
     shown = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
     return (
-        f"here it is in the folder {folder}. Let Ray copy that to every node: fl.RayRuntime(init={{'runtime_env': {{'working_dir': '{shown}'}}}}), "
+        f"here it is in the folder {folder}. Let Ray copy that to every node: "
+        f"fl.RayRuntime(init={{'runtime_env': {{'working_dir': '{shown}'}}}}), "
         f"or --working-dir {shown} on the command line; or install it there"
     )
 
 
 def _folder(package: str) -> Path | None:
-    """The folder on `sys.path` that a package or module is in, if it is a file's."""
+    """Return the folder on `sys.path` that a package or module is in, if it is a file's."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

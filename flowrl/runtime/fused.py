@@ -1,49 +1,50 @@
-"""A graph as programs: rounds of its stages traced with everything inline, and what they go on from as one carry."""
+"""A graph as programs: rounds of its stages traced inline, with one carry of all their arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from flowrl.core.compiled import check_pure
 from flowrl.core.items import Tally
-from flowrl.core.metrics import Metered
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Unit
-from flowrl.graph.protocols import Handle
-from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import Trace, Tracer, is_counter
-from flowrl.graph.versions import Clocks, Newest, is_version, later
+from flowrl.graph.trace import Trace, Tracer
+from flowrl.graph.versions import Newest, later
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
-from flowrl.runtime.members import Values, substituted
+from flowrl.runtime.inline import ProgramPlace
+from flowrl.runtime.state import State, Structure, differing, strong
 
 Array = Any
 UNROLLED = 64
-"""Rounds that a program may spell out one by one: the time to compile it grows with them."""
+"""Rounds that a program may unroll: the time to compile it grows with them."""
 
 
 @dataclass(frozen=True)
-class Rhythm:
-    """In rounds of the stages, how a graph repeats itself."""
+class Periodicity:
+    """How a graph repeats itself, in rounds of its stages."""
 
     warmup: int
-    """Rounds before the first that ends in a state which recurs with a Row."""
+    """Rounds before the first one that ends in a state which recurs with a Row."""
     period: int
-    """Rounds from there to the next."""
-    beat: int
-    """Rounds in which all but the clock's own state repeats itself: of these a period is made."""
+    """Rounds from there to the next such state."""
+    unit: int
+    """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
+    itself. A period consists of whole units."""
 
 
-class Beats(Tracer):
-    """An abstract trace that notes what is static between rounds, but for the clock."""
+class UnitTracer(Tracer):
+    """An abstract trace that records the static state after each round.
+
+    The state of the reporting operator is left out.
+    """
 
     counters = False
 
@@ -52,264 +53,70 @@ class Beats(Tracer):
         self.seen: list[Any] = []
 
     def between(self, schedule: Schedule) -> None:
-        """Note it."""
+        """Record the static state between two rounds."""
         self.seen.append(self.signature(schedule, clock=False))
 
 
-def rhythm(graph: Graph, found: Trace) -> Rhythm | None:
-    """The rhythm of a graph whose trace found a steady period; None if there is none."""
+def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
+    """Return how a graph repeats itself.
+
+    Args:
+        graph: the graph.
+        found: what its abstract trace found.
+
+    Returns:
+        The periodicity, or None where there is no steady period.
+    """
+    # A faulty graph, one with steps that were not traced, or one without Rows has no period.
     if found.problems or found.opaque or not found.rows:
         return None
-    tracer = Beats(graph, found)
-    again, seen = tracer.run(), tracer.seen
-    if not again.exact:
+    tracer = UnitTracer(graph, found)
+    traced, seen = tracer.run(), tracer.seen
+    if not traced.exact:
         return None
-    end = again.passes
-    period = end - again.warmup_rounds
-    beat = next(
+    end = traced.passes
+    period = end - traced.warmup_rounds
+    # The smallest divisor of the period after which the same state is seen again.
+    unit = next(
         n
         for n in range(1, period + 1)
         if period % n == 0 and (n == period or seen[-1 - n] == seen[-1])
     )
-    return Rhythm(again.warmup_rounds, period, beat)
-
-
-class Unmetered(Metered):
-    """Nothing is measured in a program."""
-
-    def add(self, name: str, value: Any, by: str = "") -> None:
-        """Refuse.
-
-        Raises:
-            GraphError: with the way out.
-        """
-        raise GraphError(
-            f"tells the metric '{name}' by ctx.metric, which a program can't; let the loss return it among its metrics"
-        )
-
-
-class InlineSite(HereSite):
-    """Functions on tracers, inline."""
-
-    def __init__(self, place: Place, name: str, seed: int) -> None:
-        super().__init__(place, name, seed)
-        self.swept = Values()
-        """What each of many runs has another value of."""
-
-    def run(
-        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
-    ) -> Any:
-        """Call it. Where a program is being traced what it does becomes part of that; if not, it is compiled by itself."""
-        if not (cast("ProgramPlace", self.place).tracing or self.swept):
-            return super().run(fn, *args, **static)
-        check_pure(fn)
-        if self.swept:
-            static = {name: substituted(value, self.swept) for name, value in static.items()}
-            if (owner := getattr(fn, "__self__", None)) is not None:
-                fn = getattr(substituted(owner, self.swept), fn.__name__)
-        return fn(*args, **static)
-
-    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
-        """Where only the program knows, what the resource holds becomes what it would be, or stays."""
-        if not isinstance(due, jax.core.Tracer):
-            super().when(due, handle, call)
-            return
-        counts = counted(self.place.ledger)
-        before, form = jax.tree.flatten(handle.state)
-
-        def holding(arrays: dict[int, Array]) -> Any:
-            return jax.tree.unflatten(form, [arrays.get(i, x) for i, x in enumerate(before)])
-
-        def changed(arrays: dict[int, Array]) -> dict[int, Array]:
-            handle.state = holding(arrays)
-            call()
-            after, other = jax.tree.flatten(handle.state)
-            if str(other) != str(form):
-                raise GraphError(
-                    f"what {self.name or 'a verb'} holds takes another form when it is due"
-                )
-            return {i: after[i] for i in arrays}
-
-        arrays = {i: x for i, x in enumerate(before) if isinstance(x, jax.Array)}
-        handle.state = holding(jax.lax.cond(due, changed, lambda arrays: arrays, arrays))
-        back_to(self.place.ledger, counts)
-
-    @property
-    def devices(self) -> int:
-        """One for many runs at once, which are themselves split over the devices; else all."""
-        return 1 if cast("ProgramPlace", self.place).many else super().devices
-
-    @property
-    def metrics(self) -> Metered:
-        """None."""
-        return Unmetered()
-
-    def key(self, *folds: int | str) -> Any:
-        """A key of the run's own seed, which many runs have one each of."""
-        self.seed = cast("ProgramPlace", self.place).seed
-        return super().key(*folds)
-
-    def workers(
-        self,
-        count: int,
-        make: Callable[[int, int], Any],
-        stub: Callable[[int, int], Any],
-        near: bool = False,
-    ) -> Any:
-        """Refuse them.
-
-        Raises:
-            GraphError: with the way out.
-        """
-        raise GraphError(
-            "its environment is no part of a program; take one written in JAX, such as gymnax:CartPole-v1"
-        )
-
-    def seconds(self) -> float:
-        """Refuse.
-
-        Raises:
-            GraphError: with the way out.
-        """
-        raise GraphError("looks at the clock, which a program can't; count items or steps")
-
-
-@dataclass(frozen=True)
-class Form:
-    """What is static about the state of a graph at work. Versions count by their age."""
-
-    tree: Any
-    static: tuple[tuple[Any, ...], ...]
-    """By leaf, of which kind it is, and: learner and age of a version; the value of what else is no array of JAX; shape and type of an array."""
-
-
-class ProgramPlace(Place):
-    """Resources that are opened within a program."""
-
-    site: InlineSite
-    tracing = False
-    """Whether a program is being traced."""
-    many = False
-    """Whether it is of many runs at once."""
-    seed: Array = 0
-
-    @contextmanager
-    def traced(self) -> Iterator[None]:
-        """Meanwhile what runs becomes part of a program."""
-        before, self.tracing = self.tracing, True
-        try:
-            yield
-        finally:
-            self.tracing = before
-
-    def open(self) -> dict[str, Handle]:
-        """None yet; `begin` opens them."""
-        return self.handles
-
-    def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
-        """Open them, by a seed and values of what is swept that may be tracers."""
-        self.handles.clear()
-        self.seed = jnp.asarray(seed)  # part of the carry: one program then serves every seed
-        self.site.swept.update(swept)
-        super().open()
-
-
-class State:
-    """The state of a graph at work, its operators', resources' and queues': taken apart and put together."""
-
-    def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
-        self.place = place
-        self.schedule = schedule
-        self.clocks = Clocks(graph, place.handles)
-
-    def _tree(self) -> Any:
-        handles = {name: handle.state for name, handle in self.place.handles.items()}
-        queues = {name: list(channel.items) for name, channel in self.schedule.channels.items()}
-        return (
-            [loop.states for loop in self.schedule.loops],
-            handles,
-            queues,
-            dict(self.place.site.swept),
-            self.place.seed,
-        )
-
-    def shared_out(self) -> list[bool]:
-        """By array: whether its first axis is one of environments, which may be split over devices."""
-        paths = [
-            path
-            for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0]
-            if isinstance(x, jax.Array) or is_counter(path, x)
-        ]
-        parts = [
-            tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3])
-            for path in paths
-        ]
-        return [
-            part[0] == 1 and part[2] in self.place.handles[str(part[1])].spread for part in parts
-        ]
-
-    def get(self) -> tuple[list[Array], Form, Newest]:
-        """The arrays, what is static, and the newest versions."""
-        paths, tree = jax.tree_util.tree_flatten_with_path(self._tree())
-        newest = self.clocks.newest(paths)
-        arrays: list[Array] = []
-        static: list[tuple[Any, ...]] = []
-        for path, x in paths:
-            if is_counter(path, x):
-                x = jnp.asarray(x)  # noqa: PLW2901
-            if is_version(path, x):
-                learner = self.clocks.of(path)
-                static.append(("age", learner, _value(newest[learner] - np.asarray(x))))
-            elif isinstance(x, jax.Array):
-                arrays.append(x)
-                static.append(("array", x.shape, str(x.dtype)))
-            else:
-                static.append(("value", _value(x)))
-        return arrays, Form(tree, tuple(static)), newest
-
-    def put(self, arrays: Sequence[Array], form: Form, newest: Newest) -> None:
-        """Take up where another one was."""
-        left = iter(arrays)
-        leaves = []
-        for kind, *value in form.static:
-            if kind == "array":
-                leaves.append(next(left))
-            elif kind == "value":
-                leaves.append(_back(value[0]))
-            else:
-                learner, age = value
-                leaves.append((newest.get(learner, 0) - _back(age)).astype(np.int32)[()])
-        loops, handles, channels, swept, self.place.seed = jax.tree.unflatten(form.tree, leaves)
-        self.place.site.swept.update(swept)
-        for loop, states in zip(self.schedule.loops, loops, strict=True):
-            loop.states = states
-        for name, state in handles.items():
-            self.place.handles[name].state = state
-        for name, items in channels.items():
-            self.schedule.channels[name].items.clear()
-            self.schedule.channels[name].items.extend(items)
-
-
-def _value(x: Any) -> Any:
-    return (x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray | np.generic) else x
-
-
-def _back(value: Any) -> Any:
-    if not (isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], bytes)):
-        return value
-    return np.frombuffer(value[2], value[0]).reshape(value[1])[()]
+    return Periodicity(traced.warmup_rounds, period, unit)
 
 
 @dataclass
 class Segment:
-    """A part of a run as a function of arrays, and what is static about it, which is known once it was traced."""
+    """A part of a run as a function of arrays, and what tracing it once found to be static."""
 
     run: Callable[[list[Array]], tuple[list[Array], list[Tally]]]
-    after: Form
+    after: Structure
+    """The structure of the state afterwards."""
     updates: Newest
-    """By which the newest version of each learner rises."""
+    """By learner: how many updates it makes."""
     counts: Counts
+    """What the nodes count."""
     rows: int
+    """How many Rows close."""
+
+
+class _Start(NamedTuple):
+    """The state in which repeating units begin, without its arrays."""
+
+    structure: Structure
+    newest: Newest
+    reporting: Any
+    """The state of the reporting operator."""
+    counts: Counts
+
+
+class _UnitFacts(NamedTuple):
+    """What tracing one repeating unit found to be static."""
+
+    updates: Newest
+    sources: list[Any]
+    """The nodes from which items reached the reporting operator, in order."""
+    counts: Counts
 
 
 class Tracing:
@@ -319,148 +126,149 @@ class Tracing:
         self.place = place
         self.schedule = schedule
         self.state = State(graph, place, schedule)
-        self.clock: Unit = next(
+        self.reporting: Unit = next(
             unit for loop in schedule.loops for unit in loop.units.values() if unit.op.reports
         )
-        self.loop = next(loop for loop in schedule.loops if self.clock.name in loop.units)
+        self.loop = next(loop for loop in schedule.loops if self.reporting.name in loop.units)
 
     def rounds(self, count: int) -> list[Tally]:
-        """So many rounds, one after another."""
+        """Run `count` rounds, one after another, and return what closed."""
         return [tally for _ in range(count) for tally in self.schedule.round()]
 
-    def beats(self, count: int, rounds: int) -> list[Tally]:
-        """So many times so many rounds as one scan, and only then the clock over all that reached it.
+    def units(self, count: int, rounds: int) -> list[Tally]:
+        """Run `count` repeating units of `rounds` rounds each as one scan, and return what closed.
+
+        Only then does the reporting operator take all items that reached it.
 
         Raises:
-            Uneven: the clock closes a row before the last of it.
+            Uneven: the reporting operator closes a row before the last item.
+            GraphError: the graph does not repeat itself in a program.
         """
         if count == 1:
             return self.rounds(rounds)
-        if self.clock.behind or self.clock.outlets:
+        # Nodes after the reporting operator would have to run within the scan.
+        if self.reporting.downstream or self.reporting.outlets:
             raise Uneven
-        arrays, form, newest = self.state.get()
-        clock_before = self.clock.state
+        ledger = self.place.ledger
+        arrays, structure, newest = self.state.get()
+        start = _Start(structure, newest, self.reporting.state, counted(ledger))
+        facts: list[_UnitFacts] = []
+        unit = partial(self._unit, rounds, start, facts)
+        arrays, items = jax.lax.scan(unit, strong(arrays), None, length=count)
+        one = facts[-1]
+        # The unit was traced once; it counts as often as it runs.
+        back_to(ledger, start.counts)
+        add(ledger, one.counts, count)
+        self.state.put(arrays, structure, later(newest, one.updates, count))
+        self.reporting.state = start.reporting
+        return self._report(count, one.sources, items)
+
+    def _unit(
+        self,
+        rounds: int,
+        start: _Start,
+        facts: list[_UnitFacts],
+        arrays: list[Array],
+        _: None,
+    ) -> tuple[list[Array], list[Any]]:
+        """Run one repeating unit: the body of the scan.
+
+        Returns:
+            The arrays of the state, and the items that reached the reporting operator. What is
+            static is appended to `facts`.
+        """
+        ledger = self.place.ledger
+        back_to(ledger, start.counts)
+        self.state.put(arrays, start.structure, start.newest)
+        # What the reporting operator holds is no part of the unit: it takes the items only later.
+        self.reporting.state = None
+        received: list[tuple[Any, Any]] = []
+        with self._collected(received):
+            self.rounds(rounds)
+        self.reporting.state = start.reporting
+        after, structure, newest = self.state.get()
+        # A scan needs a carry of the same structure after each unit.
+        if structure != start.structure:
+            raise GraphError(
+                f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; "
+                f"{differing(start.structure, structure)}"
+            )
+        facts.append(
+            _UnitFacts(
+                later(newest, start.newest, -1),
+                [source for source, _ in received],
+                since(start.counts, counted(ledger)),
+            )
+        )
+        return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in received]
+
+    def _report(self, count: int, sources: list[Any], items: list[Any]) -> list[Tally]:
+        """Give the reporting operator the items of all units, in order, and return what closed."""
         rows: list[Tally] = []
-        ledger, before = self.place.ledger, counted(self.place.ledger)
-        seen: list[Any] = []
-
-        def beat(arrays: list[Array], _: None) -> tuple[list[Array], list[Any]]:
-            back_to(ledger, before)
-            self.state.put(arrays, form, newest)
-            self.clock.state = None
-            items: list[tuple[Any, Any]] = []
-            with self._collected(items):
-                self.rounds(rounds)
-            self.clock.state = clock_before
-            after, again, now = self.state.get()
-            if again != form:
-                raise GraphError(
-                    f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; {differing(form, again)}"
-                )
-            seen[:] = [
-                later(now, newest, -1),
-                [source for source, _ in items],
-                since(before, counted(ledger)),
-            ]
-            return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in items]
-
-        arrays, items = jax.lax.scan(beat, strong(arrays), None, length=count)
-        risen, sources, counts = seen
-        back_to(ledger, before)
-        add(ledger, counts, count)
-        self.state.put(arrays, form, later(newest, risen, count))
-        self.clock.state = clock_before
         for i in range(count):
             for source, item in zip(sources, items, strict=True):
+                # This row would report resources as they are after all units, not its own.
                 if rows:
                     raise Uneven
-                self.loop.enter(self.clock, jax.tree.map(lambda x, i=i: x[i], item), source, rows)
+                of_unit = jax.tree.map(lambda x, i=i: x[i], item)
+                self.loop.enter(self.reporting, of_unit, source, rows)
         return rows
 
     @contextmanager
     def _collected(self, items: list[tuple[Any, Any]]) -> Iterator[None]:
-        """Meanwhile what reaches the clock is only noted."""
-        step = self.clock.step
+        """Collect in `items` what reaches the reporting operator, in place of its step."""
+        step = self.reporting.step
 
         def note(state: Any, item: Any, ctx: Any) -> Iterator[Any]:  # noqa: ARG001
             items.append((ctx.source, item))
             yield from ()
 
-        self.clock.step = note
+        self.reporting.step = note
         try:
             yield
         finally:
-            self.clock.step = step
+            self.reporting.step = step
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Tracing leaves nothing behind: neither counts nor tracers."""
-        before, (arrays, form, newest) = counted(self.place.ledger), self.state.get()
+        """Restore counts and state afterwards, so that tracing leaves no tracers in them."""
+        before, (arrays, structure, newest) = counted(self.place.ledger), self.state.get()
         try:
             yield
         finally:
             back_to(self.place.ledger, before)
-            self.state.put(arrays, form, newest)
+            self.state.put(arrays, structure, newest)
 
     def segment(
-        self, form: Form, arrays: Sequence[Array], work: Callable[[], list[Tally]]
+        self, structure: Structure, arrays: Sequence[Array], work: Callable[[], list[Tally]]
     ) -> Segment:
-        """Some work from a state on, traced once to see what becomes of it."""
+        """Trace some work once and return it as a function of arrays.
+
+        Args:
+            structure: what is static about the state from which the work starts.
+            arrays: the arrays of that state, of which only shapes and dtypes are used.
+            work: runs rounds, and returns what closed.
+        """
         ledger, before = self.place.ledger, counted(self.place.ledger)
-        seen: list[Any] = []
+        facts: list[Any] = []
 
         def run(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
             back_to(ledger, before)
-            self.state.put(arrays, form, {})
+            # Versions start at 0, so that those found afterwards are the numbers of updates.
+            self.state.put(arrays, structure, {})
             with self.place.traced():
                 rows = work()
-            after, again, newest = self.state.get()
-            seen[:] = [again, newest, since(before, counted(ledger)), len(rows)]
+            after, structure_after, updates = self.state.get()
+            facts[:] = [structure_after, updates, since(before, counted(ledger)), len(rows)]
             return strong(after), jax.tree.map(jnp.asarray, rows)
 
+        # Nothing is computed: this only fills `facts`.
         jax.eval_shape(run, list(arrays))
-        return Segment(run, *seen)
+        return Segment(run, *facts)
 
 
 class Uneven(GraphError):
-    """A row closes within a beat."""
+    """A row closes within a repeating unit."""
 
     def __init__(self) -> None:
-        super().__init__("a row closes within a beat")
-
-
-def strong(arrays: Sequence[Array]) -> list[Array]:
-    """Arrays of no weak type, as a loop carries them."""
-    return [
-        jax.lax.convert_element_type(x, x.dtype)
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        else x
-        for x in arrays
-    ]
-
-
-def differing(a: Form, b: Form) -> str:
-    """Say where the state of a graph became another one, of two that are not equal."""
-    if a.tree != b.tree:
-        return "what its operators hold has another form"
-    at = next(i for i, (x, y) in enumerate(zip(a.static, b.static, strict=True)) if x != y)
-    path = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(a.tree, range(len(a.static))))[
-        0
-    ][at][0]
-    # First come the operators' states, by stage and node, and then those of resources and queues, by name.
-    name, rest = (path[2], path[3:]) if path[0].idx == 0 else (path[1], path[2:])
-    was, became = (_leaf(form.static[at]) for form in (a, b))
-    way = (
-        "; an array in a state is one of JAX from the beginning, such as jnp.zeros(3)"
-        if a.static[at][0] != b.static[at][0]
-        else ""
-    )
-    return f"{name.key}{jax.tree_util.keystr(rest)} was {was} and became {became}{way}"
-
-
-def _leaf(static: tuple[Any, ...]) -> str:
-    kind, fact = static[:2]
-    facts = (
-        fact[:2] if kind == "value" and isinstance(fact, tuple) else [fact]
-    )  # of an array of NumPy type and shape, but not its bytes
-    return " ".join(map(str, [kind, *facts]))
+        super().__init__("a row closes within a repeating unit")

@@ -1,4 +1,4 @@
-"""What runs in an actor that workers share: each of them in a thread of its own."""
+"""What runs in an actor that several workers share, each of them in a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Slot:
         self.clock.move(perf_counter() - began, "waiting", "start")
         self.restart_count = -1
         self.idle = time.time()
+        """When its last call ended, in seconds since 1970."""
         self.worker: Any = None
 
 
@@ -33,24 +34,40 @@ class Host:
     def __init__(
         self, make: bytes, context: DriverContext, mine: Sequence[int], variables: Mapping[str, Any]
     ) -> None:
+        """Make this process ready for its workers, which are made with their first calls.
+
+        Args:
+            make: a function, pickled, that makes a worker by its index and restart count.
+            context: what the driver's process has and this one needs.
+            mine: the indices of the workers in this process.
+            variables: environment variables to set.
+        """
         began = perf_counter()
 
         def begin() -> None:
             context.enter(variables)
-            jax.config.update(
-                "jax_cpu_enable_async_dispatch", False
-            )  # an act is over sooner than another thread takes it up
-            self.make = from_driver(make)  # which may need what the context brings
+            # Acting takes less time than another thread needs to take it up.
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
+            # Reading it may need what the context brings.
+            self.make = from_driver(make)
 
         self.problem = problem_of(begin)
         self.slots = {index: Slot(began) for index in mine}
 
-    def call(self, index: int, restart_count: int, asked: float, method: str, *args: Any) -> Any:
-        """Call a method of an incarnation of a worker, as it was asked to at a time."""
+    def call(self, index: int, restart_count: int, sent_at: float, method: str, *args: Any) -> Any:
+        """Call a method of a worker.
+
+        Args:
+            index: of the worker.
+            restart_count: how often it was restarted; at a new count the worker is made again.
+            sent_at: when the driver sent the call, in seconds since 1970.
+            method: the method's name.
+            args: its arguments.
+        """
         slot, now = self.slots[index], time.time()
-        slot.clock.move(
-            min(max(now - max(asked, slot.idle), 0.0), now - slot.idle), "waiting", "transfer"
-        )  # it was on its way meanwhile
+        # While the call was on its way the worker did not wait for work, but for its transfer.
+        on_its_way = max(now - max(sent_at, slot.idle), 0.0)
+        slot.clock.move(min(on_its_way, now - slot.idle), "waiting", "transfer")
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
                 if slot.restart_count != restart_count:
@@ -61,13 +78,14 @@ class Host:
             slot.idle = time.time()
 
     def _renew(self, slot: Slot, index: int, restart_count: int) -> None:
+        """Make a worker in the place of the one that there was."""
         if slot.worker is not None:
             with suppress(Exception):
                 slot.worker.close()
         slot.worker, slot.restart_count = self.make(index, restart_count), restart_count
 
-    def call_apart(self, *args: Any) -> tuple[Any, Packed]:
-        """The same, with what is large apart from the rest."""
+    def call_packed(self, *args: Any) -> tuple[Any, Packed]:
+        """Call a method as `call` does; return its result without large arrays, and these."""
         tree, arrays = dig(self.call(*args), 2)
         return tree, Packed(arrays)
 
@@ -77,5 +95,5 @@ class Host:
             self.slots[index].worker.close()
 
     def spent(self) -> Mapping[int, Reading]:
-        """By worker: its seconds by kind of work."""
+        """Return, by worker, its seconds by kind of work."""
         return {index: slot.clock.reading() for index, slot in self.slots.items()}

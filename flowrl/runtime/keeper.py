@@ -1,4 +1,4 @@
-"""What runs in an actor that a resource or a stage has of its own: functions, and what they give as long as it is needed."""
+"""What runs in a process of a resource or stage: functions, and the arrays they return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from flowrl.runtime.driver import DriverContext, from_driver, on_this_node, prob
 
 @dataclass(frozen=True)
 class At:
-    """In a message: an array that is kept there under a number, or (below 0) that comes with the message."""
+    """In a message: the address of an array.
+
+    Args:
+        number: from 0, under which the keeper has the array; below 0, ``~number`` is the index
+            among the packed arrays that come with the message.
+        leaf: its index among the arrays there.
+    """
 
     number: int
     leaf: int
@@ -26,7 +32,7 @@ class At:
 
 @dataclass(frozen=True)
 class Joint:
-    """In a message: arrays to be joined."""
+    """In a message: arrays that are to be joined along an axis."""
 
     parts: tuple[Any, ...]
     axis: int
@@ -34,7 +40,13 @@ class Joint:
 
 @dataclass(frozen=True)
 class Hole:
-    """In an answer: where an array stood that stays."""
+    """In a reply: the place of an array that stays in the keeper's process or the object store.
+
+    Args:
+        leaf: its index among these arrays.
+        shape: of the array.
+        dtype: of the array.
+    """
 
     leaf: int
     shape: tuple[int, ...]
@@ -42,7 +54,15 @@ class Hole:
 
 
 def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
-    """A tree whose arrays of at least so many axes are holes; and these arrays."""
+    """Take the arrays out of a tree.
+
+    Args:
+        tree: a pytree.
+        least: arrays of fewer axes stay in it.
+
+    Returns:
+        The tree with holes in the place of the arrays, and the arrays.
+    """
     arrays: list[Any] = []
 
     def hole(x: Any) -> Any:
@@ -55,7 +75,7 @@ def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
 
 
 class Keeper:
-    """There: runs functions, and keeps what they give until it is told that nobody needs it any more."""
+    """Runs functions in its process, and keeps the arrays they return while they are needed."""
 
     def __init__(self, context: DriverContext) -> None:
         began = perf_counter()
@@ -75,7 +95,17 @@ class Keeper:
         code: bytes | None,
         *sent: Packed,
     ) -> None:
-        """Run a compiled function and keep its arrays."""
+        """Run a compiled function and keep its arrays.
+
+        Args:
+            number: under which to keep them.
+            dropped: numbers under which nothing needs to be kept any more.
+            leaves: the arguments, or their addresses.
+            program: the function's number.
+            code: the function, pickled, with its first call.
+            sent: packed arrays to which addresses refer.
+        """
+        # Waiting for the arrays here lets an error of theirs be kept, and raised, in their place.
         self._keep(
             number,
             dropped,
@@ -87,45 +117,67 @@ class Keeper:
     def call(
         self, number: int, dropped: Sequence[int], leaves: Sequence[Any], code: bytes, *sent: Packed
     ) -> Any:
-        """Call a user's function, and keep the arrays of what it returns. The rest is returned."""
-        rest = None
+        """Call a user's function and keep the arrays of its result.
+
+        Args:
+            number: under which to keep them.
+            dropped: numbers under which nothing needs to be kept any more.
+            leaves: the arguments, or their addresses.
+            code: the function, pickled.
+            sent: packed arrays to which addresses refer.
+
+        Returns:
+            The result with holes in the place of its arrays.
+        """
+        result = None
 
         def call() -> list[Any]:
-            nonlocal rest
+            nonlocal result
             fn, tree = from_driver(code)
-            rest, arrays = dig(
-                fn(*jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent)))
-            )
+            args = jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent))
+            result, arrays = dig(fn(*args))
             return arrays
 
         self._keep(number, dropped, call)
-        return rest
+        return result
 
     def make(self, dropped: Sequence[int], tree: Any, *sent: Packed) -> Any:
-        """A tree with arrays in the place of their addresses; packed, if it is a list."""
+        """Return a tree with arrays in the place of their addresses; packed, if it is a list.
+
+        Args:
+            dropped: numbers under which nothing needs to be kept any more.
+            tree: a pytree of addresses and values.
+            sent: packed arrays to which addresses refer.
+        """
         with By(self.clock), TRANSFER:
-            leaves, form = jax.tree.flatten(tree)
+            leaves, structure = jax.tree.flatten(tree)
+            # Arrays leave the process as NumPy's.
             arrays = [
                 np.asarray(x) if isinstance(x, jax.Array) else x
                 for x in self._resolved(leaves, sent)
             ]
             self._drop(dropped)
-            return Packed(arrays) if isinstance(tree, list) else jax.tree.unflatten(form, arrays)
+            if isinstance(tree, list):
+                return Packed(arrays)
+            return jax.tree.unflatten(structure, arrays)
 
     def devices(self) -> int:
-        """How many devices this process has."""
+        """Return how many devices this process has."""
         return jax.local_device_count()
 
     def spent(self) -> Reading:
-        """The seconds of this process by kind of work."""
+        """Return the seconds of this process by kind of work."""
         return self.clock.reading()
 
     def _keep(self, number: int, dropped: Sequence[int], make: Callable[[], list[Any]]) -> None:
+        """Keep what `make` returns, or the error that it raises."""
         with By(self.clock), UPDATE:
             try:
+                # What was wrong from the beginning is raised by each call.
                 with on_this_node(self.problem):
                     self.kept[number] = make()
             except Exception as error:
+                # Functions of these arrays that were submitted already raise it as well.
                 self.kept[number] = error
                 raise
             finally:
@@ -136,14 +188,17 @@ class Keeper:
             self.kept.pop(number, None)
 
     def _program(self, number: int, code: bytes | None) -> Callable[..., Any]:
+        """Return a compiled function of leaves by its number; `code` comes with its first call."""
         if code is not None:
+            # The tree holds the numbers of the leaves: only its structure matters.
             fn, donate, static, tree = from_driver(code)
-            form, run = jax.tree.structure(tree), jitted(fn, donate, *static)
-            self.programs[number] = lambda *leaves: run(*jax.tree.unflatten(form, leaves))
+            structure, run = jax.tree.structure(tree), jitted(fn, donate, *static)
+            self.programs[number] = lambda *leaves: run(*jax.tree.unflatten(structure, leaves))
         program: Callable[..., Any] = self.programs[number]
         return program
 
     def _resolved(self, leaves: Sequence[Any], sent: Sequence[Packed]) -> list[Any]:
+        """Return the leaves with arrays in the place of their addresses."""
         return [self._resolve(x, sent) for x in leaves]
 
     def _resolve(self, x: Any, sent: Sequence[Packed]) -> Any:
@@ -152,6 +207,7 @@ class Keeper:
                 return np.concatenate([self._resolve(part, sent) for part in x.parts], x.axis)
         if not isinstance(x, At):
             return x
+        # Numbers below 0 are for arrays that came with the message.
         arrays = self.kept[x.number] if x.number >= 0 else sent[~x.number]
         if isinstance(arrays, Exception):
             raise arrays

@@ -1,4 +1,4 @@
-"""`LocalRuntime`: everything in this process and thread, where pdb works."""
+"""`LocalRuntime`: runs everything in this process and thread, where pdb works."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ class LocalRuntime:
     """One plain loop in one thread of this process.
 
     Args:
-        schedule: of the stages of a graph with queues: ``lockstep``, in which each takes a turn a round, if it can; or ``random``, drawn
-            from the run's seed, so that what may happen side by side can be tried out.
+        schedule: the order of the stages of a graph with queues: ``lockstep``, in which each stage
+            takes one turn a round, if it can; or ``random``, in which a stage is picked by the
+            run's seed, so that what may happen side by side can be tried out.
+
+    Raises:
+        SettingError: `schedule` is neither of these.
     """
 
     schedule: Literal["lockstep", "random"] = "lockstep"
@@ -32,7 +36,8 @@ class LocalRuntime:
             raise SettingError(f"schedule must be lockstep or random, got {self.schedule!r}")
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
-        """Open the graph's resources here."""
+        """Open the graph's resources in this process."""
+        # A generator of its own: picking a stage takes no random numbers from anything else.
         rng = np.random.default_rng(seed)
         pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
         graph = plan.graph

@@ -1,4 +1,4 @@
-"""Many runs at once, as one program: seeds, and settings of which each has its own value."""
+"""Many runs at once, as one program: their seeds, and settings of which each has its own value."""
 
 from __future__ import annotations
 
@@ -9,45 +9,50 @@ from typing import Any, Self
 
 import numpy as np
 
+from flowrl.core.curves import Curves
 from flowrl.core.items import Row, Tally
 from flowrl.errors import EnvironmentFailed, NotFinite, SettingError, unknown
 from flowrl.graph.graph import Graph
-from flowrl.observe.curves import Curves
-from flowrl.runtime.base import RowMaker
+from flowrl.runtime.rows import RowMaker
 
 Array = Any
 
 
 class Sweep:
-    """Settings of which many runs at once have different values, every one with every other.
+    """Settings of which many runs at once have different values, in every combination.
 
     >>> Sweep(lr=[1e-3, 3e-4], gamma=[0.98, 0.99])
     Sweep(lr=[0.001, 0.0003], gamma=[0.98, 0.99])
 
     Args:
-        settings: by name, numbers. ``lr`` stands for every setting of the graph called so; ``**{"learner.loss.clip_ratio": [0.1, 0.2]}`` for that one.
+        settings: by name, lists of numbers. ``lr`` stands for every setting of the graph with that
+            name; ``**{"learner.loss.clip_ratio": [0.1, 0.2]}`` for that one.
 
     Raises:
         SettingError: no numbers are given for a setting.
     """
 
     def __init__(self, **settings: Sequence[float]) -> None:
-        self.settings = {name: tuple(float(x) for x in values) for name, values in settings.items()}
+        self.settings = {name: tuple(map(float, values)) for name, values in settings.items()}
         for name, values in self.settings.items():
             if not values:
                 raise SettingError(f"{name} has no values; give a list of numbers")
 
     def __repr__(self) -> str:
-        return f"Sweep({', '.join(f'{name}={list(values)}' for name, values in self.settings.items())})"
+        settings = [f"{name}={list(values)}" for name, values in self.settings.items()]
+        return f"Sweep({', '.join(settings)})"
 
 
 class Swept(float):
-    """In a graph: a number that each of many runs has another value of. Where it is no part of a program it is the first one's."""
+    """A number in a graph of which each of many runs has its own value.
+
+    Where it is no part of a program it is the first run's.
+    """
 
     name: str
 
     def __new__(cls, name: str, value: float) -> Self:
-        """Of a name, with the first run's value."""
+        """Make one with its name in the sweep and the first run's value."""
         made = super().__new__(cls, value)
         made.name = name
         return made
@@ -60,7 +65,7 @@ class Swept(float):
 
 
 class Values(dict[str, Array]):
-    """What is swept, by name, and which of it was read."""
+    """The values of what is swept, by name; `read` holds the names that were looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +77,14 @@ class Values(dict[str, Array]):
 
 
 def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
-    """A value with numbers in the place of what is swept, within frozen dataclasses and tuples too."""
+    """Return a value with the values of what is swept in its place.
+
+    Frozen dataclasses and tuples are searched too.
+
+    Args:
+        value: any value.
+        swept: by name of what is swept: its value.
+    """
     if isinstance(value, Swept):
         return swept[value.name]
     if isinstance(value, tuple) and any(isinstance(x, Swept) for x in value):
@@ -81,8 +93,10 @@ def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
         return value
     old = {f.name: getattr(value, f.name) for f in fields(value)}
     new = {name: substituted(x, swept) for name, x in old.items()}
+    # Most values hold nothing that is swept: they stay the same object.
     if all(new[name] is old[name] for name in old):
         return value
+    # The constructor would check the values, which are tracers now.
     made = object.__new__(type(value))
     made.__dict__.update(new)
     return made
@@ -90,18 +104,24 @@ def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
 
 @dataclass(frozen=True)
 class Members:
-    """Which runs there are."""
+    """The runs that go on at once."""
 
     seeds: tuple[int, ...]
-    """Of each of them."""
+    """By run: its seed."""
     values: tuple[dict[str, float], ...]
-    """Of each of them: what is swept."""
+    """By run: the values of what is swept."""
     many: bool
-    """Whether they are more than the one of a run without seeds and a sweep."""
+    """Whether they are mapped; a run without `seeds` and without a sweep is not."""
 
     @staticmethod
     def of(seed: int, seeds: int | None, sweep: Sweep | None) -> Members:
-        """`seeds` runs from `seed` on, of every combination of a sweep's settings."""
+        """Return one run for each seed and combination of a sweep's settings.
+
+        Args:
+            seed: the first seed.
+            seeds: how many consecutive seeds each combination has; None for one.
+            sweep: the settings and their values.
+        """
         settings = sweep.settings if sweep else {}
         grid = [
             dict(zip(settings, values, strict=True))
@@ -116,54 +136,63 @@ class Members:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many runs there are."""
         return len(self.seeds)
 
     def inputs(self) -> tuple[Array, dict[str, Array]]:
-        """Seeds and values as a program takes them: ``[count]`` each, or of the only one."""
+        """Return seeds and swept values as a program takes them.
+
+        Each is an array ``[count]``; of a run that is not mapped there is only its seed, a scalar.
+        """
         seeds = np.asarray(self.seeds, np.uint32)
-        swept = {
-            name: np.asarray([v[name] for v in self.values], np.float32) for name in self.values[0]
-        }
-        return (seeds, swept) if self.many else (seeds[0], {})
+        if not self.many:
+            return seeds[0], {}
+        swept = {}
+        for name in self.values[0]:
+            swept[name] = np.asarray([values[name] for values in self.values], np.float32)
+        return seeds, swept
 
     def label(self, member: int) -> str:
-        """What to call one."""
-        return ", ".join(
-            [*(f"{k}={v:g}" for k, v in self.values[member].items()), f"seed {self.seeds[member]}"]
-        )
+        """Return what to call a run: its swept values and its seed."""
+        values = [f"{name}={value:g}" for name, value in self.values[member].items()]
+        return ", ".join([*values, f"seed {self.seeds[member]}"])
 
 
 def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
-    """The graph with what is swept in its place.
+    """Return the graph with a `Swept` number in the place of each swept setting.
 
     Raises:
         SettingError: a setting is unknown, or no number that a program may have as an input.
     """
     for name, values in (sweep.settings if sweep else {}).items():
         known = dict(_numbers(graph))
+        # A bare name stands for every setting called so.
         paths = [path for path in known if path == name or path.rpartition(".")[2] == name]
         if not paths:
+            names = sorted({path.rpartition(".")[2] for path in known})
             raise SettingError(
-                f"sweep: {unknown('setting', name, sorted({p.rpartition('.')[2] for p in known}))}. Only fractional numbers can be swept"
+                f"sweep: {unknown('setting', name, names)}. Only fractional numbers can be swept"
             )
         for path in paths:
-            if isinstance(known[path], Swept):
+            meant = known[path]
+            if isinstance(meant, Swept):
                 raise SettingError(
-                    f"sweep: {path} is meant by {known[path].name} and by {name}; give one of them"
+                    f"sweep: {path} is meant by {meant.name} and by {name}; give one of them"
                 )
+            # This raises for a value that the setting can't take.
             for value in values:
-                graph.set(path, value)  # which says if it can't be taken
+                graph.set(path, value)
             graph = graph.set(path, Swept(name, values[0]))
     return graph
 
 
 def swept_names(graph: Graph) -> set[str]:
-    """What is swept in a graph."""
+    """Return the names of what is swept in a graph."""
     return {value.name for _, value in _numbers(graph) if isinstance(value, Swept)}
 
 
 def _numbers(graph: Graph) -> list[tuple[str, Any]]:
+    """Return the fractional numbers among a graph's settings, each with its path."""
     found: list[tuple[str, Any]] = []
 
     def walk(path: str, value: Any) -> None:
@@ -181,53 +210,69 @@ def _numbers(graph: Graph) -> list[tuple[str, Any]]:
 
 
 class MemberRows:
-    """Makes Rows of many runs: each one's own, and their means."""
+    """Makes the Rows of many runs: each run's own, and their means."""
 
     def __init__(self, graph: str, started: float, members: Members) -> None:
         self.members = members
         self.makers = [RowMaker(graph, started) for _ in range(members.count)]
         self.rows: list[list[Row]] = [[] for _ in range(members.count)]
+        """By run: its Rows so far."""
         self.runs = members.count
 
     @property
     def last(self) -> float:
-        """When the last one closed."""
+        """When the last Row closed, by `time.perf_counter`."""
         return self.makers[0].last
 
     @property
     def totals(self) -> dict[str, int]:
-        """Those of the run that has come least far."""
+        """The totals of the run with the fewest environment steps."""
         return min((maker.totals for maker in self.makers), key=lambda totals: totals["env_steps"])
 
     def row(self, tally: Tally, now: float | None = None, **extra: float) -> Row:
-        """The means of the next Row of each.
+        """Make the next Row of each run, and return their means.
+
+        Args:
+            tally: what gathered since the last Row, with an axis of runs first.
+            now: when the Row closed, by `time.perf_counter`; this moment by default.
+            extra: more columns.
 
         Raises:
-            EnvironmentFailed, NotFinite: an environment or an update gave NaN or infinity; which seed's is told.
+            EnvironmentFailed: an environment gave NaN or infinity; the message names the run.
+            NotFinite: an update gave NaN or infinity; the message names the run.
         """
         import jax
 
-        tally, newest = jax.device_get(tally), []
+        newest: list[Row] = []
+        # One transfer for all runs.
+        tally = jax.device_get(tally)
         for i, maker in enumerate(self.makers):
+            of_run = jax.tree.map(lambda x, i=i: x[i], tally)
             try:
-                newest.append(maker.row(jax.tree.map(lambda x, i=i: x[i], tally), now, **extra))
+                newest.append(maker.row(of_run, now, **extra))
             except (EnvironmentFailed, NotFinite) as error:
                 error.message = f"{self.members.label(i)}: {error.message}"
                 raise
         for rows, row in zip(self.rows, newest, strict=True):
             rows.append(row)
-        return Row({name: float(np.mean([row[name] for row in newest])) for name in newest[0]})
+        means = {}
+        for name in newest[0]:
+            means[name] = float(np.mean([row[name] for row in newest]))
+        return Row(means)
 
     @property
     def best(self) -> int:
-        """The run whose newest return is the highest."""
+        """The index of the run whose newest mean return is the highest."""
         returns = [rows[-1]["return_mean"] if rows else np.nan for rows in self.rows]
         return 0 if np.isnan(returns).all() else int(np.nanargmax(returns))
 
     def curves(self) -> Curves:
-        """All that every one told."""
+        """Return the Rows of every run, with labels."""
         labels = tuple(self.members.label(i) for i in range(self.members.count))
-        groups = tuple(
-            ", ".join(f"{k}={v:g}" for k, v in values.items()) for values in self.members.values
-        )
+        groups = tuple(_joined(values) for values in self.members.values)
         return Curves(labels, groups, tuple(tuple(rows) for rows in self.rows))
+
+
+def _joined(values: Mapping[str, float]) -> str:
+    """Return swept values as a text, such as ``lr=0.001, gamma=0.99``."""
+    return ", ".join(f"{name}={value:g}" for name, value in values.items())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
-import shutil
 import socket
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import jax
@@ -28,23 +25,23 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
 from flowrl.runtime.base import Session
-from flowrl.runtime.driver import context, for_worker, missing, way_out
+from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
+from flowrl.runtime.homes import Stored, fill, homes_of
 from flowrl.runtime.host import Host
 from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import (
     Actor,
     NearSite,
     Placed,
-    Stored,
-    asked_of,
     check_amounts,
-    fill,
-    homes_of,
+    check_place,
+    requested_amounts,
 )
 from flowrl.runtime.threads import Threads
 
 PROCESSES_PER_CORE = 2
-"""Of runners. Fewer wait for one another, for one thread of a process runs Python code at a time; more of them only take longer to be up."""
+"""Processes of runners per core. In fewer of them runners wait for one another, since one thread of
+a process runs Python code at a time; more of them only take longer to start."""
 CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
 
@@ -58,10 +55,11 @@ class Pending:
         self.actor = actor
 
     def result(self) -> Any:
-        """Wait for it.
+        """Wait for the result and return it.
 
         Raises:
-            RuntimeFailed: the actor's process ended.
+            RuntimeFailed: the actor's process ended, or the result was lost with its node.
+            SettingError: the actor's node has no module that is needed there.
         """
         try:
             return ray.get(self.ref)
@@ -76,49 +74,51 @@ class Pending:
             if (lacking := _lacking(error)) is not None:
                 raise SettingError(f"{self.label}: {lacking}") from None
             raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
-        except ray.exceptions.RayError as error:  # what it lies on was lost, with the node
+        except ray.exceptions.RayError as error:  # such as a result that was lost with its node
             raise RuntimeFailed(f"{self.label} gave nothing: {_cause(error)}") from None
 
     def wait(self) -> None:
-        """Until it is there, and leave it there."""
+        """Wait until the result is there, and leave it there."""
         ray.wait([self.ref], fetch_local=False)
 
     def done(self) -> bool:
-        """Whether it is there."""
+        """Return whether the result is there."""
         return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
 
 
-class Apart(Pending):
-    """A result whose large arrays stay in the object store."""
+class PendingPacked(Pending):
+    """The result of a call whose large arrays stay in the object store."""
 
     def __init__(self, refs: Sequence[Any], label: str, actor: Any) -> None:
         super().__init__(refs[0], label, actor)
         self.arrays = Stored(Pending(refs[1], label, actor))
 
     def result(self) -> Any:
-        """Wait for it, and take all but those."""
+        """Wait for the result and return it, with remote arrays in the place of large ones."""
         return fill(super().result(), self.arrays)
 
 
 def _cause(error: Exception) -> str:
-    """The line of Ray's long texts that says what went wrong: the last one of a traceback, else the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    """Return the line of Ray's long texts that says what went wrong.
+
+    It is the last one of a traceback, else the first.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
 
 
 def _lacking(error: BaseException) -> str | None:
-    """What a node lacks and the way out, if that is what an error from there says."""
+    """Return which module a node lacks and the way out, if the error came from that; else None."""
     module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
     if (
         module is None
         and isinstance(error, ray.exceptions.RayError)
         and (found := re.search(r"No module named '([\w.]+)'", str(error)))
     ):
-        module = found[
-            1
-        ]  # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl
+        # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl.
+        module = found[1]
     if module is None:
         return None
     text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
@@ -126,7 +126,7 @@ def _lacking(error: BaseException) -> str | None:
 
 
 class RayWorkers:
-    """Workers in actors, which are processes of one XLA thread: no more than `processes` of them, in which workers are threads."""
+    """Workers in actors: they are threads of a limited number of processes of one XLA thread."""
 
     def __init__(
         self,
@@ -137,28 +137,41 @@ class RayWorkers:
         apart: bool,
         imports: Sequence[str],
     ) -> None:
-        processes = min(count, processes or PROCESSES_PER_CORE * len(_homes()))
+        """Start the processes. The workers are made with their first calls.
+
+        Args:
+            name: of the resource.
+            count: how many workers to make.
+            make: makes a worker by its index and restart count.
+            processes: how many processes share them; None for a number by the cluster's cores.
+            apart: whether large arrays, such as rollouts, stay in the object store.
+            imports: modules that every process imports first.
+
+        Raises:
+            SettingError: `make` can't be pickled, or a file of `imports` can't be read.
+        """
+        processes = min(count, processes or PROCESSES_PER_CORE * len(_nodes_by_core()))
         self.name = name
         self.apart = apart
-        """Whether fragments stay in the object store."""
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
         self.context = ray.put(context(imports))
         self.restart_counts = [0] * count
         self.actors: list[Any] = [None] * processes
-        """By process."""
+        """By process: its actor."""
         self.calls: list[Any] = [None] * count
-        """By worker: what calls it."""
+        """By worker: its actor, and the actor's method that calls it."""
         for process in range(processes):
             self._start(process)
         for index in range(count):
             self._reach(index)
 
     def _start(self, process: int) -> None:
-        """Start a process anew."""
+        """Start a process, which may take the place of one that ended."""
         mine = range(len(self.calls))[process :: len(self.actors)]
         options: dict[str, Any] = {
-            "num_cpus": 0,  # any number of runners can be placed, on any number of nodes, whatever else runs there
-            "scheduling_strategy": _home(process),
+            # Any number of runners can be placed, on any number of nodes, whatever else runs there.
+            "num_cpus": 0,
+            "scheduling_strategy": _node_of(process),
             "concurrency_groups": {str(index): 1 for index in mine},
         }
         kind: Any = ray.remote(**options)(Host)
@@ -166,14 +179,14 @@ class RayWorkers:
             self.make,
             self.context,
             list(mine),
-            {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **_sharing()},
+            {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **compilation_cache()},
         )
 
     def _reach(self, index: int) -> None:
-        """Call a worker in the process that is at work now."""
+        """Let a worker's calls go to the process that is at work now."""
         actor, group = self.actors[index % len(self.actors)], str(index)
         call = (
-            actor.call_apart.options(concurrency_group=group, num_returns=2)
+            actor.call_packed.options(concurrency_group=group, num_returns=2)
             if self.apart
             else actor.call.options(concurrency_group=group)
         )
@@ -183,22 +196,30 @@ class RayWorkers:
         return len(self.calls)
 
     def put(self, value: Any) -> Any:
-        """Put the value into Ray's object store once, from where it is."""
+        """Put a value into Ray's object store once, from the process that has it."""
         home = next(homes_of(value), None)
         return home.make(value).ref if home else ray.put(jax.device_get(value))
 
     def submit(self, index: int, method: str, *args: Any) -> Pending:
-        """Call a method of one worker."""
+        """Call a method of one worker, and return its pending result."""
         actor, call = self.calls[index]
         ref = call.remote(index, self.restart_counts[index], time.time(), method, *args)
-        return (Apart if self.apart else Pending)(ref, f"{self.name}, worker {index}", actor)
+        kind = PendingPacked if self.apart else Pending
+        return kind(ref, f"{self.name}, worker {index}", actor)
 
     def current(self, future: Any) -> bool:
-        """Whether the process that was asked is the one at work."""
+        """Return whether the process that was called is still the one at work."""
         return future.actor in self.actors
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
-        """Make a worker anew with its next call; its process too, be it dead or hanging, unless that was done already."""
+        """Restart a worker with its next call.
+
+        Args:
+            index: of the worker.
+            restart_count: its new restart count.
+            because: the future that failed. Its process, which is dead or hangs, is restarted too,
+                unless that was done already.
+        """
         self.restart_counts[index] = restart_count
         if because is not None and because.actor in self.actors:
             ray.kill(because.actor)
@@ -206,23 +227,23 @@ class RayWorkers:
         self._reach(index)
 
     def ready(self, value: Any) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with a value."""
         leaves: list[Any] = jax.tree.leaves(value)
         arrays = [x for x in leaves if isinstance(x, (jax.Array, RemoteArray))]
         return all(x.is_ready() for x in cast("list[Any]", arrays))
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
-        """Which of these came first."""
+        """Return the index of the future that is done first; None after `timeout` seconds."""
         refs = [future.ref for future in futures]
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
 
     def clocks(self) -> dict[str, Reading]:
-        """Those of the workers whose processes answer in time."""
-        asked = [actor.spent.remote() for actor in self.actors]
-        done, _ = (
-            ray.wait(asked, num_returns=len(asked), timeout=CLOSING_SECONDS) if asked else ([], [])
-        )
+        """Return the seconds by kind of work of the workers whose processes answer in time."""
+        if not self.actors:
+            return {}
+        replies = [actor.spent.remote() for actor in self.actors]
+        done, _ = ray.wait(replies, num_returns=len(replies), timeout=CLOSING_SECONDS)
         found: dict[int, Reading] = {}
         for ref in done:
             with suppress(ray.exceptions.RayError):
@@ -244,13 +265,16 @@ class RayWorkers:
             self.actors, self.calls = [], []
 
 
-def _nodes() -> list[Mapping[str, float]]:
-    """What each node of the cluster has, by Ray's name of it."""
+def _node_amounts() -> list[Mapping[str, float]]:
+    """Return what each node of the cluster has, by Ray's names such as ``CPU``."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _homes() -> list[str]:
-    """The nodes of the cluster: each as often as it has cores, the first core of each before the second of any."""
+def _nodes_by_core() -> list[str]:
+    """Return the cluster's nodes, each as often as it has cores.
+
+    The first core of each node comes before the second of any.
+    """
     nodes = [
         (int(node["Resources"].get("CPU", 0)), node["NodeID"])
         for node in ray.nodes()
@@ -260,28 +284,14 @@ def _homes() -> list[str]:
     return [name for _, name in cores] or [name for _, name in nodes]
 
 
-def _home(index: int) -> NodeAffinitySchedulingStrategy:
-    """Where to start a process, by its number."""
-    homes = _homes()
-    return NodeAffinitySchedulingStrategy(homes[index % len(homes)], soft=False)
-
-
-@cache
-def _sharing() -> dict[str, Any]:
-    """Environment variables by which what one worker compiled serves the others of its machine, those of later runs too."""
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if not folder:
-        folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {
-        "JAX_COMPILATION_CACHE_DIR": folder,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
-    }
+def _node_of(process: int) -> NodeAffinitySchedulingStrategy:
+    """Return where to start a process, by its number."""
+    nodes = _nodes_by_core()
+    return NodeAffinitySchedulingStrategy(nodes[process % len(nodes)], soft=False)
 
 
 class RaySite(NearSite):
-    """Functions in this process, workers in actors."""
+    """Runs functions in this process, and workers in actors."""
 
     remote: ClassVar[bool] = True
 
@@ -306,12 +316,10 @@ class RaySite(NearSite):
         stub: Callable[[int, int], Any],
         near: bool = False,
     ) -> Workers:
-        """Start the actors."""
-        return (
-            super().workers(count, make, stub)
-            if near
-            else RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
-        )
+        """Start the actors of workers; keep those that have to be `near` in this process."""
+        if near:
+            return super().workers(count, make, stub)
+        return RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
 
 
 class RayActor:
@@ -320,34 +328,39 @@ class RayActor:
     def __init__(
         self, name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()
     ) -> None:
-        """Start it: the one of a resource, or number `index` of those of a stage, which have one thread each."""
-        asked = asked_of(wanted, index is None, _nodes())
-        gpus = asked.get("GPU", 0)
+        """Start the process.
+
+        Args:
+            name: what to call it.
+            wanted: the placement.
+            index: its number among the processes of a stage, which have one thread each; None for
+                the one of a resource.
+            imports: modules that it imports first.
+        """
+        amounts = requested_amounts(wanted, index is None, _node_amounts())
+        gpus = amounts.get("GPU", 0)
+        variables = {"JAX_PLATFORMS": "" if gpus else "cpu", **traced()}
+        if index is not None:
+            variables["NPROC"] = "1"
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},
-            "runtime_env": {
-                "env_vars": {
-                    "JAX_PLATFORMS": "" if gpus else "cpu",
-                    **traced(),
-                    **({} if index is None else {"NPROC": "1"}),
-                }
-            },
-            # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
-            **({} if index is None or asked else {"scheduling_strategy": _home(index)}),
-            **wanted.options,
+            "runtime_env": {"env_vars": variables},
         }
-        kind: Any = ray.remote(**options)(Keeper)
+        # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
+        if index is not None and not amounts:
+            options["scheduling_strategy"] = _node_of(index)
+        kind: Any = ray.remote(**{**options, **wanted.options})(Keeper)
         self.name = name
         self.actor = kind.remote(context(imports))
 
     def submit(self, method: str, *args: Any) -> Pending:
-        """Call a method."""
+        """Call a method of the keeper, and return its pending result."""
         return Pending(getattr(self.actor, method).remote(*args), self.name, self.actor)
 
     def clock(self) -> Reading:
-        """Its seconds by kind of work, if it answers in time."""
+        """Return its seconds by kind of work, or an empty reading if it does not answer in time."""
         with suppress(ray.exceptions.RayError):
             spent: Reading = ray.get(
                 self.actor.spent.options(concurrency_group="aside").remote(),
@@ -364,7 +377,16 @@ class RayActor:
 def start(
     address: str | None, init: Mapping[str, Any], graph: str = "", apart: bool = False
 ) -> Callable[[], None]:
-    """Start or join Ray, unless this process is in one already. Returns what ends it again. `apart`: results stay where they are made.
+    """Start or join Ray, unless this process is in one already.
+
+    Args:
+        address: of a running Ray; None for the environment variable ``RAY_ADDRESS``, or a new one.
+        init: more keyword arguments for `ray.init`.
+        graph: the graph's name, for errors.
+        apart: whether large results stay in the processes where they are made.
+
+    Returns:
+        A function that ends what this one started.
 
     Raises:
         RuntimeFailed: Ray can't start or can't be joined.
@@ -372,44 +394,42 @@ def start(
     if ray.is_initialized():
         if address is not None or init:
             raise RuntimeFailed(
-                "this process is in a running Ray already, so address and init can't be used; leave them out, or call ray.shutdown() first",
+                "this process is in a running Ray already, so address and init can't be used; "
+                "leave them out, or call ray.shutdown() first",
                 graph,
             )
         return lambda: None
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # Ray's own default to come; unset, it warns
-    os.environ.setdefault(
-        "RAY_IGNORE_UNHANDLED_ERRORS", "1"
-    )  # where one runner's error ends a run, those of the others need no telling
+    # This becomes Ray's own default; where it is unset, Ray warns.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Where one runner's error ends a run, the errors of the others need not be shown.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     settings = {"logging_level": "error", "log_to_driver": True, **init}
-    where = (
-        address or os.environ.get("RAY_ADDRESS") or "local"
-    )  # left to itself, Ray would join whatever ran here last, be it dead
+    # Without an address Ray would join whatever ran here last, even if that is dead.
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
     if where == "local":
         settings.setdefault("include_dashboard", False)
-        if not apart:  # fragments up to 1 MiB come with the reply, not through the store
+        # Rollouts up to 1 MiB come with the reply, not through the object store.
+        if not apart:
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
-        if re.fullmatch(r"[\w.-]+:\d+", where):
-            _knock(where)
-        with warnings.catch_warnings():  # jax warns of any fork; Ray's children call exec at once
-            warnings.filterwarnings(
-                "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
-            )
-            ray.init(address=where, **settings)
+        _init(where, settings)
     except Exception as error:
-        raise RuntimeFailed(
-            f"Ray could not be {'started' if where == 'local' else f'joined at {where}'}: {_cause(error)}",
-            graph,
-        ) from error
+        tried = "started" if where == "local" else f"joined at {where}"
+        raise RuntimeFailed(f"Ray could not be {tried}: {_cause(error)}", graph) from error
     return ray.shutdown
 
 
-def _knock(address: str) -> None:
-    """Fail at once where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=5).close()
+def _init(where: str, settings: Mapping[str, Any]) -> None:
+    """Call `ray.init`, but fail at once where nobody listens: Ray itself would try for minutes."""
+    if re.fullmatch(r"[\w.-]+:\d+", where):
+        host, _, port = where.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=5).close()
+    # JAX warns of any fork, but Ray's children call exec at once.
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
+        )
+        ray.init(address=where, **settings)
 
 
 @dataclass(frozen=True)
@@ -417,19 +437,26 @@ class RayRuntime:
     """Runners as Ray actors; the learner and the loop in this process.
 
     Args:
-        address: of a running Ray to join; None starts one on this machine, its dashboard off, and ends it afterwards.
-        place: by the name of a resource, or of the first node of a stage: the `Actor` that it has of its own. A stage that updates such a
-            resource runs its functions there. Fragments and batches then go from process to process by reference, never through this one.
-            With the learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
-        processes: that share the runners of a resource, which are threads there; None for twice as many as there are cores. More of them only
-            cost memory, start-up and changes of context; fewer share one interpreter, whose Python code runs one thread at a time.
-        init: more keyword arguments for `ray.init`. ``{"runtime_env": {"working_dir": "."}}`` copies this folder to every node, where modules
-            of your own in it are imported from then.
-        imports: modules by name, or files by path (``envs.py``), that every process imports before anything else. Environments that are
-            registered in this process are known to all of them anyway.
+        address: of a running Ray to join; None starts one on this machine, its dashboard off, and
+            ends it afterwards.
+        place: by the name of a resource, or of the first node of a stage: the `Actor` that it has
+            of its own. A stage that updates such a resource runs its functions there. Rollouts and
+            batches then go from process to process by reference, never through this one. With the
+            learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
+        processes: how many processes share the runners of a resource, which are threads there; None
+            for twice as many as there are cores. More of them only cost memory, start-up and
+            changes of context; fewer share one interpreter, whose Python code runs one thread at a
+            time.
+        init: more keyword arguments for `ray.init`. ``{"runtime_env": {"working_dir": "."}}``
+            copies this folder to every node, where modules of your own in it are imported from
+            then.
+        imports: modules by name, or files by path (``envs.py``), that every process imports before
+            anything else. Environments that are registered in this process are known to all of them
+            anyway.
 
     Raises:
-        SettingError: `processes` is no positive number, `place` holds something else than `Actor`, or `imports` is a single text.
+        SettingError: `processes` is no positive number, `place` holds something else than `Actor`,
+            or `imports` is a single text.
     """
 
     address: str | None = None
@@ -441,26 +468,20 @@ class RayRuntime:
     def __post_init__(self) -> None:
         if isinstance(self.imports, str):
             raise SettingError(
-                f"imports must be a list of modules, got {self.imports!r}; write imports=[{self.imports!r}]"
+                f"imports must be a list of modules, got {self.imports!r}; write "
+                f"imports=[{self.imports!r}]"
             )
         if self.processes is not None and self.processes < 1:
             raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
-        if not isinstance(self.place, Mapping):
-            raise SettingError(
-                f"place must be a mapping from names to fl.Actor, got {self.place!r}; write place={{'learner': fl.Actor()}}"
-            )
-        for name, actor in self.place.items():
-            if not isinstance(actor, Actor):
-                raise SettingError(
-                    f"place must hold values of fl.Actor, got {name}={actor!r}; write place={{'{name}': fl.Actor()}}"
-                )
+        check_place(self.place)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Start or join Ray and open the graph's resources.
 
         Raises:
             RuntimeFailed: Ray can't start or can't be joined.
-            SettingError: `place` names something else than resources and the first nodes of stages, or asks for more than there is.
+            SettingError: `place` names something else than resources and the first nodes of stages,
+                or asks for more than there is.
         """
         act = partial(RayActor, imports=self.imports)
         more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
@@ -468,10 +489,10 @@ class RayRuntime:
         return Session(plan, place, Threads, partial(self._start, plan))
 
     def _start(self, plan: Plan) -> Callable[[], None]:
-        """Start or join Ray, and see that it has what is asked for."""
+        """Start or join Ray, and check that it has what is asked for."""
         stop = start(self.address, self.init, plan.graph.name, bool(self.place))
         try:
-            check_amounts(self.place, plan.graph.resources, _nodes())
+            check_amounts(self.place, plan.graph.resources, _node_amounts())
         except SettingError as error:
             stop()
             raise error.at(plan.graph.name) from None

@@ -1,4 +1,4 @@
-"""Stages side by side, a thread each. They wait for one another only at the queues."""
+"""`Threads`: runs stages side by side, a thread each. They wait for one another only at queues."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CLOSING_SECONDS = 5.0
 
 
 class SharedChannel(Channel):
-    """A channel between threads: who waits for something to change is told."""
+    """A channel between threads, which notifies those that wait for a change."""
 
     def __init__(self, turn: threading.Condition, *args: Any) -> None:
         super().__init__(*args)
         self.turn = turn
 
     def put(self, source: str, item: Any) -> tuple[str, Any] | None:
-        """Put an item; what had to go for it is returned."""
+        """Put an item. Return the item that was dropped for it, if one was."""
         with self.turn:
-            gone = super().put(source, item)
+            dropped = super().put(source, item)
             self.turn.notify_all()
-        return gone
+        return dropped
 
     def take(self) -> tuple[str, Any] | None:
-        """The next item."""
+        """Take the next item; None where there is none."""
         with self.turn:
             taken = super().take()
             self.turn.notify_all()
@@ -41,19 +41,28 @@ class SharedChannel(Channel):
 
 
 class Threads:
-    """Runs the stage of the clock in the caller's thread, and every other in one of its own."""
+    """Runs the stage of the reporting operator in the caller's thread, each other in its own."""
 
     def __init__(self, graph: Graph, make: Make) -> None:
+        """Make the stages. Their threads start with the first `wait`.
+
+        Args:
+            graph: what to run.
+            make: makes the loops of its stages.
+        """
         self.turn = threading.Condition()
+        """Notified whenever something changes for which a stage may wait."""
         self.channels = channels_of(graph, partial(SharedChannel, self.turn))
         self.loops = make(self.channels)
-        clock = next(n.name for n in graph.nodes if n.op.reports)
-        self.main = next(loop for loop in self.loops if clock in loop.units)
+        reporting = next(n.name for n in graph.nodes if n.op.reports)
+        # Rows belong to the caller, so the stage that closes them runs in the caller's thread.
+        self.main = next(loop for loop in self.loops if reporting in loop.units)
         self.ending = False
         self.error: BaseException | None = None
+        """What ended a stage that runs in a thread of its own."""
         others = [loop for loop in self.loops if loop is not self.main]
         self.locks = [threading.Lock() for _ in others]
-        """By thread: held while a pass is under way."""
+        """By thread: a lock that is held while a pass is under way."""
         self.threads = [
             threading.Thread(
                 target=partial(self._work, loop, lock),
@@ -65,19 +74,16 @@ class Threads:
         self.started = False
         self.clock = Clock("outside")
         self.clocks = {
-            f"stage of {self.main.first}": self.clock,
-            **{f"stage of {loop.first}": Clock("waiting") for loop in others},
-        }
-        self.clocks = {
-            name: self.clocks[name] for name in (f"stage of {loop.first}" for loop in self.loops)
+            f"stage of {loop.first}": self.clock if loop is self.main else Clock("waiting")
+            for loop in self.loops
         }
 
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """By thread: the nodes of its stage."""
+        """Return, by thread, the nodes of its stage."""
         return {f"stage of {loop.first}": tuple(loop.units) for loop in self.loops}
 
     def wait(self) -> None:
-        """Wait until the stage of the clock can go on.
+        """Wait until the stage of the reporting operator can go on.
 
         Raises:
             BaseException: what ended another stage.
@@ -92,29 +98,36 @@ class Threads:
             raise self.error
 
     def round(self, most: float) -> list[Tally]:
-        """A pass of the clock's stage. What it closed is returned."""
+        """Run a pass of the reporting operator's stage, and return what closed."""
         try:
             with By(self.clock), OTHER:
                 return self.main.run_pass()
         finally:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        """A pass is over: it may have changed what others wait for."""
+    def _notify(self) -> None:
+        """Wake the other stages after a pass: it may have changed what they wait for."""
         with self.turn:
             self.turn.notify_all()
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """While no other stage is within a pass, or at the end none but one whose workers hang."""
+        """Yield while no other stage is within a pass.
+
+        At the end of a run a stage whose workers hang may still be within one.
+        """
         with ExitStack() as held:
             for lock in self.locks:
+                # A hanging stage must not keep a run from its end.
                 if lock.acquire(timeout=CLOSING_SECONDS if self.ending else -1):
                     held.callback(lock.release)
             yield
 
     def close(self) -> None:
-        """Let every stage end its pass, and no more. One that does not in time is left to find its workers gone."""
+        """Let every stage end its pass, and start no other.
+
+        One that does not end in time is left to find its workers gone.
+        """
         with self.turn:
             self.ending = True
             self.turn.notify_all()
@@ -123,24 +136,28 @@ class Threads:
                 thread.join(CLOSING_SECONDS)
 
     def _until(self, loop: Loop, over: Callable[[], bool]) -> None:
-        """Wait until a stage can go on, or all is over. Its first node is the one that waits: for something to do, or for room behind."""
+        """Wait until a stage can go on, or all is over."""
         with self.turn:
             while not (over() or loop.ready()):
+                # Its first node counts as the one that waits: for something to do, or for capacity
+                # downstream.
                 with BLOCKED if loop.blocked() else WAITING:
                     here().at(loop.first)
                     self.turn.wait()
                 here().at("")
 
     def _work(self, loop: Loop, lock: threading.Lock) -> None:
+        """Run passes of a stage until the end: the work of a thread."""
         try:
             with By(self.clocks[f"stage of {loop.first}"]):
                 while True:
                     self._until(loop, lambda: self.ending)
                     if self.ending:
                         return
+                    # `still` waits for this lock, and so for the end of the pass.
                     with OTHER, lock:
                         loop.run_pass()
-                    self._tell()
+                    self._notify()
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             with self.turn:
                 self.error = error

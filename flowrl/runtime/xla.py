@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
@@ -17,40 +16,35 @@ import numpy as np
 
 from flowrl.core.clock import OTHER, START, UPDATE, By, Clock
 from flowrl.core.compiled import programs
-from flowrl.core.events import OperatorRan, Stream, Tap, Updating
+from flowrl.core.events import Stream, Updating
 from flowrl.core.items import Tally
 from flowrl.core.mesh import split
-from flowrl.errors import CheckError, FlowrlError, GraphError, SettingError, line_of, raised
+from flowrl.errors import GraphError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
-from flowrl.graph.stages import Channel, Make, Schedule, loops_of
+from flowrl.graph.stages import Channel, Make, Schedule
 from flowrl.graph.versions import later
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
-from flowrl.runtime.fused import (
-    UNROLLED,
-    InlineSite,
-    ProgramPlace,
-    Rhythm,
-    Segment,
-    Tracing,
-    Uneven,
-    differing,
-    rhythm,
-    strong,
-)
-from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_names
+from flowrl.runtime.fusable import fusable, refuse, too_long
+from flowrl.runtime.fused import UNROLLED, Periodicity, Segment, Tracing, Uneven
+from flowrl.runtime.inline import InlineSite, ProgramPlace
+from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
+from flowrl.runtime.state import differing, strong
 
 Array = Any
 MOST = 256
 """Rows in a chunk, at most."""
 SECONDS = 0.5
-"""That a chunk takes, about: so often are there rows, and so soon an interrupt is heeded."""
+"""About how long a chunk takes: rows come this often, and an interrupt is heeded this soon."""
 
 
 class Fused:
-    """Runs a graph as a program of its steady period, which goes on in chunks; what comes before goes function by function."""
+    """Runs a graph as a program of its steady period, which goes on in chunks.
+
+    The rounds before the steady period run function by function.
+    """
 
     def __init__(
         self,
@@ -59,152 +53,176 @@ class Fused:
         place: ProgramPlace,
         members: Members,
         best: Callable[[], int],
-        beat: Rhythm,
+        periodicity: Periodicity,
         chunk: int | None,
     ) -> None:
+        """Open the resources, and trace the period unless other rounds come before it.
+
+        Args:
+            graph: what to run.
+            make: makes the loops of its stages.
+            place: where its resources are opened.
+            members: which runs there are.
+            best: returns which of many runs to show.
+            periodicity: how the graph repeats itself.
+            chunk: periods in a chunk; None for as many as take about `SECONDS`.
+        """
         self.graph = graph
         self.place = place
         self.place.many = members.many
         self.members = members
         self.best = best
-        """Of many: which one to show."""
-        self.rhythm = beat
-        self.size = chunk
+        self.periodicity = periodicity
+        self.chunk_size = chunk
         self.clock = Clock("outside")
         self.clocks = {"this process": self.clock}
-        self.next = 1
+        self.next_periods = 1
         """How many periods the next chunk is to have."""
         self.compiled: Any = None
         self.period: Segment | None = None
-        self.left = beat.warmup
-        """Rounds before the steady period."""
+        self.warmup_left = periodicity.warmup
+        """Rounds that still come before the steady period."""
         with By(self.clock), START:
             self._open(make)
-            if not self.left:
+            if not self.warmup_left:
                 self._trace()
 
     def _open(self, make: Make) -> None:
+        """Open the resources of all runs, and keep the first arrays of their states."""
+
         def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
             self.place.begin(seed, swept)
             self.tracing = Tracing(self.graph, self.place, Schedule(self.graph, make))
-            arrays, self.form, self.newest = self.tracing.state.get()
+            arrays, self.structure, self.newest = self.tracing.state.get()
             return strong(arrays)
 
-        def starts(seeds: Array, swept: Mapping[str, Array]) -> list[Array]:
-            """The first arrays: of one run, or of many along a new first axis."""
-            arrays = jax.vmap(start)(seeds, swept) if self.members.many else start(seeds, swept)
-            flags = self.tracing.state.shared_out()
-            return [
-                split(x, 0) if self.members.many or flag else split(x, x.ndim)
-                for x, flag in zip(arrays, flags, strict=True)
-            ]
-
-        self.arrays = starts(*self.members.inputs())
+        many = self.members.many
+        seeds, swept = self.members.inputs()
+        # Many runs have a new first axis, along which they are split over the devices. Of one run
+        # only arrays with an axis of environments are split; the others get a copy on each device.
+        arrays = jax.vmap(start)(seeds, swept) if many else start(seeds, swept)
+        flags = self.tracing.state.environment_axes()
+        self.arrays = [
+            split(x, 0) if many or of_environments else split(x, x.ndim)
+            for x, of_environments in zip(arrays, flags, strict=True)
+        ]
         self._show()
 
     def _trace(self) -> None:
-        """See what the steady period is."""
-        beat, form = self.rhythm, self.form
-        one = (
+        """Trace the steady period.
+
+        Raises:
+            GraphError: the period is too long, or does not end in the state that it began with.
+            SettingError: a swept setting is not read as a number.
+        """
+        one_run = (
             [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays]
             if self.members.many
             else self.arrays
         )
         with self.tracing.apart(), self.place.stream.muted():
-            try:
-                self.period = self.tracing.segment(
-                    form, one, lambda: self.tracing.beats(beat.period // beat.beat, beat.beat)
-                )
-            except Uneven:
-                if beat.period > UNROLLED:
-                    raise GraphError(too_long(beat.period), self.graph.name) from None
-                self.period = self.tracing.segment(
-                    form, one, lambda: self.tracing.rounds(beat.period)
-                )
-        if self.period.after != form:
-            where = differing(form, self.period.after)
+            self.period = self._steady_period(one_run)
+        if self.period.after != self.structure:
+            where = differing(self.structure, self.period.after)
             raise GraphError(
                 f"its program does not come back to the state from which it started: {where}",
                 self.graph.name,
             )
+        # A setting that Python read as a plain number had the first run's value in all runs.
         if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
             raise SettingError(
-                f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its values one by one",
+                f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its "
+                "values one by one",
                 self.graph.name,
             )
 
+    def _steady_period(self, arrays: list[Any]) -> Segment:
+        """Return the period as a scan of its units, or unrolled where rows close within one."""
+        period, unit = self.periodicity.period, self.periodicity.unit
+        segment, structure = self.tracing.segment, self.structure
+        try:
+            return segment(structure, arrays, lambda: self.tracing.units(period // unit, unit))
+        except Uneven:
+            if period > UNROLLED:
+                raise GraphError(too_long(period), self.graph.name) from None
+            return segment(structure, arrays, lambda: self.tracing.rounds(period))
+
     def _show(self) -> None:
-        """Let the handles hold what there is now; of many, that of the best."""
+        """Let the handles hold the present state; of many runs that of the best."""
         arrays = [x[self.best()] for x in self.arrays] if self.members.many else self.arrays
-        self.tracing.state.put(arrays, self.form, self.newest)
+        self.tracing.state.put(arrays, self.structure, self.newest)
 
     @property
     def loops(self) -> list[Loop]:
-        """By stage."""
+        """The loops, by stage."""
         return self.tracing.schedule.loops
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """By queue."""
+        """The channels, by queue."""
         return self.tracing.schedule.channels
 
     def stages(self) -> dict[str, tuple[str, ...]]:
-        """None: a program has no parts whose time could be told apart."""
+        """Return no nodes: the time of a program can't be divided among its parts."""
         return {"this process": ()}
 
     def wait(self) -> None:
-        """Nothing goes on meanwhile."""
+        """Return at once: nothing goes on meanwhile."""
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """While no program runs, as ever between rounds."""
-        if self.members.many and self.place.handles:  # they are open
+        """Yield while no program runs, which is always so between rounds."""
+        # A chunk of many runs does not show its state by itself. There are handles once it is open.
+        if self.members.many and self.place.handles:
             self._show()
         yield
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Return at once: there is nothing to end."""
 
     def round(self, most: float) -> list[Tally]:
-        """What comes before the steady period; then chunk after chunk."""
+        """Run one round before the steady period, or one chunk of it, and return what closed."""
         with By(self.clock):
-            return self._warmup() if self.left else self._chunk(most)
+            return self._warmup() if self.warmup_left else self._chunk(most)
 
     def _warmup(self) -> list[Tally]:
-        """A round before the steady period, function by function."""
+        """Run a round before the steady period, function by function."""
         seen: list[Any] = []
 
-        def one(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
-            self.tracing.state.put(arrays, self.form, self.newest)
+        def one_round(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+            self.tracing.state.put(arrays, self.structure, self.newest)
             tallies = self.tracing.rounds(1)
             after, *seen[:] = self.tracing.state.get()
             return strong(after), jax.tree.map(jnp.asarray, tallies)
 
         with OTHER:
-            self.arrays, tallies = (jax.vmap(one) if self.members.many else one)(self.arrays)
-        self.form, self.newest = seen
+            run = jax.vmap(one_round) if self.members.many else one_round
+            self.arrays, tallies = run(self.arrays)
+        self.structure, self.newest = seen
         self._show()
-        self.left -= 1
+        self.warmup_left -= 1
         return list(jax.device_get(tallies))
 
     def _program(self) -> tuple[Segment, Any]:
+        """Return the steady period and its compiled program, made at the first call."""
         if self.period is None:
             with START:
                 self._trace()
         period = cast("Segment", self.period)
         if self.compiled is None:
             with START, self.tracing.apart():
-                self.arrays = [
-                    jnp.array(x) for x in self.arrays
-                ]  # copies, for two may be the same one, and the program takes them for its own
+                # The program reuses the memory of its arguments, so no two may be the same array.
+                self.arrays = [jnp.array(x) for x in self.arrays]
                 self.compiled = programs.get(self._key(), partial(self._compile, period))
         return period, self.compiled
 
     def _key(self) -> Any:
-        """What the compiled program depends on: one of another seed with an equal key is the same program.
+        """Return what the compiled program depends on: equal keys mean the same program.
 
-        The graph's text distinguishes fields that Python takes for equal, such as 1 and 1.0. Where an operator or resource is no frozen
-        value, its fields may have changed since: then the key is a list, which is none, so that the program is compiled each time.
+        The seed is no part of it. The graph's text distinguishes fields that Python takes for
+        equal, such as 1 and 1.0. Where an operator or resource is no frozen value, its fields may
+        have changed since: then the key is a list, which can't be hashed, so that the program is
+        compiled each time.
         """
         parts = (*(node.op for node in self.graph.nodes), *self.graph.resources.values())
         if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):
@@ -212,45 +230,63 @@ class Fused:
         arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
         swept = tuple(sorted(self.members.values[0].items()))
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-        steady = self.rhythm, self.form, arrays, self.members.many, swept, self.size or MOST
+        size = self.chunk_size or MOST
+        steady = self.periodicity, self.structure, arrays, self.members.many, swept, size
         return self.graph, str(self.graph), precision, *steady
 
     def _compile(self, period: Segment) -> Any:
-        # Arrays come out laid out over the devices as they went in, or the next chunk could not take them.
+        # Arrays leave the program laid out over the devices as they entered it, or the next chunk
+        # could not take them.
         laid_out = (
             (None, [x.sharding for x in self.arrays], None)
             if jax.local_device_count() > 1
             else None
         )
         program = jax.jit(
-            partial(chunk, period, self.members.many, self.size or MOST),
+            partial(chunk, period, self.members.many, self.chunk_size or MOST),
             donate_argnums=0,
             out_shardings=laid_out,
         )
         return program.lower(self.arrays, np.int32(1)).compile()
 
     def _chunk(self, most: float) -> list[Tally]:
+        """Run a chunk of the steady period, and return what closed.
+
+        Args:
+            most: how many rows are still wanted.
+        """
         period, compiled = self._program()
-        periods = self.size or math.ceil(min(self.next, most / period.rows, MOST))
+        periods = self.chunk_size or math.ceil(min(self.next_periods, most / period.rows, MOST))
         began = time.perf_counter()
         with UPDATE:
-            done, self.arrays, buffers = compiled(
-                self.arrays, np.int32(periods)
-            )  # it took the old ones for its own
+            # The program reuses the memory of the old arrays.
+            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods))
             done, buffers = int(done), jax.device_get(buffers)
         add(self.place.ledger, period.counts, done)
         self.newest = later(self.newest, period.updates, done)
+        # Of many runs the state is shown when somebody asks: the best one is known only then.
         if not self.members.many:
             self._show()
-        each = (time.perf_counter() - began) / max(done, 1)
-        self.next = max(1, min(int(SECONDS / each), 4 * self.next))
+        seconds_each = (time.perf_counter() - began) / max(done, 1)
+        self.next_periods = max(1, min(int(SECONDS / seconds_each), 4 * self.next_periods))
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
 
 
 def chunk(
     period: Segment, many: bool, most: int, arrays: list[Array], periods: Array
 ) -> tuple[Array, list[Array], Any]:
-    """Up to so many periods, and what their clock closed ``[most, ...]``; none behind one with an update that is not finite."""
+    """Run a number of periods, but none after one with an update that is not finite.
+
+    Args:
+        period: the steady period.
+        many: whether the arrays are of many runs, along their first axis.
+        most: the length of the buffers.
+        arrays: of the state.
+        periods: how many to run, at most `most`.
+
+    Returns:
+        How many periods ran, the arrays of the state, and what closed, ``[most, ...]``.
+    """
     run = jax.vmap(period.run) if many else period.run
     buffers = jax.tree.map(
         lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
@@ -265,147 +301,21 @@ def chunk(
         buffers = jax.tree.map(
             lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, tallies
         )
-        return i + 1, arrays, buffers, jnp.any(_bad(tallies))
+        return i + 1, arrays, buffers, jnp.any(_not_finite(tallies))
 
-    done, arrays, buffers, _ = jax.lax.while_loop(
-        go_on, one, (jnp.int32(0), arrays, buffers, jnp.bool_(False))
-    )
+    start = (jnp.int32(0), arrays, buffers, jnp.bool_(False))
+    done, arrays, buffers, _ = jax.lax.while_loop(go_on, one, start)
     return done, arrays, buffers
 
 
-def _bad(tallies: list[Tally]) -> Array:
-    return jnp.stack(
-        [
-            jnp.any(u.metrics.values[..., u.metrics.names.index("bad")] > 0)
-            for t in tallies
-            for u in t.updates
-        ]
-        or [jnp.bool_(False)]
-    )
-
-
-def too_long(rounds: int) -> str:
-    """What is said of a period that is not spelled out."""
-    return f"it repeats itself only after {rounds} rounds, and a program spells out {UNROLLED} at most; let its rates divide one another"
-
-
-def refused(plan: Plan) -> list[tuple[str, str]]:
-    """What of a graph can't be part of a program: pairs of (node or resource, why and what to do). Nothing is compiled."""
-    graph, problems = plan.graph, []
-    ran: set[str] = set()
-    stream = Stream([Tap(lambda event: ran.add(event.node), OperatorRan)])
-    place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
-
-    def failed(node: str, error: Exception) -> None:
-        problems.append(
-            (
-                node,
-                f"{error.message}{line_of(error)}"
-                if isinstance(error, FlowrlError)
-                else _told(error),
-            )
-        )
-
-    def some(seed: Array, swept: dict[str, Array]) -> None:
-        place.begin(seed, swept)
-        make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, failed=failed)
-        schedule = Schedule(graph, make)
-        with place.traced():
-            for _ in range(UNROLLED):
-                if problems or len(ran) == len(graph.nodes):
-                    return
-                schedule.round()
-
-    try:
-        jax.eval_shape(some, jnp.uint32(0), dict.fromkeys(swept_names(graph), jnp.float32(0)))
-    except Exception as error:  # noqa: BLE001 - told on
-        failed(place.ledger.at.node or place.opening, error)
-    return problems
-
-
-def refuse(plan: Plan) -> None:
-    """Raise what `refused` finds.
-
-    Raises:
-        CheckError: a part of the graph can't be traced.
-    """
-    if problems := refused(plan):
-        raise CheckError(
-            plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems]
-        )
-
-
-def _told(error: Exception) -> str:
-    if isinstance(
-        error,
-        jax.errors.ConcretizationTypeError
-        | jax.errors.TracerArrayConversionError
-        | jax.errors.NonConcreteBooleanIndexError,
-    ):
-        way = "in a program it sees no values: compute with jax.numpy, and choose by jnp.where or jax.lax.cond"
-        text, _, line = raised(error).rpartition(" (")
-        return f"{text.splitlines()[0]} ({line}; {way}"
-    return raised(error)
-
-
-def fusable(plan: Plan) -> Rhythm:
-    """How a graph repeats itself.
-
-    Raises:
-        CheckError: it does not, or not soon enough.
-    """
-    name = plan.graph.name
-    found = rhythm(plan.graph, plan.found)
-    if found is None and plan.found.restless:
-        way = "a program has one that counts as a NumPy number: begin with np.float32(0) or np.int32(0)"
-        restless = plan.found.restless.items()
-        raise CheckError(
-            name,
-            [
-                f"{name}.{node}: its state{text} is a Python number that never repeats itself; {way}"
-                for node, text in restless
-            ],
-        )
-    if found is None:
-        raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
-    if found.beat > UNROLLED:
-        raise CheckError(name, [f"{name}: {too_long(found.beat)}"])
-    return found
-
-
-def told(plan: Plan) -> tuple[bool, str]:
-    """Whether a plan can be one program; and in words: what can't and why, or what is spelled out, and what many runs at once would cost."""
-    problems = refused(plan)
-    if problems:
-        wide = max(len(node) for node, _ in problems)
-        fine = [n.name for n in plan.graph.nodes if n.name not in dict(problems)]
-        lines = [
-            "xla: no program",
-            *(f"  {node:<{wide}}  {text}" for node, text in problems),
-            f"  nothing else was found in {', '.join(fine)}",
-        ]
-        return False, "\n".join(lines) + "\n"
-    try:
-        beat = fusable(plan)
-    except CheckError as error:
-        return (
-            False,
-            f"xla: no program: {'; '.join(p.partition(': ')[2] for p in error.problems)}\n",
-        )
-    times = f", {beat.period // beat.beat} times over" if beat.period > beat.beat else ""
-    before = f", after {beat.warmup} that come before" if beat.warmup else ""
-    lines = [
-        f"xla: one program of all {len(plan.graph.nodes)} operators; it spells out {beat.beat} round{'s' * (beat.beat > 1)}{times}{before}"
-    ]
-    for name in plan.graph.resources:
-        if any(
-            traffic.counts.get(name, Counter())["most_gradient_steps"]
-            for traffic in plan.found.steady.values()
-        ):
-            lines.append(
-                f"     many runs at once: {name} computes the gradient steps, too, that target_kl would save one alone"
-            )
-    return True, "\n".join(lines) + "\n"
+def _not_finite(tallies: list[Tally]) -> Array:
+    """Return, by update, whether it was not finite."""
+    flags = []
+    for tally in tallies:
+        for update in tally.updates:
+            bad = update.metrics.values[..., update.metrics.names.index("bad")]
+            flags.append(jnp.any(bad > 0))
+    return jnp.stack(flags or [jnp.bool_(False)])
 
 
 @dataclass(frozen=True)
@@ -413,13 +323,20 @@ class XlaRuntime:
     """The whole graph as one XLA program, for environments written in JAX.
 
     Args:
-        chunk: periods of the plan (a Row, where it says no more) that the program runs before it gives their rows; None for as many as take
-            about half a second. A run stops at the end of one: with a goal, Ctrl-C, and an update that is not finite.
-        seeds: as many runs at once, of the seeds from the run's on; None for one that is not mapped.
-        sweep: settings of which they have different values, each with all seeds.
+        chunk: periods of the plan (a Row, where the plan gives no other number) that the program
+            runs before it returns their rows; None for as many as take about half a second. A run
+            stops at the end of a chunk: at a goal, Ctrl-C, and an update that is not finite.
+        seeds: how many runs go on at once, of consecutive seeds from the run's seed on; None for
+            one run that is not mapped.
+        sweep: settings of which the runs have different values, each with all seeds.
 
-    Environments, or many runs, are split over all devices of the process. On CPUs these are as many as XLA is told: for many runs,
-    ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` makes each of 8 cores one (`flowrl run --seeds` sees to that).
+    Raises:
+        SettingError: `chunk` or `seeds` is below 1.
+
+    Environments, or many runs, are split over all devices of the process. On CPUs these are as many
+    as XLA is configured for: for many runs,
+    ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` makes each of 8 cores one device
+    (`flowrl run --seeds` sets that).
     """
 
     chunk: int | None = None
@@ -432,15 +349,17 @@ class XlaRuntime:
                 raise SettingError(f"{name} must be at least 1 or None, got {value}")
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
-        """Make the programs.
+        """Open the resources and trace the programs.
 
         Raises:
             CheckError: a part of the graph can't be traced.
-            SettingError: what is swept is no setting of the graph that a program may have as an input, or an observer wants each update.
+            SettingError: what is swept is no setting of the graph that a program may have as an
+                input, or an observer wants each update.
         """
         if stream is not None and stream.wants(Updating):
             raise SettingError(
-                "in the xla runtime an update is a part of the program, so that it can't be recorded; take the local runtime, which does the same",
+                "in the xla runtime an update is a part of the program, so that it can't be "
+                "recorded; take the local runtime, which does the same",
                 plan.graph.name,
             )
         plan = Plan(swept_graph(plan.graph, self.sweep), plan.found)
@@ -450,16 +369,18 @@ class XlaRuntime:
         )
         rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
         try:
-            beat = fusable(plan)
-            if beat.warmup:
-                refuse(plan)  # its first rounds would not tell
+            periodicity = fusable(plan)
+            # With a warm-up the period is traced only after it, so problems would show late.
+            if periodicity.warmup:
+                refuse(plan)
             best = (lambda: rows.best) if rows else (lambda: 0)
 
             def turns(graph: Graph, make: Make) -> Fused:
-                return Fused(graph, make, place, members, best, beat, self.chunk)
+                return Fused(graph, make, place, members, best, periodicity, self.chunk)
 
             session = Session(plan, place, turns, rows=rows)
         except Exception:
-            refuse(plan)  # tells of all at once, and by node
+            # Raises all problems at once, by node, where there are several.
+            refuse(plan)
             raise
         return session

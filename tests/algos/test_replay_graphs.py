@@ -1,4 +1,7 @@
-"""The stock graphs with a replay: what they plan they do, in one process and on Ray; what is wrong with one is told; a shard that is killed."""
+"""The stock graphs with a replay: what they plan they do, in one process and on Ray.
+
+What is wrong with one is reported; and a shard that is killed.
+"""
 
 import math
 import os
@@ -21,7 +24,7 @@ from flowrl.core.events import OperatorRan, Tap
 from flowrl.graph import trace
 from flowrl.graph.stages import Schedule
 from flowrl.replay.ring import Ring
-from flowrl.runtime.fused import Rhythm, rhythm
+from flowrl.runtime.fused import Periodicity, periodicity
 
 SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
 DQN = {
@@ -71,7 +74,7 @@ def rows_of(graph, count, **how):
 def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
     rows, run = rows_of(plan, 8)  # up to the end of a fragment's draws
-    counts, ratio = run.counts(), plan.total("drawn_steps") / plan.total("added_steps")
+    counts, ratio = run.counts(), plan.total("replayed_steps") / plan.total("added_steps")
     assert rows[-1]["updates"] == 8 * plan.per_row("updates") and all(
         math.isfinite(row["loss"]) for row in rows
     )
@@ -79,8 +82,8 @@ def test_what_is_planned_is_done(name):
         counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]
     )  # the fragment with the first update counts
     assert (
-        counts["drawn_steps"] / after == pytest.approx(ratio, rel=0.01)
-        and counts["used_steps"] == counts["drawn_steps"]
+        counts["replayed_steps"] / after == pytest.approx(ratio, rel=0.01)
+        and counts["used_steps"] == counts["replayed_steps"]
     )
     audit = run.audit()
     stock = audit.stocks["replay"]
@@ -141,7 +144,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
     def numbers():
         plan = WARMED[name].compile()
         own = {k: v for k, v in vars(plan.found).items() if k not in ("forms", "lags", "mean_lags")}
-        return str(plan), own, rhythm(WARMED[name], plan.found) if name == "jax" else None
+        return str(plan), own, periodicity(WARMED[name], plan.found) if name == "jax" else None
 
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
@@ -188,7 +191,7 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
         ),
     ],
 )
-def test_means_are_those_behind_the_first_row_and_settings_are_told_as_they_are_set(
+def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_are_set(
     settings, says, monkeypatch
 ):
     monkeypatch.setattr(trace, "PATIENCE", 0.3)
@@ -212,17 +215,18 @@ class Total(fl.Operator):
         yield item
 
 
-def test_exploration_is_told_where_it_is_not_the_policys_own():
+def test_exploration_is_reported_where_it_is_not_the_policys_own():
     for text in (str(GRAPHS["dqn"].compile()), GRAPHS["dqn"].draw("text")):
         assert "of CartPole-v1, EpsilonGreedy" in text
     assert "of Pendulum-v1   1 step a call" in str(GRAPHS["sac"].compile())
 
 
 @pytest.mark.parametrize("capacity", [10**13, 10**15])
-def test_a_replay_that_memory_can_not_hold_is_told_with_its_bytes(capacity):
+def test_a_replay_that_memory_can_not_hold_is_reported_with_its_bytes(capacity):
     with pytest.raises(
         fl.SettingError,
-        match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is memory; lower replay\.buf",
+        match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is "
+        rf"memory; lower replay\.buf",
     ):
         rows_of(GRAPHS["dqn"].set("replay.buffer_size", capacity), 1)
 
@@ -238,34 +242,40 @@ def test_nor_one_that_the_device_can_not_hold():
     graph = fl.dqn(Wide, fl.DQNSettings(buffer_size=2 * 10**9, policy=SMALL))
     with pytest.raises(
         fl.SettingError,
-        match=r"dqn.add: capacity=2,000,000,000 takes .*GB, more than there is memory on the device; lower replay\.buf",
+        match=r"dqn.add: buffer_size=2,000,000,000 takes .*GB, more than there is memory on the "
+        r"device; lower replay\.buf",
     ):
         rows_of(graph, 1, runtime="xla")
     with pytest.raises(
         fl.CheckError,
-        match=r"dqn.add: .*capacity=3,000,000,000 is more than the 2,147,483,647 steps of a device; lower replay\.buf",
+        match=r"dqn.add: .*buffer_size=3,000,000,000 is more than the 2,147,483,647 steps of a "
+        r"device; lower replay\.buf",
     ):
         graph.set("replay.buffer_size", 3 * 10**9).check()
 
 
-def test_what_memory_can_not_hold_of_the_fields_is_told_with_all_bytes(monkeypatch):
+def test_what_memory_can_not_hold_of_the_fields_is_reported_with_all_bytes(monkeypatch):
     def none(self, batch):
         raise MemoryError
 
     monkeypatch.setattr(Ring, "_allocate", none)
     with pytest.raises(
         fl.SettingError,
-        match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower replay\.buffer_size",
+        match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower "
+        r"replay\.buffer_size",
     ):
         rows_of(GRAPHS["dqn"], 1)
 
 
-def test_the_plan_tells_the_ratio_the_warm_up_and_the_bytes():
+def test_the_plan_reports_the_ratio_the_warm_up_and_the_bytes():
     text = str(GRAPHS["every setting"].set("target.every", 5).compile())
     for part in (
-        "data of any age, repeats every 4 rows after 80 steps of warm-up, 64 of them before the first update",
-        "draw     16 steps a draw, 5 draws a row",
-        "replay ratio 4: steps drawn for each that is added",
+        (
+            "data of any age, repeats every 4 rows after 80 steps of warm-up, 64 of them before "
+            "the first update"
+        ),
+        "draw     16 steps a batch, 5 batches a row",
+        "replay ratio 4: steps sampled for each that is added",
         "each sample used 4 times",
         "replay   128 steps, prioritized, 3-step returns",
     ):
@@ -298,7 +308,10 @@ def no_target(graph):
         (
             "dqn",
             lambda g: g.set("draw.learning_starts", 60_000),
-            r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower start or raise capacity",
+            (
+                r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower "
+                r"learning_starts or raise buffer_size"
+            ),
         ),
         (
             "dqn",
@@ -308,27 +321,36 @@ def no_target(graph):
         (
             "every setting",
             lambda g: g.remove("prio"),
-            r"dqn\.replay: its priorities are never told what an update found; add prio=UpdatePriorities",
+            (
+                r"dqn\.replay: its priorities are never set to what an update computed; add "
+                r"prio=UpdatePriorities"
+            ),
         ),
         (
             "dqn",
             lambda g: g.insert(after="train", prio=fl.UpdatePriorities()),
-            r"dqn\.prio: the batch was drawn without priorities",
+            r"dqn\.prio: the batch was sampled without priorities",
         ),
         (
             "dqn",
             lambda g: g.set("replay.buffer_size", 64).set("replay.n_step", 20),
-            r"dqn\.add: replay holds 16 steps of each .*raise capacity to 96 or more",
+            r"dqn\.add: replay holds 16 steps of each .*raise buffer_size to 96 or more",
         ),
         (
             "dqn",
             lambda g: g.remove("add"),
-            r"1 problem\n  dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+            (
+                r"1 problem\n  dqn\.replay: nothing is added to it before draw; put "
+                r"add=ReplayAdd\(\) in front of it"
+            ),
         ),
         (
             "jax",
             lambda g: g.remove("add"),
-            r"dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+            (
+                r"dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front "
+                r"of it"
+            ),
         ),
         (
             "dqn",
@@ -338,56 +360,83 @@ def no_target(graph):
         (
             "apex",
             lambda g: g.remove("add"),
-            r"apex\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front of it",
+            (
+                r"apex\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in "
+                r"front of it"
+            ),
         ),
         (
             "apex",
             lambda g: g.set("replay.n_step", 5),
-            r"apex\.sample: prio: judges returns of n_step=3, gamma=0.99, but replay draws those of n_step=5, gamma=0.99; give both the same",
+            (
+                r"apex\.sample: prio: judges returns of n_step=3, gamma=0.99, but replay samples "
+                r"those of n_step=5, gamma=0.99; give both the same"
+            ),
         ),
         (
             "every setting",
             lambda g: g.insert(after="sample", judged=fl.InitialPriorities(gamma=0.5, n_step=3)),
-            r"dqn\.judged: judges returns of .*gamma=0.5, but replay draws",
+            r"dqn\.judged: judges returns of .*gamma=0.5, but replay samples",
         ),
         (
             "dqn",
             lambda g: g.insert(after="sample", judged=fl.InitialPriorities()),
-            r"1 problem\n  dqn\.judged: gives what is new its first priorities, but replay keeps none; write Replay\(\.\.\., prioritized=True\)",
+            (
+                r"1 problem\n  dqn\.judged: gives new rows their first priorities, but replay "
+                r"keeps none; write Replay\(\.\.\., prioritized=True\)"
+            ),
         ),
         (
             "apex",
             lambda g: g.set("replay.prioritized", False).remove("prio"),
-            r"1 problem\n  apex\.sample: prio: gives what is new its first priorities, but replay keeps none; .*, or remove this operator",
+            (
+                r"1 problem\n  apex\.sample: prio: gives new rows their first priorities, but "
+                r"replay keeps none; .*, or remove this operator"
+            ),
         ),
         (
             "dqn",
             lambda g: g.set("runners.explore", fl.Sampled()),
-            r"dqn\.runners: act by chance, .*DQNLoss does not train them for; give runners explore=fl\.EpsilonGreedy\(\.\.\.\)",
+            (
+                r"dqn\.runners: act by a stochastic policy, .*DQNLoss does not train them for "
+                r"that; give runners explore=fl\.EpsilonGreedy\(\.\.\.\)"
+            ),
         ),
         (
             "dqn",
             lambda g: g.set("runners.policy", fl.Policy(fl.RNN)).set(
                 "learner.policy", fl.Policy(fl.RNN)
             ),
-            r"1 problem\n  dqn\.learner: DQNLoss trains on single steps drawn from a replay, which a recurrent policy such as RNN can't; take fl",
+            (
+                r"1 problem\n  dqn\.learner: DQNLoss trains on single steps sampled from a "
+                r"replay, which a recurrent policy such as RNN can't; take fl"
+            ),
         ),
         (
             "sac",
             lambda g: g.set("learner.loss", fl.DQNLoss()),
-            r"sac\.learner: DQNLoss needs a policy whose outputs are action values \(fl\.QNetwork\), not SACNetwork; SACLoss is for fl\.SACNetwork",
+            (
+                r"sac\.learner: DQNLoss needs a policy whose outputs are action values "
+                r"\(fl\.QNetwork\), not SACNetwork; SACLoss is for fl\.SACNetwork"
+            ),
         ),
         (
             "sac",
             lambda g: g.set("runners.policy", fl.Policy(fl.MLP)).set(
                 "learner.policy", fl.Policy(fl.MLP)
             ),
-            r"1 problem\n  sac\.learner: SACLoss needs a policy with critics \(fl\.SACNetwork\), not MLP; DQNLoss is for fl\.QNetwork",
+            (
+                r"1 problem\n  sac\.learner: SACLoss needs a policy with critics "
+                r"\(fl\.SACNetwork\), not MLP; DQNLoss is for fl\.QNetwork"
+            ),
         ),
         (
             "dqn",
             lambda g: g.set("learner.loss", fl.PPOLoss()),
-            r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more than that \(DQNLoss, SACLoss\)",
+            (
+                r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more "
+                r"than that \(DQNLoss, SACLoss\)"
+            ),
         ),
         (
             "dqn",
@@ -397,22 +446,25 @@ def no_target(graph):
         (
             "dqn",
             lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
-            r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
+            r"dqn\.draw: replay has nothing to sample: .* by 5 more, or by an end",
         ),
         (
             "jax",
             lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
-            r"dqn\.draw: replay has nothing to draw: .* by 5 more, or by an end",
+            r"dqn\.draw: replay has nothing to sample: .* by 5 more, or by an end",
         ),
         (
             "apex",
             lambda g: g.set("queue.max_lag", 5),
-            r"apex\.queue: .* can't be known before the run: it was drawn from a replay \(remove max_lag\)",
+            (
+                r"apex\.queue: .* can't be known before the run: it was sampled from a replay "
+                r"\(remove max_lag\)"
+            ),
         ),
         (
             "dqn",
             lambda g: g.set("sync.to", "producer"),
-            r"dqn\.sync: .* which runner gave it: it was drawn from a replay \(take to='all'\)",
+            r"dqn\.sync: .* which runner gave it: it was sampled from a replay \(take to='all'\)",
         ),
         (
             "dqn",
@@ -422,7 +474,10 @@ def no_target(graph):
         (
             "dqn",
             lambda g: two_draws(g, 0.25, 0.125),
-            r"no stage can go on.* often waits for capacity at mix, seldom waits for something to do; rates that meet at mix must be as its weights say",
+            (
+                r"no stage can go on.* often waits for capacity at mix, seldom waits for "
+                r"something to do; rates that meet at mix must be as its weights say"
+            ),
         ),
         (
             "dqn",
@@ -441,7 +496,7 @@ def no_target(graph):
         ),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(name, edit, says):
+def test_what_is_wrong_is_reported_before_anything_runs(name, edit, says):
     with pytest.raises(fl.FlowrlError, match=says):
         edit(GRAPHS[name]).compile()
 
@@ -463,7 +518,7 @@ def drawn_before_it_is_added(graph):
 def test_a_draw_that_waits_for_items_keeps_its_ratio_and_stops_no_sampling(edit):
     plan = edit(GRAPHS["dqn"]).compile()
     _, run = rows_of(plan, 4)
-    assert plan.total("drawn_steps") / plan.total("added_steps") == 4 and run.audit().closed
+    assert plan.total("replayed_steps") / plan.total("added_steps") == 4 and run.audit().closed
 
 
 def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_drawn_by():
@@ -477,7 +532,7 @@ def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_dra
         rows_of(graph, 3)
 
 
-def test_each_of_two_replays_is_told_the_priorities_of_its_own_rows(monkeypatch):
+def test_each_of_two_replays_is_reported_the_priorities_of_its_own_rows(monkeypatch):
     met, prioritize = [], Ring.prioritize
 
     def told(ring, slots, stamps, priorities):
@@ -557,7 +612,7 @@ def test_a_program_does_what_the_local_runtime_does(graph):
 
 def test_a_program_does_not_spell_out_what_a_counter_decides():
     graph = FUSED.set("target.every", 1_001).compile()
-    assert rhythm(graph.graph, graph.found) == Rhythm(warmup=5, period=2, beat=1)
+    assert periodicity(graph.graph, graph.found) == Periodicity(warmup=5, period=2, unit=1)
 
 
 SHARDED = GRAPHS["every setting"].set("replay.shards", 2).set("replay.buffer_size", 2_000)
@@ -576,7 +631,7 @@ def test_shards_have_their_own_environments_and_take_turns():
             next(run)
         rings = run._session.place.handles["replay"].pool.objects
     assert run.audit().closed and run.counts()["restarts"] == 0
-    assert [ring.mine.tolist() for ring in rings] == [[0, 1], [2, 3]]
+    assert [ring.env_numbers.tolist() for ring in rings] == [[0, 1], [2, 3]]
     shards = [np.unique(batch.columns["shard"]).tolist() for batch in drawn]
     assert len(shards) > 4 and shards == ([[0], [1]] * len(shards))[: len(shards)]
 
@@ -585,8 +640,8 @@ def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
     plan = APEX.compile()
     _, run = rows_of(plan, 20, runtime=RAY)
     counts = run.counts()
-    assert counts["drawn_steps"] / (counts["added_steps"] - 64) == pytest.approx(
-        plan.total("drawn_steps") / plan.total("added_steps"), rel=0.03
+    assert counts["replayed_steps"] / (counts["added_steps"] - 64) == pytest.approx(
+        plan.total("replayed_steps") / plan.total("added_steps"), rel=0.03
     )
     assert run.audit().closed
 
@@ -606,7 +661,7 @@ APEX = fl.apex(
 
 
 @pytest.mark.parametrize("graph", [SHARDED.set("report.every", 20), APEX], ids=["dqn", "apex"])
-def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, graph):
+def test_a_shard_that_is_killed_is_reported_with_what_was_lost_and_refills(ray_up, graph):
     with fl.run(graph, runtime="ray") as run:
         next(run)
         replay = run._session.place.handles["replay"]
@@ -615,7 +670,7 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
         for _ in range(8):
             row = next(run)
         stock = replay.stock()
-        assert stock.closed and stock.lost > 0 and replay.told[1]["held"] > 0
+        assert stock.closed and stock.lost > 0 and replay.reports[1]["held"] > 0
         findings = run.profile().findings
     assert math.isfinite(row["loss"]) and run.audit().closed
     shards = run.profile().workers("replay")
@@ -623,7 +678,7 @@ def test_a_shard_that_is_killed_is_told_with_what_was_lost_and_refills(ray_up, g
     assert all(spent["replay"] > 0 for spent in shards.values())
     assert all(line in str(run.explain()) for line in shards)
     assert any(
-        "1 shard was started anew" in text and f"{stock.lost:,} steps were lost" in text
+        "1 shard was restarted" in text and f"{stock.lost:,} steps were lost" in text
         for text in findings
     )
     jax.block_until_ready(run.policy.weights)
@@ -642,7 +697,7 @@ def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all
             ):  # what the last shard told; meanwhile another thread adds to the first
                 thread.start()
                 thread.join(0.2)
-                return replay.told[1]
+                return replay.reports[1]
 
         thread = threading.Thread(target=add, args=(batches[-1],))
         replay.sending[1].append(Slow())
@@ -652,7 +707,7 @@ def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all
     assert before.closed and after.closed and after.added == before.added + batches[-1].steps
 
 
-def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
+def test_shards_that_share_a_process_are_lost_together_and_each_is_reported(ray_up):
     with fl.run(SHARDED.set("report.every", 20), runtime=fl.RayRuntime(processes=1)) as run:
         next(run)
         replay = run._session.place.handles["replay"]
@@ -668,7 +723,8 @@ def test_shards_that_share_a_process_are_lost_together_and_each_is_told(ray_up):
 
 
 def exponents(env, beta_steps):
-    """By the steps that came before each draw, the logarithms of its importance weights, of a run that learns nothing."""
+    """By the steps that came before each draw, the logarithms of its importance weights, of a run
+    that learns nothing."""
     came, seen = [0], []
 
     def count(batch):
@@ -693,7 +749,8 @@ def exponents(env, beta_steps):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_importance_weights_correct_for_more_and_more_of_the_priorities(env):
-    """Without learning all runs draw the same, so that the logarithms of weights are as beta to beta."""
+    """Without learning all runs draw the same, so that the logarithms of weights are as beta to
+    beta."""
     never, by_90, default = (
         exponents(env, {"beta_steps": 0}),
         exponents(env, {"beta_steps": 90}),

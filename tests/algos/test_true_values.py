@@ -1,7 +1,10 @@
-"""What a whole run learns where the true value is known: reward 1 for ever, cut into short episodes, is worth 1 / (1 - gamma).
+"""What a whole run learns where the true value is known.
 
-The value of an episode that is cut short goes on, so the value of its final observation counts. A fault anywhere on the way from the
-environment to the saved policy (rows of the runner, batch, loss, update) shows in the values that the saved policy gives.
+Reward 1 for ever, cut into short episodes, is worth 1 / (1 - gamma).
+
+The value of an episode that is cut short goes on, so the value of its final observation counts. A
+fault anywhere on the way from the environment to the saved policy (rows of the runner, batch, loss,
+update) shows in the values that the saved policy gives.
 """
 
 from functools import partial
@@ -16,7 +19,8 @@ from flowrl.rl.policies import Memory
 GAMMA = 0.9
 TRUE = 10.0
 SETTINGS = {
-    "num_runners": 1, "envs_per_runner": 8, "rollout_length": 12, "batch_size": 96, "lr": 1e-2, "gamma": GAMMA, "max_grad_norm": 40.0, "ent_coef": 0.0, "report_every": 20,
+    "num_runners": 1, "envs_per_runner": 8, "rollout_length": 12, "batch_size": 96, "lr": 1e-2,
+    "gamma": GAMMA, "max_grad_norm": 40.0, "ent_coef": 0.0, "report_every": 20,
 }  # fmt: skip
 MLP, RNN = fl.Policy(fl.MLP, hidden=(16,)), fl.Policy(fl.RNN, hidden=(8,), size=8)
 GRAPHS = {

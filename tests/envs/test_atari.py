@@ -1,4 +1,7 @@
-"""Atari games: registered at need, preprocessed as the field does, their scores unclipped, and nothing sampled twice otherwise."""
+"""Atari games: registered at need, preprocessed as the field does, and nothing sampled twice.
+
+Their scores are reported unclipped.
+"""
 
 import functools
 import sys
@@ -169,7 +172,7 @@ def test_a_closed_runner_lets_go_of_the_threads_of_its_games():
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    says = r"'ALE/Pong-v5' needs the package ale_py \(.*\): pip install 'flowrl\[atari\]'"
+    says = r"'ALE/Pong-v5' needs the package ale_py \(.*\): .* -m pip install 'flowrl\[atari\]'"
     with pytest.raises(fl.SettingError, match=says):
         fl.Runners("ALE/Pong-v5", SMALL).spaces()
     assert main(["plan", "impala", "--env", "ALE/Pong-v5"]) == 2
@@ -177,7 +180,10 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch, capsy
     assert out == ""
     assert err.splitlines()[0] == "flowrl: impala can't run: 1 problem"
     assert err.splitlines()[1:] == [
-        "  impala.runners: 'ALE/Pong-v5' needs the package ale_py (import of ale_py halted; None in sys.modules): pip install 'flowrl[atari]'"
+        (
+            "  impala.runners: 'ALE/Pong-v5' needs the package ale_py (import of ale_py halted; "
+            f"None in sys.modules): {sys.executable} -m pip install 'flowrl[atari]'"
+        )
     ]
 
 
@@ -193,7 +199,8 @@ def test_a_stock_graph_reads_images_with_a_cnn():
     assert default_policy("ALE/Pong-v5", normalize=False) == fl.Policy(fl.CNN)
     with pytest.raises(
         fl.SettingError,
-        match=r"normalize: the policy has convolutions .*; leave normalize out, or give policy=fl\.Policy\(fl\.MLP",
+        match=r"normalize: the policy has convolutions .*; leave normalize out, or give "
+        r"policy=fl\.Policy\(fl\.MLP",
     ):
         fl.ppo("ALE/Pong-v5", fl.PPOSettings(normalize=True))
     for make in (Clockwork, SmallImages, DictObservations):

@@ -1,4 +1,7 @@
-"""Environments written in JAX: the adapters against what they adapt, and the Gymnasium form against single environments."""
+"""Environments written in JAX: the adapters against what they adapt.
+
+And the Gymnasium form against single environments.
+"""
 
 import sys
 
@@ -108,18 +111,24 @@ class Wrong(Corridor):
     [
         (
             "obs",
-            r"Wrong\.reset returned an observation float32\[2\], but its observation_space declares float32\[1\]",
+            (
+                r"Wrong\.reset returned an observation float32\[2\], but its observation_space "
+                r"declares float32\[1\]"
+            ),
         ),
         ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
         (
             "state",
-            r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; make them equal",
+            (
+                r"Wrong\.step returned a state\['age'\] float32\[\], but reset's is int32\[\]; "
+                r"make them equal"
+            ),
         ),
         ("tree", r"Wrong\.step returned a state that is another tree than reset's"),
         ("four", r"Wrong\.step must return \(state, obs, reward, terminated, truncated\)"),
     ],
 )
-def test_an_environment_that_breaks_its_promise_is_told_which(way, says):
+def test_an_environment_that_breaks_its_promise_is_reported_which(way, says):
     with pytest.raises(fl.EnvironmentFailed, match=says):
         jax.eval_shape(
             lambda: advance(
@@ -152,24 +161,31 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
     [
         (
             "gymnax:CartPol-v1",
-            r"gymnax:CartPol-v1: unknown gymnax environment 'CartPol-v1'; did you mean 'CartPole-v1'\?",
+            (
+                r"gymnax:CartPol-v1: unknown gymnax environment 'CartPol-v1'; did you mean "
+                r"'CartPole-v1'\?"
+            ),
         ),
         ("brax:antt", r"unknown brax environment 'antt'; did you mean 'ant'\?"),
         (
             "jumanji:Snake-v1",
-            "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the prefixes gymnax: and brax:",
+            (
+                "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the "
+                "prefixes gymnax: and brax:"
+            ),
         ),
     ],
 )
-def test_what_there_is_not_is_told_with_what_there_is(env, says):
+def test_what_there_is_not_is_reported_with_what_there_is(env, says):
     with pytest.raises(fl.SettingError, match=says):
         make_env(env, 1, (), {})
 
 
-def test_a_missing_package_is_told_with_the_command_that_mends_it(monkeypatch):
+def test_a_missing_package_is_reported_with_the_command_that_fixes_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(
         fl.SettingError,
-        match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): pip install 'flowrl\[jax-envs\]'",
+        match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): .* -m pip install "
+        r"'flowrl\[jax-envs\]'",
     ):
         make_env("gymnax:CartPole-v1", 1, (), {})

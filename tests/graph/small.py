@@ -31,7 +31,8 @@ def learner(loss=None, **settings):
 
 
 def recipe(**resources):
-    """PPO in which one round is one batch of [16, 8]. Resources given by name replace its own or join them."""
+    """PPO in which one round is one batch of [16, 8]. Resources given by name replace its own or
+    join them."""
     return fl.Graph("g", **{"runners": runners(), "learner": learner(), **resources}).then(
         sample=fl.ParallelSample(),
         batch=fl.Concat(128),

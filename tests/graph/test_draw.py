@@ -1,4 +1,7 @@
-"""Drawings: a chain and a branching graph in text, and the dashed lines between nodes and resources in every format."""
+"""Drawings: a chain and a branching graph in text, and the dashed lines in every format.
+
+Those are between nodes and resources.
+"""
 
 import xml.etree.ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""Faulty graphs: each is rejected before anything starts, by a message that names the node and the way out."""
+"""Faulty graphs: each is rejected before a start, by a message with the node and the way out."""
 
 import re
 from collections.abc import Iterator
@@ -109,10 +109,14 @@ S, C, A, T, Y, R = (
     fl.SyncWeights,
     fl.Report,
 )
-STALE = r"is on-policy, but it trains on data up to 1 update old; put SyncWeights\(\) behind every update"
+STALE = (
+    r"is on-policy, but it trains on data up to 1 update old; put SyncWeights\(\) after every "
+    r"update"
+)
 
 FAULTY = [
-    # (what is wrong, the graph, the nodes that are named - with ? where they need not be -, the message)
+    # (what is wrong, the graph, the nodes that are named - with ? where they need not be -, the
+    # message)
     # -- order
     (
         "advantages after training",
@@ -124,7 +128,10 @@ FAULTY = [
         "no advantages",
         lambda: recipe().remove("adv", "norm"),
         "train",
-        r"needs the fields advantage, target, but the batch has obs.*; put Advantages\(\.\.\.\) before it, or take .* \(APPOLoss, VTraceLoss\)",
+        (
+            r"needs the fields advantage, target, but the batch has obs.*; put "
+            r"Advantages\(\.\.\.\) before it, or take .* \(APPOLoss, VTraceLoss\)"
+        ),
     ),
     (
         "standardised before it is there",
@@ -160,7 +167,7 @@ FAULTY = [
         "report in the middle",
         lambda: line(sample=S(), adv=A(), train=T(), report=R(), sync=Y()),
         "report",
-        "sync stands behind it; move Report to the end",
+        "sync comes after it; move Report to the end",
     ),
     # -- resources
     (
@@ -228,7 +235,7 @@ FAULTY = [
         "fragments of two lengths",
         two_lengths,
         "batch",
-        "can't join 16 steps in time with 8; give all runners the same fragment",
+        "can't join 16 steps in time with 8; give all runners the same rollout_length",
     ),
     (
         "a minibatch that does not divide",
@@ -271,7 +278,10 @@ FAULTY = [
         "a queue",
         lambda: recipe(learner=learner(AnyAgeLoss())).insert(after="norm", queue=Queue()),
         "train",
-        "calls learner.update, but learner belongs to the stage of adv, .*; move train to where adv is, or adv to the same side of the queue",
+        (
+            "calls learner.update, but learner belongs to the stage of adv, .*; move train to "
+            "where adv is, or adv to the same side of the queue"
+        ),
     ),
     (
         "a batch late by a round",
@@ -344,7 +354,10 @@ FAULTY = [
         "updates that no row tells of",
         lambda: recipe().remove("report").then(after="batch", report=R()),
         "train",
-        "its updates do not each reach report once, so rows would not tell of them; put report behind it",
+        (
+            "its updates do not each reach report once, so rows would not report them; put report "
+            "after it"
+        ),
     ),
     (
         "a filter that drops all",
@@ -419,7 +432,10 @@ FAULTY = [
         "an unknown namespace",
         lambda: recipe(runners=runners("Nowhere/Pong-v5")),
         "runners",
-        "unknown environment 'Nowhere/Pong-v5': the package that registers Nowhere must be imported first",
+        (
+            "unknown environment 'Nowhere/Pong-v5': the package that registers Nowhere must be "
+            "imported first"
+        ),
     ),
     (
         "an environment that can't be made",
@@ -545,7 +561,7 @@ def started(monkeypatch):
     """What a rejected graph must not do: make a worker, step or reset an environment."""
     seen = []
     monkeypatch.setattr(
-        "flowrl.rollout.runners.Runner", lambda *a: seen.append("a worker was made")
+        "flowrl.rollout.gym_runners.Runner", lambda *a: seen.append("a worker was made")
     )
     for place in ("cartpole.CartPoleEnv", "cartpole.CartPoleVectorEnv"):
         for verb in ("step", "reset"):
@@ -592,13 +608,13 @@ def test_the_recipe_that_the_faults_are_made_in_is_sound(started):
     assert started == []
 
 
-def test_the_alarm_that_tells_of_a_start_works(started):
+def test_the_alarm_that_reports_of_a_start_works(started):
     runners().open()
     gym.make("CartPole-v1").unwrapped.step(0)
     assert started == ["a worker was made", "a worker was made", "an environment: step"]
 
 
-def test_an_unknown_drawing_is_told():
+def test_an_unknown_drawing_is_reported():
     with pytest.raises(
         fl.SettingError,
         match="unknown format 'txet'; did you mean 'text'.* Known: text, mermaid, dot, svg",
@@ -606,7 +622,7 @@ def test_an_unknown_drawing_is_told():
         recipe().draw("txet")
 
 
-def test_several_faults_are_told_at_once(started):
+def test_several_faults_are_reported_at_once(started):
     graph = (
         recipe(spare=runners())
         .set("train.learner", "lerner")
@@ -625,14 +641,14 @@ def test_several_faults_are_told_at_once(started):
     assert started == []
 
 
-def test_faults_of_structure_and_of_what_flows_are_told_together(started):
+def test_faults_of_structure_and_of_what_flows_are_reported_together(started):
     graph = recipe().set("train.minibatch_size", 100).then(after="batch", look=Pass())
     with pytest.raises(fl.CheckError, match="g can't run: 2 problems") as caught:
         graph.check()
     assert set(named(caught.value)) == {"train", "look"}
 
 
-def test_one_fault_is_told_once():
+def test_one_fault_is_reported_once():
     with pytest.raises(fl.CheckError, match=r"g can't run: 1 problem\n  g\.train: ") as caught:
         recipe().set("train.minibatch_size", 100).check()
     assert len(caught.value.problems) == 1

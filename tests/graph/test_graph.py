@@ -1,4 +1,4 @@
-"""Graph: every verb gives a new graph, every mistake is told, and the text of a graph leads back to it."""
+"""Graph: every verb gives a new graph, mistakes are reported, and its text leads back to it."""
 
 import enum
 import math
@@ -339,7 +339,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("build", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
-def test_a_mistake_in_a_verb_is_told(build, message):
+def test_a_mistake_in_a_verb_is_reported(build, message):
     with pytest.raises(fl.GraphError, match=message):
         build(recipe())
 
@@ -373,7 +373,7 @@ BAD_SETTINGS = [
 @pytest.mark.parametrize(
     ("address", "value", "message"), BAD_SETTINGS, ids=[f"{a}={v!r}" for a, v, _ in BAD_SETTINGS]
 )
-def test_a_mistake_in_set_is_told_with_its_address(address, value, message):
+def test_a_mistake_in_set_is_reported_with_its_address(address, value, message):
     with pytest.raises(fl.SettingError) as caught:
         recipe().set(address, value)
     assert str(caught.value).startswith(message)
@@ -578,14 +578,15 @@ CALLS = [
     'run(Graph("g"))',
     'Graph("g", x=load("runs/mine", allow=["os"]))',
     'Graph("g", x=load(path="runs/mine"))',
-    'load("flowrl.graph.values:sys.exit")("gone")',
+    'load("flowrl.graph.names:sys.exit")("gone")',
     'Graph("g").then(a=Map(load("flowrl.errors:unknown")("a", "b", [])))',
 ]
 
 
 @pytest.mark.parametrize("text", CALLS)
 def test_loading_calls_nothing_but_what_a_graph_is_made_of(text, monkeypatch):
-    """A graph's file must not be able to start a run, read a saved policy, or reach through flowrl into Python's own modules."""
+    """A graph's file must not be able to start a run, read a saved policy, or reach through flowrl
+    into Python's own modules."""
     called = []
     for name in ("run", "load"):
         monkeypatch.setattr(fl, name, lambda *a, **k: called.append(a))
@@ -797,8 +798,11 @@ class Roomy(fl.Stateless):
 
 
 @pytest.mark.parametrize(("op", "field"), [(Named(), "source='file.csv'"), (Roomy(), "room=3")])
-def test_a_field_that_hides_what_every_operator_has_is_told(op, field):
-    wanted = rf"g\.mine: its field {field} hides Operator\.{field.partition('=')[0]}, .*; give the field another name"
+def test_a_field_that_hides_what_every_operator_has_is_reported(op, field):
+    wanted = (
+        rf"g\.mine: its field {field} hides Operator\.{field.partition('=')[0]}, .*; give the "
+        rf"field another name"
+    )
     with pytest.raises(fl.CheckError, match=wanted):
         recipe().rename("g").insert(after="sample", mine=op).check()
 
@@ -808,6 +812,6 @@ class Weighed(fl.PGLoss):
     values: float = 0.5
 
 
-def test_a_field_that_hides_what_every_loss_has_is_told():
+def test_a_field_that_hides_what_every_loss_has_is_reported():
     with pytest.raises(fl.SettingError, match=r"loss: its field values=0.5 hides Loss.values"):
         learner(loss=Weighed())

@@ -1,4 +1,4 @@
-"""The one stage loop: the order of calls, what is committed when, whose error it was, and what the ledger counts."""
+"""The stage loop: order of calls, what is committed when, whose error it was, and the ledger."""
 
 import math
 import traceback
@@ -275,7 +275,7 @@ def test_an_address_that_is_there_already_is_kept():
     assert caught.value.where == "elsewhere.inner"
 
 
-def test_an_error_behind_a_branch_is_not_blamed_on_the_branch_before():
+def test_an_error_after_a_branch_is_not_blamed_on_the_branch_before():
     graph = (
         fl.Graph("g")
         .then(s=Source((1,)), a=Merge())
@@ -287,7 +287,7 @@ def test_an_error_behind_a_branch_is_not_blamed_on_the_branch_before():
     assert caught.value.__notes__ == ["in g.b"]
 
 
-def test_a_step_that_returns_in_place_of_yielding_is_told():
+def test_a_step_that_returns_in_place_of_yielding_is_reported():
     class Returns(fl.Stateless):
         def step(self, state, item, ctx):
             return None
@@ -309,7 +309,7 @@ def test_ctrl_c_is_not_touched():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_with_failed_an_error_is_told_and_the_pass_goes_on():
+def test_with_failed_an_error_is_reported_and_the_pass_goes_on():
     log, told = [], []
     graph = (
         fl.Graph("g")
@@ -324,7 +324,7 @@ def test_with_failed_an_error_is_told_and_the_pass_goes_on():
 # -- hooks and ledger
 
 
-def test_hooks_are_told_of_every_advance():
+def test_hooks_are_reported_of_every_advance():
     told = []
     graph = fl.Graph("g").then(s=Source((1, 2, 3)), p=Pairs(), a=Merge())
     loop_of(graph, lambda node, seconds, item: told.append((node, item, seconds >= 0))).run_pass()
@@ -342,7 +342,7 @@ def test_hooks_are_told_of_every_advance():
     ]
 
 
-def test_a_hook_is_told_a_nodes_own_seconds_and_not_those_of_the_nodes_behind_it(monkeypatch):
+def test_a_hook_is_reported_a_nodes_own_seconds_and_not_those_of_the_nodes_after_it(monkeypatch):
     spent, now = {}, [0]
     monkeypatch.setattr("flowrl.graph.loop.time", SimpleNamespace(perf_counter=lambda: now[0]))
 

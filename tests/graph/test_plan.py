@@ -1,6 +1,8 @@
-"""Plan: the numbers of a run before it starts; and golden texts, so that a diff shows what a change did to a stock graph.
+"""Plan: the numbers of a run before it starts; and golden texts.
 
-`FLOWRL_UPDATE_GOLDEN=1 pytest tests/graph/test_plan.py` writes tests/golden anew.
+By these a diff shows what a change did to a stock graph.
+
+`FLOWRL_UPDATE_GOLDEN=1 pytest tests/graph/test_plan.py` writes tests/golden again.
 """
 
 import os
@@ -73,11 +75,17 @@ def test_a_plan_of_two_runners_and_two_rounds_a_batch():
     assert plan.lag == 0
     assert str(plan).splitlines() == [
         "ppo: 1 stage, lag 0",
-        "  sample   2 runners x 8 envs x 128 steps of CartPole-v1   2,048 steps a call, 2 calls a row",
+        (
+            "  sample   2 runners x 8 envs x 128 steps of CartPole-v1   2,048 steps a call, 2 "
+            "calls a row"
+        ),
         "  batch    2 -> 1                                          4,096 steps, [128, 32, ...]",
         "  adv      + advantage, target                             float32[128, 32]",
         "  norm     ~ advantage                                     float32[128, 32]",
-        "  train    10 epochs x 32 minibatches                      320 gradient steps a row, each sample used 10 times",
+        (
+            "  train    10 epochs x 32 minibatches                      320 gradient steps a row, "
+            "each sample used 10 times"
+        ),
         "  sync     learner -> runners                              36.6 KB, 1 time a row",
         "  report   every item                                      1 row = 4,096 steps, 1 update",
         "  learner  MLP, PPOLoss, Adam",

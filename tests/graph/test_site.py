@@ -1,4 +1,4 @@
-"""The site in this process: what is compiled once serves every run, and random keys belong to a resource."""
+"""The site in this process: what is compiled once serves every run; random keys of a resource."""
 
 import jax
 import numpy as np
@@ -111,6 +111,6 @@ def test_resources_open_on_demand_and_close_last_first_even_if_one_fails():
     assert log[3:] == ["close a", "close b", "close c"] and place.handles == {}
 
 
-def test_an_unknown_resource_is_told():
+def test_an_unknown_resource_is_reported():
     with pytest.raises(fl.GraphError, match="g: unknown resource 'lerner'. Known: none"):
         Place("g", {}, 0, HereSite).handle("lerner")

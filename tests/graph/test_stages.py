@@ -37,7 +37,7 @@ def held(channel):
         ("drop_newest", "lifo", [3, 4], [2, 1]),
     ],
 )
-def test_a_channel_keeps_drops_and_gives_as_it_is_told(full, order, gone, out):
+def test_a_channel_keeps_drops_and_gives_as_it_is_reported(full, order, gone, out):
     channel = Channel("q", ("a",), 2, full, order)
     assert channel.has_capacity
     assert [x[1] for i in (1, 2, 3, 4) if (x := channel.put("a", i))] == gone
@@ -127,7 +127,7 @@ def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(
 @given(
     st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3)
 )
-def test_behind_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, every):
+def test_after_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, every):
     graph = ASYNC.replace(
         sample=fl.ParallelSample(),
         batch=fl.Concat(steps),
@@ -151,7 +151,7 @@ def test_the_plan_says_where_lag_has_no_bound():
     assert "lag bound 4, expected " in str(ASYNC.set("queue.max_lag", 4).compile())
 
 
-def test_pacing_that_can_not_be_is_told_before_the_run():
+def test_pacing_that_can_not_be_is_reported_before_the_run():
     with pytest.raises(
         fl.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"
     ):
@@ -173,7 +173,7 @@ def test_random_schedules_differ_and_drop():
     assert len(dropped) > 1 and max(dropped) > 0
 
 
-def test_a_queue_that_never_gets_an_item_is_told():
+def test_a_queue_that_never_gets_an_item_is_reported():
     with pytest.raises(fl.CheckError, match=r"g\.late: took [\d,]+ items and yielded none"):
         ASYNC.insert(after="batch", late=fl.Filter(lambda b: b.steps > 10**6)).check()
 

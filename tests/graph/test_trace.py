@@ -1,4 +1,7 @@
-"""The abstract trace: periods and warm-ups, the form of what flows on each edge, functions that can't be traced, and lag."""
+"""The abstract trace: periods and warm-ups, the form of what flows on each edge, and lag.
+
+And functions that can't be traced.
+"""
 
 import itertools
 import math
@@ -113,7 +116,7 @@ def test_a_counter_that_saturates_is_a_warm_up():
     assert found.steady["train"].taken == 1
 
 
-def test_warm_up_and_a_longer_period_are_told_apart():
+def test_warm_up_and_a_longer_period_are_distinguished():
     found = traced(recipe().insert(after="sync", own=Counter(lambda n: n + 1 if n < 6 else 4)))
     assert (found.rows, found.warmup_rows) == (3, 4)
     plan = recipe().insert(after="sync", own=Counter(lambda n: n + 1 if n < 6 else 4)).compile()
@@ -193,7 +196,7 @@ def test_no_form_holds_an_array_of_observations():
         assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.forms[name].data.values())
 
 
-def test_an_operator_that_drops_a_field_shows_in_the_form_behind_it():
+def test_an_operator_that_drops_a_field_shows_in_the_form_after_it():
     slim = recipe().insert(after="train", x=Pass()).insert(after="adv", slim=fl.Map(without_reward))
     found = traced(slim)
     assert "reward" in found.forms["adv"].data and "reward" not in found.forms["slim"].data
@@ -245,11 +248,11 @@ def test_a_map_in_numpy_is_run_once_on_zeros():
     assert np.ndarray in calls
 
 
-def test_a_map_that_works_only_on_real_data_is_told_of_and_the_graph_still_compiles_and_runs():
+def test_a_map_that_works_only_on_real_data_is_reported_of_and_the_graph_still_compiles_and_runs():
     graph = loose().insert(after="batch", own=fl.Map(only_real))
     plan = graph.compile()
     assert list(plan.found.opaque) == ["own"]
-    assert "not traced behind own, whose function works only on real data" in str(plan)
+    assert "not traced after own, whose function works only on real data" in str(plan)
     with fl.run(graph) as run:
         assert next(run)["updates"] == 1
 
@@ -261,7 +264,7 @@ def test_a_map_that_works_only_on_real_data_is_told_of_and_the_graph_still_compi
 )
 def test_a_filter_that_looks_at_values_is_not_judged_by_zeros(keep):
     """What it keeps is known only in the run; the plan must say so and not count on one answer."""
-    assert "not traced behind own" in str(
+    assert "not traced after own" in str(
         recipe().insert(after="batch", own=fl.Filter(keep)).compile()
     )
 
@@ -336,7 +339,7 @@ def test_lag_is_exact(edit, lag):
 
 
 @pytest.mark.parametrize("name", ["two rounds late", "weights before training"])
-def test_a_run_has_the_lag_that_is_told_here(name):
+def test_a_run_has_the_lag_that_is_reported_here(name):
     ((edit, lag),) = (x[1:] for x in LAGS if x[0] == name)
     with fl.run(edit(loose())) as run:
         assert max(next(run)["lag_max"] for _ in range(6)) == lag
@@ -358,7 +361,7 @@ def test_a_version_that_is_computed_makes_the_lag_unknown():
     assert math.isnan(plan.lag) and "lag unknown" in str(plan)
 
 
-def test_an_on_policy_loss_on_data_of_unknown_age_is_told_of():
+def test_an_on_policy_loss_on_data_of_unknown_age_is_reported():
     with pytest.raises(fl.CheckError, match=r"g\.train: PPOLoss is on-policy"):
         recipe().insert(after="batch", own=fl.Map(aged)).compile()
 
@@ -368,7 +371,7 @@ def test_an_on_policy_loss_on_data_of_unknown_age_is_told_of():
 
 def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
     seen = []
-    monkeypatch.setattr("flowrl.rollout.runners.Runner", lambda *a: seen.append("worker"))
+    monkeypatch.setattr("flowrl.rollout.gym_runners.Runner", lambda *a: seen.append("worker"))
     monkeypatch.setattr(gym.vector.VectorEnv, "step", lambda *a: seen.append("step"))
     for place in ("CartPoleEnv", "CartPoleVectorEnv"):
         monkeypatch.setattr(
@@ -384,7 +387,8 @@ def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
 
 
 def test_the_trace_computes_nothing_large():
-    """2 million steps of a large network: shapes only, so neither the time nor the memory is there."""
+    """2 million steps of a large network: shapes only, so neither the time nor the memory is
+    there."""
     policy = fl.Policy(fl.MLP, hidden=(8192, 8192))
     graph = fl.ppo(
         "CartPole-v1",
@@ -449,7 +453,7 @@ def larger(numbers):
 
 
 @pytest.mark.parametrize(("make", "add"), [(Tick, up), (deque, longer), (set, larger)])
-def test_a_state_that_is_no_pytree_is_told_apart_too(make, add):
+def test_a_state_that_is_no_pytree_is_distinguished_too(make, add):
     found = traced(loose().insert(after="sync", rare=Holding(make, add)))
     assert (found.rows, found.warmup_rows, found.exact) == (1, 0, True)
     assert found.steady["rare"].taken == 3
@@ -473,7 +477,7 @@ def test_rows_that_come_seldom_are_no_mistake():
     assert f"no row within {plan.found.passes:,} passes, whose numbers these are" in str(plan)
 
 
-def test_a_map_that_tells_of_updates_and_passes_them_on_is_traced():
+def test_a_map_that_reports_of_updates_and_passes_them_on_is_traced():
     graph = recipe().insert(after="train", log=fl.Map(lambda t: (float(t.metrics.values[0]), t)[1]))
     assert graph.compile().found.opaque == {}
     with pytest.raises(
@@ -482,7 +486,7 @@ def test_a_map_that_tells_of_updates_and_passes_them_on_is_traced():
         graph.remove("sync").check()
 
 
-def test_behind_what_is_not_traced_the_lag_is_unknown():
+def test_after_what_is_not_traced_the_lag_is_unknown():
     plan = recipe().insert(after="batch", real=fl.Map(only_real)).compile()
     assert (
         math.isnan(plan.lag)

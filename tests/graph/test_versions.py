@@ -11,7 +11,8 @@ QUIET = {"envs_per_runner": 2, "rollout_length": 4}
 
 
 def graph(env):
-    """Two learners with runners of their own, the second of which updates once where the first does four times."""
+    """Two learners with runners of their own, the second of which updates once where the first does
+    four times."""
     g = fl.Graph(
         "two",
         first=fl.Runners(env, MLP, **QUIET),

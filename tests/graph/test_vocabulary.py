@@ -1,4 +1,7 @@
-"""Every graph of the field's vocabulary can be written, printed, drawn, compared, edited, saved, and is cut where it should be."""
+"""Every graph of the field's vocabulary can be written, printed, drawn, compared and edited.
+
+It can be saved, too, and is cut where it should be.
+"""
 
 import pickle
 import xml.etree.ElementTree as ET
@@ -216,7 +219,8 @@ def league():
 
 
 def two_queues():
-    """Actors, an assembler and a learner, each a stage; a zip joins within a stage, a queue may have two inputs."""
+    """Actors, an assembler and a learner, each a stage; a zip joins within a stage, a queue may
+    have two inputs."""
     start = graph("pipeline", fl.VTraceLoss()).then(
         sample=fl.ParallelSample(mode="async"), assemble=fl.Queue(8), batch=fl.Concat(500)
     )

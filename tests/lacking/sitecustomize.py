@@ -1,4 +1,7 @@
-"""On the path of a simulated node: the folder that LACKING names is not there, for imports and for files alike, as on a machine that never had it."""
+"""On the path of a simulated node: the folder that LACKING names is not there.
+
+That is so for imports and for files alike, as on a machine that never had it.
+"""
 
 import os
 import sys

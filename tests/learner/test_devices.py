@@ -1,4 +1,7 @@
-"""Several devices share the updates of a learner: each does its part of the work, and the result is that of one device."""
+"""Several devices share the updates of a learner, and the result is that of one device.
+
+Each does its part of the work.
+"""
 
 import json
 import os
@@ -57,7 +60,8 @@ def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
         assert found["gathered"] == (
             priorities if name.startswith(("dqn", "sac")) and "shuffled" not in name else []
         )
-    # Running moments of observations are three sums more, once an update; APPO's standardized advantages two in a minibatch.
+    # Running moments of observations are three sums more, once an update; APPO's standardized
+    # advantages two in a minibatch.
     assert [
         updates()[f"{name} on 4"]["sums"]
         for name in ("dqn", "sac", "recurrent", "ppo", "vtrace", "appo")
@@ -106,8 +110,8 @@ def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     agrees(found["local"], GYM)
     agrees(found["xla"], JAX)
     assert (
-        "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a multiple of 4"
-        in found["uneven"]["text"]
+        "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a "
+        "multiple of 4" in found["uneven"]["text"]
     )
 
 

@@ -53,7 +53,8 @@ def opened(loss, optimizer, policy, seed):
 
 
 def fresh(loss, optimizer, policy=POLICY, seed=0):
-    """A learner in its first state. It is opened once and then set back, for compiling its update is what takes time."""
+    """A learner in its first state. It is opened once and then set back, for compiling its update
+    is what takes time."""
     handles, first = opened(loss, optimizer, policy, seed)
     handles["learner"].state = {"core": jax.tree.map(jnp.copy, first), "version": np.int32(0)}
     return handles["learner"]
@@ -82,7 +83,8 @@ def metrics_of(trained):
 
 
 def now(handle):
-    """What an update may change, as NumPy arrays: weights, the optimiser's state, what the loss adapts."""
+    """What an update may change, as NumPy arrays: weights, the optimiser's state, what the loss
+    adapts."""
     return jax.tree.map(np.array, {k: handle.state["core"][k] for k in ("weights", "opt", "loss")})
 
 
@@ -137,7 +139,8 @@ def slow_step(net, tx, loss, weights, opt, rows):
 
 
 def slow_update(learner, tx, loss, data, steps):
-    """What comes of a gradient step on each of the row numbers in `steps`, from the learner's weights on."""
+    """What comes of a gradient step on each of the row numbers in `steps`, from the learner's
+    weights on."""
     rows = {k: v.reshape(STEPS, *v.shape[2:]) for k, v in data.items()}
     weights, _ = learner.weights()
     opt, losses = tx.init(weights.params), []
@@ -290,7 +293,7 @@ def test_the_runners_act_with_the_first_weights():
     np.testing.assert_allclose(sample["value"], value, rtol=1e-5, atol=1e-6)
 
 
-def test_values_are_those_of_what_comes_behind_the_last_rows():
+def test_values_are_those_of_what_comes_after_the_last_rows():
     learner, data = fresh(PG, SGD), batch()
     data = fl.Batch(data.data, {**data.columns, "bootstrap_obs": data["obs"][0] + 1})
     flat = learner.core.network.apply(learner.weights()[0], data.columns["bootstrap_obs"])[1]
@@ -348,7 +351,7 @@ def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works
     ).any()
 
 
-def test_an_update_that_is_not_finite_tells_no_priority_that_is_not():
+def test_an_update_that_is_not_finite_reports_no_priority_that_is_not():
     class RemoteArray(fl.Loss):
         needs, on_policy, priorities = ("advantage",), False, True
 
@@ -401,7 +404,10 @@ def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(mi
         ),
         (
             ["logp"],
-            r"PPOLoss needs the field logp, but .*; take a loss that needs no more than that \(PGLoss\)$",
+            (
+                r"PPOLoss needs the field logp, but .*; take a loss that needs no more than that "
+                r"\(PGLoss\)$"
+            ),
         ),
     ],
     ids=str,
@@ -533,7 +539,7 @@ def test_what_a_module_keeps_beside_its_parameters_goes_through_every_gradient_s
     assert learner.weights()[0].rest["calls"] == 2
 
 
-def test_a_module_with_random_state_trains_and_draws_anew_at_every_step():
+def test_a_module_with_random_state_trains_and_draws_again_at_every_step():
     learner = fresh(PG, SGD, fl.Policy(Dropping))
     ends = []
     for _ in range(2):
@@ -602,7 +608,7 @@ def test_a_loss_that_stops_early_says_when():
         graph.check()
 
 
-def test_work_on_fragments_is_no_way_out_behind_a_replay():
+def test_work_on_rollouts_is_no_way_out_after_a_replay():
     graph = (
         fl.dqn("CartPole-v1")
         .set("learner.loss", fl.PPOLoss())

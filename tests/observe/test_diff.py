@@ -10,45 +10,45 @@ from flowrl.observe.diff import Part
 from flowrl.observe.settings import settings_of
 
 PPO_AND_APPO = """\
-                                  ppo            appo
+                                   ppo            appo
 nodes: 4 differ, 7 nodes alike
-  adv                             Advantages()   -
-  norm                            Standardize()  -
-  queue                           -              Queue()
-  target                          -              UpdateTarget(every=2)
+  adv                              Advantages()   -
+  norm                             Standardize()  -
+  queue                            -              Queue()
+  target                           -              UpdateTarget(every=2)
 settings: 23 differ, 36 settings alike
-  sample.mode                     "sync"         "async"
+  sample.mode                      "sync"         "async"
   batch.batch_size                 1024           500
-  train.epochs                    10             1
-  train.minibatch_size                 128            None
-  report.every                    1              10
-  runners.policy.normalize        False          -
-  runners.num_runners                   1              2
-  runners.rollout_length                128            50
-  learner.policy.normalize        False          -
-  learner.loss                    PPOLoss        APPOLoss
-  learner.loss.value_clip         None           -
+  train.epochs                     10             1
+  train.minibatch_size             128            None
+  report.every                     1              10
+  runners.policy.normalize         False          -
+  runners.num_runners              1              2
+  runners.rollout_length           128            50
+  learner.policy.normalize         False          -
+  learner.loss                     PPOLoss        APPOLoss
+  learner.loss.value_clip          None           -
   learner.loss.ent_coef            0.0            0.01
-  learner.loss.kl_penalty_target  None           -
-  learner.loss.target_kl          None           -
-  learner.optimizer.lr            0.0003         0.0005
-  learner.optimizer.max_grad_norm          0.5            40.0
-  learner.loss.gamma              -              0.99
-  learner.loss.vtrace_lambda                -              1.0
-  learner.loss.rho_clip           -              1.0
-  learner.loss.c_clip             -              1.0
-  learner.loss.kl_coef                 -              0.0
-  learner.loss.standardize        -              False
-  learner.loss.target_values      -              False
+  learner.loss.kl_penalty_target   None           -
+  learner.loss.target_kl           None           -
+  learner.optimizer.lr             0.0003         0.0005
+  learner.optimizer.max_grad_norm  0.5            40.0
+  learner.loss.gamma               -              0.99
+  learner.loss.vtrace_lambda       -              1.0
+  learner.loss.rho_clip            -              1.0
+  learner.loss.c_clip              -              1.0
+  learner.loss.kl_coef             -              0.0
+  learner.loss.standardize         -              False
+  learner.loss.target_values       -              False
 plan: 8 differ, 1 number alike
-  stages                          1              2
-  steps a row                     1,024          8,000
-  updates a row                   1              10
-  steps used a row                10,240         8,000
-  gradient steps a row            80             10
-  syncs a row                     1              10
-  lag in lock-step                0              2
-  lag bound                       0              none
+  stages                           1              2
+  steps a row                      1,024          8,000
+  updates a row                    1              10
+  steps used a row                 10,240         8,000
+  gradient steps a row             80             10
+  syncs a row                      1              10
+  policy lag in lock-step          0              2
+  policy lag bound                 0              none
 """
 
 
@@ -73,7 +73,7 @@ def test_equal_graphs_differ_in_nothing():
     ]
 
 
-def test_a_setting_is_told_by_its_address_wherever_it_stands():
+def test_a_setting_is_reported_by_its_address_wherever_it_stands():
     policy = fl.Policy(fl.MLP, hidden=(8,))
     found = fl.diff(
         PLAN,
@@ -93,7 +93,7 @@ def test_a_setting_is_told_by_its_address_wherever_it_stands():
     assert part(found, "plan").lines == (("gradient steps a row", "80", "10"),) and found
 
 
-def test_what_only_one_has_moves_nothing_and_what_moved_is_told():
+def test_what_only_one_has_moves_nothing_and_what_moved_is_reported():
     assert part(
         fl.diff(PLAN, PPO.remove("norm").insert(after="sync", play=fl.Evaluate())), "nodes"
     ).lines == (
@@ -102,9 +102,9 @@ def test_what_only_one_has_moves_nothing_and_what_moved_is_told():
     )
     moved = PPO.remove("norm").insert(after="sample", norm=fl.Standardize())
     assert part(fl.diff(PLAN, moved), "nodes").lines == (
-        ("batch", "Concat, behind sample", "Concat, behind norm"),
-        ("norm", "Standardize, behind adv", "Standardize, behind sample"),
-        ("train", "TrainOneStep, behind norm", "TrainOneStep, behind adv"),
+        ("batch", "Concat, after sample", "Concat, after norm"),
+        ("norm", "Standardize, after adv", "Standardize, after sample"),
+        ("train", "TrainOneStep, after norm", "TrainOneStep, after adv"),
     )
     assert part(fl.diff(PLAN, PPO.replace(batch=fl.Map(len))), "nodes").lines == (
         ("batch", "Concat", "Map"),
@@ -125,7 +125,7 @@ def test_long_values_are_cut_and_lines_end_with_no_spaces():
     assert all(line == line.rstrip() for line in str(fl.diff(PLAN, graph)).splitlines())
 
 
-def test_what_is_no_graph_is_told():
+def test_what_is_no_graph_is_reported():
     with pytest.raises(fl.GraphError, match="diff takes two graphs, got a str"):
         fl.diff(PLAN, "appo")
 
@@ -168,12 +168,12 @@ def test_results_of_two_runs(tmp_path):
     )  # killed while it wrote
     found = fl.diff(PLAN, PLAN, ("one", "other"), (one, other))
     assert part(found, "results") == Part(
-        "results", "result", (("ended", "until", "not told"), ("last loss", "-", "1.5")), 6
+        "results", "result", (("ended", "until", "not recorded"), ("last loss", "-", "1.5")), 6
     )
     assert str(found).splitlines()[0] == "             one    other"
 
 
-def test_a_damaged_or_missing_file_is_told(tmp_path):
+def test_a_damaged_or_missing_file_is_reported(tmp_path):
     bad = left(tmp_path / "bad", ROWS, end="{\n{}\n")
     with pytest.raises(fl.SaveError, match=r"rows\.jsonl, line 4 is damaged"):
         fl.diff(PLAN, PLAN, results=(None, bad))

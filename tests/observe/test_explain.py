@@ -1,4 +1,7 @@
-"""Explanations: a planted bottleneck is named, with the right advice; predictions follow from the costs; the numbers add up."""
+"""Explanations: a planted bottleneck is named, with the right advice.
+
+Predictions follow from the costs, and the numbers add up.
+"""
 
 import io
 import json
@@ -13,7 +16,8 @@ from flowrl import running
 from flowrl.cli import main as cli
 from flowrl.core.clock import by_kind
 from flowrl.core.profile import Profile, from_text, to_text
-from flowrl.observe.explain import explain, shares
+from flowrl.observe.breakdown import shares
+from flowrl.observe.explain import explain
 from flowrl.observe.saving import profiles
 from flowrl.observe.table import Window, live_table
 from flowrl.observe.what_if import what_if
@@ -43,7 +47,7 @@ def explained(graph, runtime="ray", scale=1):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 @pytest.mark.usefixtures("ray_up")
-def test_a_planted_bottleneck_is_named_with_what_mends_it(build, where, kind, advice, tmp_path):
+def test_a_planted_bottleneck_is_named_with_its_fix(build, where, kind, advice, tmp_path):
     folder = [tmp_path] if build is planted.straggler else []
     for scale in (
         1,
@@ -72,7 +76,8 @@ def test_in_one_process_the_environment_is_named_and_side_by_side_advised():
 
 
 def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
-    """Ten seconds of an asynchronous run: 100 fragments of 20 steps from each of two runners, which take `step` of their time."""
+    """Ten seconds of an asynchronous run: 100 rollouts of 20 steps from each of two runners, which
+    take `step` of their time."""
     spent = {("", "step"): 10 * step, ("", "waiting"): 10 * (1 - step)}
     return Profile(
         seconds=10.0,
@@ -108,7 +113,7 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
                 "envs": 2,
                 "singly": singly,
                 "remote": True,
-                "fragments": [100] * count,
+                "rollouts": [100] * count,
                 "rounds": [0.0, 0.0],
             },
         },
@@ -199,20 +204,20 @@ def test_compiling_slows_nothing_down_and_a_short_run_says_so():
     p = replace(p, processes={**p.processes, "stage of queue": late})
     found = explain(p)
     assert found.steps_per_second == 4_000 / 4 and str(found).startswith(
-        "4,000 steps in 4.0 s, beside 6.0 s of compiling: 1,000 steps/s\n"
+        "4,000 steps in 4.0 s, not counting 6.0 s of compiling: 1,000 steps/s\n"
     )
     assert (found.bottleneck.where, found.bottleneck.share) == (
         "train",
         pytest.approx(0.6),
     ) and "measured over" not in str(found)
-    assert "measured over 1.5 s only: a longer run tells more" in str(
+    assert "measured over only 1.5 s: a longer run gives more reliable numbers" in str(
         explain(replace(p, seconds=7.5))
     )
 
 
-def test_a_replay_is_told_to_draw_less():
+def test_a_replay_is_reported_to_draw_less():
     p = profile(update=1.0, step=0.5, blocked=0.5)
-    p = replace(p, counts={**p.counts, ("draw", "replay"): {"drawn_steps": 64}})
+    p = replace(p, counts={**p.counts, ("draw", "replay"): {"replayed_steps": 64}})
     assert (
         explain(p).bottleneck.advice
         == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
@@ -234,9 +239,12 @@ def test_where_the_cores_are_full_nothing_is_promised():
 def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
     assert (
         explain(profile()).bottleneck.advice
-        == "Step more of them side by side: --set runners.num_runners=3."
+        == "Step more environments in parallel: --set runners.num_runners=3."
     )
-    full = "Step more of them side by side: --set runners.num_runners=3. Not here, though: the 4 cores of this machine are full (98%)"
+    full = (
+        "Step more environments in parallel: --set runners.num_runners=3. Not here, though: the 4 "
+        "cores of this machine are full (98%)"
+    )
     assert explain(profile(busy=39.0)).bottleneck.advice == f"{full}."
     assert (
         explain(profile(busy=39.0, singly=False)).bottleneck.advice
@@ -245,7 +253,8 @@ def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
 
 
 def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
-    """Only some updates tell their epochs, where a run is traced; so there are two to compile, one behind the first row."""
+    """Only some updates report their epochs, where a run is traced; so there are two to compile,
+    one after the first row."""
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
@@ -274,7 +283,8 @@ def test_the_first_that_is_busy_and_not_held_up_is_the_bottleneck():
 
 
 def with_replay(kind, shards, share):
-    """The same, with a replay in between; one shard works in the thread of the stage that draws, several in processes of their own."""
+    """The same, with a replay in between; one shard works in the thread of the stage that draws,
+    several in processes of their own."""
     p = profile(step=0.2, update=0.3, blocked=0.5)
     spent = {("", kind): 10 * share, ("", "waiting"): 10 * (1 - share)}
     apart = {f"replay, {i}": spent for i in range(shards)} if shards > 1 else {}
@@ -302,9 +312,9 @@ def test_where_drawing_takes_longest_more_shards_are_advised(shards, where, advi
     assert (found.bottleneck.where, found.bottleneck.kind) == (where, "replay")
     assert (
         found.bottleneck.advice
-        == f"Share the replay among more processes: --runtime ray with --set {advice}."
+        == f"Split the replay over more processes: --runtime ray with --set {advice}."
     )
-    assert found.bottleneck.why == "100% of that goes to storing and drawing transitions."
+    assert found.bottleneck.why == "100% of that goes to storing and sampling transitions."
 
 
 def test_the_live_table_marks_it_and_shows_levels_and_lag():

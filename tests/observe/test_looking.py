@@ -67,7 +67,7 @@ def test_an_item_as_text():
     "text",
     ["loss", "loss>", ">3", "loss>ten", "loss > 3 or kl > 1", "__import__('os')>1", "loss=>3"],
 )
-def test_what_is_no_comparison_is_told(text):
+def test_what_is_no_comparison_is_reported(text):
     with pytest.raises(
         fl.SettingError, match="takes a comparison of a name with a number, such as loss>10"
     ):

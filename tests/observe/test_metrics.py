@@ -1,4 +1,7 @@
-"""Metrics of the user's own: from any operator, in every thread and at the sampler; and from what environments tell."""
+"""Metrics of the user's own: from any operator, in every thread and at the sampler.
+
+And those that environments report.
+"""
 
 import math
 from dataclasses import dataclass
@@ -126,13 +129,19 @@ def test_sums_of_sums():
     [
         (
             Tell("env_steps"),
-            r"look\.mine: 'env_steps' is a column that every Row has already; give the metric another name",
+            (
+                r"look\.mine: 'env_steps' is a column that every Row has already; give the metric "
+                r"another name"
+            ),
         ),
         (Tell("x/min"), r"look\.mine: 'x/min' is what flowrl itself may call a column"),
         (Tell("a b"), r"the name of a metric is made of letters, digits and _ \. / -, got 'a b'"),
         (
             Say((np.zeros(3),)),
-            r"look\.mine: metric 'said' is one number or an array of shape \[\], got float64\[3\]; take its mean first: ctx\.run",
+            (
+                r"look\.mine: metric 'said' is one number or an array of shape \[\], got "
+                r"float64\[3\]; take its mean first: ctx\.run"
+            ),
         ),
         (Say(("high",)), r"metric 'said' is one number or an array of shape \[\], got 'high'"),
     ],
@@ -142,17 +151,19 @@ def test_what_is_no_metric_is_refused_when_the_graph_is_compiled(op, says):
         LOOK.insert(after="sample", mine=op).compile()
 
 
-def test_a_metric_of_the_loss_is_not_told_twice():
+def test_a_metric_of_the_loss_is_not_reported_twice():
     with pytest.raises(
         fl.CheckError,
-        match=r"ppo\.mine: tells the metric 'entropy', which comes from the loss already; give it another name",
+        match=r"ppo\.mine: reports the metric 'entropy', which comes from the loss already; give "
+        r"it another name",
     ):
         PPO.insert(after="sample", mine=Tell("entropy")).compile()
 
 
-def test_within_a_compiled_function_there_is_nothing_to_tell():
+def test_within_a_compiled_function_there_is_nothing_to_report():
     with pytest.raises(
-        fl.ContractError, match="metric 'x' is told within a compiled function; let that return it"
+        fl.ContractError,
+        match="metric 'x' is reported within a compiled function; let that return it",
     ):
         jax.jit(lambda x: Metered().add("x", x))(1.0)
 
@@ -160,7 +171,7 @@ def test_within_a_compiled_function_there_is_nothing_to_tell():
 @pytest.mark.parametrize(
     "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
 )
-def test_at_the_sampler_it_is_told_as_behind_it(runtime):
+def test_at_the_sampler_it_is_reported_as_after_it(runtime):
     names = ("reward_sum", "reward_sum/min", "reward_sum/max")
     rows = []
     for graph in (
@@ -175,7 +186,7 @@ def test_at_the_sampler_it_is_told_as_behind_it(runtime):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
-def test_on_ray_every_stage_and_every_environment_tells():
+def test_on_ray_every_stage_and_every_environment_reports():
     settings = fl.IMPALASettings(
         num_runners=2,
         envs_per_runner=2,
@@ -200,7 +211,10 @@ def test_on_ray_every_stage_and_every_environment_tells():
 
 def test_a_program_refuses_it_by_node_and_line_and_with_the_way_out():
     graph = PPO.set("runners.env", Corridor).insert(after="sample", tell=Tell())
-    says = r"ppo\.tell: tells the metric 'reward_sum' by ctx\.metric, which a program can't; let the loss return it .* \(test_metrics\.py:\d+\)"
+    says = (
+        r"ppo\.tell: reports the metric 'reward_sum' by ctx\.metric, which a program can't; let "
+        r"the loss return it .* \(test_metrics\.py:\d+\)"
+    )
     with pytest.raises(fl.CheckError, match=says):
         fl.run(graph, runtime="xla")
     with fl.run(graph, steps=1) as run:
@@ -291,8 +305,10 @@ def test_rows_have_columns_of_them_and_a_run_can_stop_at_one(tmp_path, monkeypat
     )
     assert said(rows, "env/length")[:2] == [(3, 3, 3), (2, 2, 2)]
     (tmp_path / "telling.py").write_text(
-        "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n    settings = fl.PPOSettings(envs_per_runner=1, rollout_length=16, batch_size=16, "
-        'minibatch_size=None)\n    return fl.ppo(Telling, settings).set("runners.metrics", ("x",))\n'
+        "import flowrl as fl\nfrom test_metrics import Telling\n\ndef mine():\n"
+        "    settings = fl.PPOSettings(envs_per_runner=1, rollout_length=16, batch_size=16, "
+        "minibatch_size=None)\n"
+        '    return fl.ppo(Telling, settings).set("runners.metrics", ("x",))\n'
     )
     monkeypatch.chdir(tmp_path)
     assert main(["run", "telling.py:mine", "--until", "env/x/max>=20"]) == 0
@@ -306,18 +322,21 @@ class Notes(list):
         self.append(event.text)
 
 
-def test_a_key_that_never_came_is_nan_and_told_once():
+def test_a_key_that_never_came_is_nan_and_reported_once():
     notes = Notes()
     graph = LOOK.set("runners.env", Telling).set("runners.metrics", ("lenght", "x"))
     with fl.run(graph, observers=[notes]) as run:
         rows = [next(run) for _ in range(4)]
     assert all(math.isnan(row["env/lenght"]) and row["env/x"] > 0 for row in rows)
     assert notes == [
-        "runners: metrics: no step's info ever had the key 'lenght'; did you mean 'length'? Known: x, name, pair, length; env/lenght is NaN"
+        (
+            "runners: metrics: no step's info ever had the key 'lenght'; did you mean 'length'? "
+            "Known: x, name, pair, length; env/lenght is NaN"
+        )
     ]
 
 
-def test_without_an_episodes_end_it_is_told_at_the_end():
+def test_without_an_episodes_end_it_is_reported_at_the_end():
     notes = Notes()
     graph = (
         LOOK.set("runners.env", Telling)
@@ -333,15 +352,18 @@ def test_without_an_episodes_end_it_is_told_at_the_end():
 @pytest.mark.parametrize(("key", "is_"), [("pair", r"float64\[1, 2\]"), ("name", r"object\[1\]")])
 def test_what_is_no_number_is_refused(key, is_):
     run = fl.run(LOOK.set("runners.env", Telling).set("runners.metrics", (key,)))
-    says = rf"info\['{key}'\] of Telling is {is_}; metrics takes keys with one number per environment, \[1\]"
+    says = (
+        rf"info\['{key}'\] of Telling is {is_}; metrics takes keys with one number per "
+        rf"environment, \[1\]"
+    )
     with run, pytest.raises(fl.EnvironmentFailed, match=says):
         next(run)
 
 
-def test_what_runners_can_not_tell_is_refused():
+def test_what_runners_can_not_report_is_refused():
     with pytest.raises(
         fl.SettingError,
-        match=r"metrics: an environment in JAX tells no info with its steps; .* by ctx\.metric",
+        match=r"metrics: an environment in JAX returns no info with its steps; .* by ctx\.metric",
     ):
         fl.Runners(Corridor, TINY, metrics=("x",)).open()
     with pytest.raises(fl.SettingError, match="metrics: the name of a metric is made of letters"):

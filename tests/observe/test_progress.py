@@ -33,7 +33,7 @@ def shown(events, *, terminal, steps=None):
     return out.getvalue()
 
 
-def test_plain_lines_tell_steps_return_speed_time_and_what_is_left():
+def test_plain_lines_report_steps_return_speed_time_and_what_is_left():
     text = shown(
         [Started(None, Profile), RowClosed(ROW), RowClosed(ROW), Ended("steps")],
         terminal=False,

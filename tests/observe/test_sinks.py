@@ -1,4 +1,4 @@
-"""Sinks: the log of events, CSV, TensorBoard read back, and what services are told, for which fakes stand in."""
+"""Sinks: the log of events, CSV, TensorBoard read back, and services, which fakes stand in for."""
 
 import csv
 import json
@@ -85,7 +85,7 @@ def test_the_log_of_a_failed_run_says_why(tmp_path):
     assert not (tmp_path / "run/rows.csv").exists()
 
 
-def test_drops_are_told_in_sums_once_a_second(tmp_path, monkeypatch):
+def test_drops_are_reported_in_sums_once_a_second(tmp_path, monkeypatch):
     now = [10.0]
     monkeypatch.setattr(sinks.time, "monotonic", lambda: now[0])
     log = EventLog()
@@ -144,7 +144,7 @@ def test_csv_knows_of_evaluations_before_there_are_any(tmp_path):
     assert got[0] == "" and float(got[1]) > 0
 
 
-def test_csv_is_written_anew_for_new_columns_and_every_line_is_there_at_once(tmp_path):
+def test_csv_is_written_again_for_new_columns_and_every_line_is_there_at_once(tmp_path):
     to = fl.Csv(tmp_path / "rows.csv")
     to(Started(PPO.compile(), None))
     first = Row({"row": 1, "env_steps": 5, "return_mean": math.nan})
@@ -230,7 +230,7 @@ class Recorder:
         return [(args, named) for called, args, named in self.calls if called == name]
 
 
-def test_wandb_is_told_settings_rows_and_the_end(monkeypatch):
+def test_wandb_is_reported_settings_rows_and_the_end(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", fake := Recorder())
     rows = run_with(fl.WandB("walks", mode="offline", config={"note": "mine"}))
     ((_, init),) = fake.of("init")
@@ -249,7 +249,7 @@ def test_wandb_is_told_settings_rows_and_the_end(monkeypatch):
     )
 
 
-def test_mlflow_is_told_settings_rows_and_the_end(monkeypatch):
+def test_mlflow_is_reported_settings_rows_and_the_end(monkeypatch):
     fake = Recorder()
     fake.__dict__["entities"] = types.SimpleNamespace(Param=lambda *x: x, Metric=lambda *x: x)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
@@ -288,7 +288,7 @@ def test_a_service_that_fails_is_switched_off_and_the_run_goes_on(monkeypatch):
     ]
 
 
-def test_one_that_fails_with_the_last_event_is_told_of_too():
+def test_one_that_fails_with_the_last_event_is_reported_of_too():
     notes = []
 
     class Notes:
@@ -336,7 +336,8 @@ def test_a_missing_package_is_named_before_anything_starts(make, package, extra,
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         fl.SettingError,
-        match=rf"{extra} needs a package that is not there .*: pip install 'flowrl\[{extra}\]'",
+        match=rf"{extra} needs a package that is not there .*: .* -m pip install "
+        rf"'flowrl\[{extra}\]'",
     ):
         make()
 
@@ -354,8 +355,8 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
     )
     out, err = capsys.readouterr()
     assert (
-        "  rows    run/rows.jsonl, run/rows.csv, run/tensorboard, mine.csv, wandb:walks\n  trace   out.json\n  records flowrl replay run\n"
-        in err
+        "  rows    run/rows.jsonl, run/rows.csv, run/tensorboard, mine.csv, wandb:walks\n"
+        "  trace   out.json\n  records flowrl rerun run\n" in err
     )
     rows = [json.loads(line) for line in out.splitlines()]
     assert (
@@ -372,10 +373,10 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
     ("text", "says"),
     [
         ("tensorbord", r"--to: unknown sink 'tensorbord'; did you mean 'tensorboard"),
-        ("wandb", "--to wandb needs a name behind it: --to wandb:PROJECT"),
-        ("mlflow:", "--to mlflow needs a name behind it: --to mlflow:EXPERIMENT"),
+        ("wandb", "--to wandb needs a name after it: --to wandb:PROJECT"),
+        ("mlflow:", "--to mlflow needs a name after it: --to mlflow:EXPERIMENT"),
     ],
 )
-def test_a_wrong_sink_is_told(text, says, tmp_path):
+def test_a_wrong_sink_is_reported(text, says, tmp_path):
     with pytest.raises(fl.SettingError, match=says):
         sink(text, tmp_path)

@@ -228,19 +228,20 @@ def test_a_trace_changes_no_result(tmp_path):
     ] == rows
 
 
-def test_a_collector_that_is_not_there_is_told(tmp_path):
+def test_a_collector_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(
         RuntimeFailed, match=r"the collector at http://127.0.0.1:9 did not take the trace"
     ):
         traced(GRAPHS["ppo"](), "local", 128, otlp="http://127.0.0.1:9")
 
 
-def test_where_no_trace_can_go_is_told_before_the_run(tmp_path):
+def test_where_no_trace_can_go_is_reported_before_the_run(tmp_path):
     (tmp_path / "folder.json").mkdir()
     for wrong in ("folder.json", "trace.txt"):
         with pytest.raises(
             fl.SettingError,
-            match=rf"trace: .*{wrong} must be a file whose name ends in .json \(Perfetto opens it\) or .svg",
+            match=rf"trace: .*{wrong} must be a file whose name ends in .json \(Perfetto opens "
+            rf"it\) or .svg",
         ):
             fl.run(GRAPHS["ppo"](), trace=tmp_path / wrong)
     with pytest.raises(fl.SettingError, match=r"trace: there is no folder .*nowhere for out.json"):

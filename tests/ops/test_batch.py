@@ -17,7 +17,7 @@ def test_concat_joins_side_by_side_until_there_are_enough_steps():
     assert first.columns["version"].shape == (6,) and first.columns["bootstrap_obs"].shape == (6, 4)
 
 
-def test_concat_never_splits_a_fragment_and_passes_a_large_one_as_it_is():
+def test_concat_never_splits_a_rollout_and_passes_a_large_one_as_it_is():
     large = batch(5, 3)
     assert drive(fl.Concat(7), large) == [[large]]
     ((), (joined,)) = drive(fl.Concat(7), batch(1, 6), batch(1, 6))
@@ -31,7 +31,7 @@ def test_concat_counts_steps_by_their_number_also_the_invalid_ones():
 def test_concat_refuses_other_lengths_in_time_and_what_is_no_batch():
     with pytest.raises(
         fl.ContractError,
-        match="can't join 4 steps in time with 2; give all runners the same fragment",
+        match="can't join 4 steps in time with 2; give all runners the same rollout_length",
     ):
         drive(fl.Concat(99), batch(2, 3), batch(4, 3))
     with pytest.raises(

@@ -58,7 +58,8 @@ def test_a_gate_lets_nothing_through_until_so_many_steps_came():
 
 
 def merged(op, sources):
-    """What it yields for items that come from so named nodes, and before each whether there is room for it."""
+    """What it yields for items that come from so named nodes, and before each whether there is room
+    for it."""
     state, out, rooms = op.init(), [], []
     for i, source in enumerate(sources):
         ctx = Context({}, (), source)

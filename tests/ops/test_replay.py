@@ -25,16 +25,17 @@ class Held(fl.ReplayHandle):
         self.drawn = []
 
     def sample(self, size, reader, ahead=0):
-        self._drew(reader, size)
+        self._note_sampled(reader, size)
         self.drawn.append(size)
         return f"draw {len(self.drawn)}"
 
     def add(self, batch):
-        self._noted(batch.steps)
+        self._note_added(batch.steps)
 
 
 def run(op, *steps, root=False):
-    """How often it draws after each of so many steps were added, and whether more may then be added."""
+    """How often it draws after each of so many steps were added, and whether more may then be
+    added."""
     replay = Held()
     ctx, draws, rooms = Context({"replay": replay}, (), root=root), [], []
     op.prepare(ctx)
@@ -133,11 +134,11 @@ def test_priorities_go_back_to_where_their_rows_were_drawn():
     assert drive(fl.UpdatePriorities(), update, replay=replay) == [[update]] and replay.calls == [
         ("prioritize", feedback)
     ]
-    with pytest.raises(fl.ContractError, match="put it behind TrainOneStep"):
+    with pytest.raises(fl.ContractError, match="put it after TrainOneStep"):
         drive(fl.UpdatePriorities(), batch(), replay=replay)
-    with pytest.raises(fl.ContractError, match="drawn without priorities"):
+    with pytest.raises(fl.ContractError, match="sampled without priorities"):
         drive(fl.UpdatePriorities(), trained(4), replay=replay)
-    with pytest.raises(fl.ContractError, match="the loss tells no priority"):
+    with pytest.raises(fl.ContractError, match="the loss reports no priority"):
         drive(
             fl.UpdatePriorities(),
             fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"slot": np.arange(4)}),

@@ -65,7 +65,7 @@ def test_report_looks_at_no_clock_unless_it_must():
     ) == [4]
 
 
-def test_report_closes_a_row_with_any_item_and_tells_only_of_updates():
+def test_report_closes_a_row_with_any_item_and_reports_only_of_updates():
     out = drive(fl.Report(every=2), "one", batch(), runners=Calls())
     assert closed(out) == [2] and out[1][0].updates == ()
 

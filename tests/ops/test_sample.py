@@ -62,7 +62,7 @@ SMALL = fl.PPOSettings(
 @pytest.mark.parametrize(
     "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
 )
-def test_work_at_the_sampler_gives_what_the_same_work_behind_it_gives(runtime):
+def test_work_at_the_sampler_gives_what_the_same_work_after_it_gives(runtime):
     behind = fl.ppo("CartPole-v1", SMALL)
     at = behind.remove("adv").set(
         "sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, gae_lambda=0.95))
@@ -85,13 +85,13 @@ def one_in_three(batch):
     [
         (
             fl.chain(more=fl.FlatMap(one_in_three)),
-            r"sample: local gave 3 items for a fragment; it must give one batch for each",
+            r"sample: local gave 3 items for a rollout; it must give one batch for each",
         ),
         (fl.chain(none=fl.Filter(lambda b: False)), r"local gave 0 items"),
         (fl.chain(adv=fl.Advantages(), norm=fl.Standardize("nothing")), r"sample: .*nothing"),
     ],
 )
-def test_work_at_the_sampler_that_gives_no_one_batch_is_told_before_the_run(chain, says):
+def test_work_at_the_sampler_that_gives_no_one_batch_is_reported_before_the_run(chain, says):
     with pytest.raises(fl.CheckError, match=says):
         fl.ppo("CartPole-v1", SMALL).set("sample.local", chain).check()
 

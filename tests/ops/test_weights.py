@@ -85,7 +85,7 @@ def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
     runners.close()
 
 
-def test_weights_that_come_too_seldom_for_the_loss_are_told():
+def test_weights_that_come_too_seldom_for_the_loss_are_reported():
     with pytest.raises(
         fl.CheckError, match="PPOLoss is on-policy, but it trains on data up to 1 update old"
     ):

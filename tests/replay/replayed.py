@@ -8,12 +8,14 @@ GAMMA = 0.9
 
 
 class World:
-    """Some environments that tell in their observations who and when they are, in NEXT_STEP form; and a list of all that they gave."""
+    """Some environments that report in their observations who and when they are, in NEXT_STEP form;
+    and a list of all that they gave."""
 
     def __init__(self, envs, rng, over=0.2):
         self.rng, self.over = rng, over
         self.rows = [[] for _ in range(envs)]
-        """By environment: (obs, action, reward, terminated, truncated, valid, version) of what was added; None where something went missing."""
+        """By environment: (obs, action, reward, terminated, truncated, valid, version) of what was
+        added; None where something went missing."""
         self.gone = [0] * envs
         self.ended = [False] * envs
 
@@ -64,8 +66,8 @@ class World:
             self.rows[env] += column
 
     def transitions(self, keep, n, mends=True):
-        """By observation: all that may be drawn where so many rows of each environment are kept. `mends`: what
-        went missing cuts an episode short, and takes a row."""
+        """By observation: all that may be drawn where so many rows of each environment are kept.
+        `mends`: what went missing cuts an episode short, and takes a row."""
         found = {}
         for whole in self.rows:
             places = [

@@ -1,4 +1,4 @@
-"""A replay on the device against a slow list of what happened, and its draws against the paper's formulas."""
+"""A replay on the device against a slow list; its draws against the paper's formulas."""
 
 from functools import cache
 
@@ -149,7 +149,7 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_priority_outlasts_the_fragments_that_follow(n):
+def test_a_priority_outlasts_the_rollouts_that_follow(n):
     core, add, _, _, prioritize = compiled(True, n, 3, 40)
     world, rng, state = (
         World(3, np.random.default_rng(0), 0.4),

@@ -1,4 +1,4 @@
-"""The ring of a replay against a slow list of what happened, and its draws against the paper's formulas."""
+"""The ring of a replay against a slow list; its draws against the paper's formulas."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,8 @@ def chi_square(counts, shares):
 
 
 def limit(degrees):
-    """What a chi-square of so many degrees of freedom exceeds with chance 1e-4 (Wilson and Hilferty 1931)."""
+    """What a chi-square of so many degrees of freedom exceeds with chance 1e-4 (Wilson and Hilferty
+    1931)."""
     return degrees * (1 - 2 / (9 * degrees) + 3.719 * np.sqrt(2 / (9 * degrees))) ** 3
 
 
@@ -162,7 +163,7 @@ def test_a_priority_that_was_meant_for_another_larger_replay_meets_none_of_this(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_fragments_that_were_joined_are_added_one_after_the_other(order):
+def test_rollouts_that_were_joined_are_added_one_after_the_other(order):
     world = World(3, np.random.default_rng(0))
     ring = Ring(fl.Replay(1000, prioritized=True, n_step=2, gamma=GAMMA), 40, 3, 0, 0)
     for version in range(3):
@@ -182,7 +183,7 @@ def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
     ring.prioritize(usable[:1], ring.stamp.ravel()[usable[:1]], np.array([31.0]))
     batch, _ = World(3, np.random.default_rng(5)).fragment(0, 3, 5, 9)
     ring.add(batch)
-    new = np.flatnonzero(ring.usable.ravel() & (ring.stamp.ravel() == ring.fragments))
+    new = np.flatnonzero(ring.usable.ravel() & (ring.stamp.ravel() == ring.rollouts))
     np.testing.assert_allclose(ring.tree.leaves[new], 31.0**0.6, rtol=1e-5)
     own = Ring(fl.Replay(1000, prioritized=True, gamma=GAMMA), 40, 3, 0, 0)
     own.add(batch.with_(priority=np.abs(batch["obs"])))
@@ -224,7 +225,7 @@ def test_any_part_of_a_draw_by_priority_is_one_of_all():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_priority_outlasts_the_fragments_that_follow(n):
+def test_a_priority_outlasts_the_rollouts_that_follow(n):
     world, rng = World(3, np.random.default_rng(0), 0.4), np.random.default_rng(1)
     ring = Ring(fl.Replay(1000, prioritized=True, n_step=n, gamma=GAMMA), 40, 3, 0, 0)
     for version in range(12):  # once round

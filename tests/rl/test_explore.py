@@ -90,7 +90,7 @@ class FailsOnce(gym.Wrapper):
         return super().step(action)
 
 
-def test_a_runner_that_is_started_anew_explores_as_much_as_the_one_before():
+def test_a_runner_that_is_restarted_explores_as_much_as_the_one_before():
     explore = fl.EpsilonGreedy(end=0.0, steps=50)
     runners = fl.Runners(
         lambda: FailsOnce(gym.make("CartPole-v1")),
@@ -125,11 +125,14 @@ class Unbounded(Clockwork):
         (
             fl.GaussianNoise(),
             Unbounded,
-            r"ppo\.runners: GaussianNoise keeps actions in \[-1, 1\].*but some of these are not finite; give it",
+            (
+                r"ppo\.runners: GaussianNoise keeps actions in \[-1, 1\].*but some of these are "
+                r"not finite; give it"
+            ),
         ),
     ],
 )
-def test_what_does_not_fit_the_actions_is_told(explore, env, says):
+def test_what_does_not_fit_the_actions_is_reported(explore, env, says):
     with pytest.raises(fl.CheckError, match=says):
         fl.ppo(env).set("runners.explore", explore).compile()
 
@@ -162,11 +165,14 @@ def test_a_policy_gradient_refuses_an_exploration_that_it_does_not_correct_for(g
         "Pendulum-v1" if isinstance(explore, fl.GaussianNoise) else "CartPole-v1"
     )
     own = (
-        "; if Softened does draw them so, let it say samples = True"
+        "; if Softened does sample them so, set samples = True in it"
         if isinstance(explore, Softened)
         else ""
     )
-    says = rf"{graph}\.runners: act by {type(explore).__name__}, for which \w+Loss does not correct: .*; leave explore out, .*entropy bonus{own}$"
+    says = (
+        rf"{graph}\.runners: act by {type(explore).__name__}, for which \w+Loss does not correct: "
+        rf".*; leave explore out, .*entropy bonus{own}$"
+    )
     with pytest.raises(fl.CheckError, match=says):
         made.set("runners.explore", explore).check()
 

@@ -1,4 +1,7 @@
-"""Losses against slow loops over rows, and against rlax; invalid rows; what adapts and what stops an update."""
+"""Losses against slow loops over rows, and against rlax; and invalid rows.
+
+And what adapts, and what stops an update.
+"""
 
 from functools import partial
 
@@ -10,7 +13,8 @@ from oracles import rlax
 
 import flowrl as fl
 from flowrl.rl.distributions import Categorical, Gaussian
-from flowrl.rl.losses import FunctionLoss, as_loss, mean
+from flowrl.rl.losses import FunctionLoss, as_loss
+from flowrl.rl.masked import mean
 from flowrl.rl.returns import vtrace
 
 N, ACTIONS = 12, 3
@@ -27,7 +31,8 @@ def continuous(params, obs):
 
 
 def example(seed=0, off=0.5):
-    """Parameters, and rows of which a third is invalid; `off`: how far the policy moved since it acted."""
+    """Parameters, and rows of which a third is invalid; `off`: how far the policy moved since it
+    acted."""
     rng = np.random.default_rng(seed)
     f = lambda *shape: rng.normal(size=shape).astype(np.float32)
     params = {"actor": f(4, ACTIONS), "critic": f(4), "log_std": f(ACTIONS) / 2}
@@ -372,7 +377,8 @@ def test_clip_must_be_positive(clip):
 def test_as_loss_says_what_a_loss_is(wrong):
     with pytest.raises(
         fl.SettingError,
-        match=r"loss must be one such as fl.PPOLoss\(\) or a function .* got .*(PPOLoss|ppo|0.2|None)",
+        match=r"loss must be one such as fl.PPOLoss\(\) or a function .* got "
+        r".*(PPOLoss|ppo|0.2|None)",
     ):
         as_loss(wrong)
 
@@ -421,7 +427,8 @@ def linear(params, obs):
 
 
 def columns_alone(loss, params, batch, target, valued=None):
-    """The V-trace targets, advantages and terms of each column by itself, in loops; `valued`: the parameters for values, if other ones."""
+    """The V-trace targets, advantages and terms of each column by itself, in loops; `valued`: the
+    parameters for values, if other ones."""
     found = []
     for b in range(batch["valid"].shape[1]):
         obs = np.concatenate([batch["obs"][:, b], batch["bootstrap_obs"][None, b]])

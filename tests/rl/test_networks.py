@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 
 import flowrl as fl
 from flowrl.rl.networks import Convolution
-from flowrl.rl.policies import Network, Weights, merge_moments, network
+from flowrl.rl.normalizing import merge_moments
+from flowrl.rl.policies import Network, Weights, network
 from flowrl.rl.spaces import Spaces
 
 N = 5
@@ -283,7 +284,10 @@ ERRORS = {
         fl.Policy(Own, outputs=2),
         BOX,
         DISCRETE,
-        r"^Own gave outputs \(3, 2\) and value \(3,\) for 3 observations; actions in .* need outputs \(3, 3\) and value \(3,\) .*fl.action_outputs",
+        (
+            r"^Own gave outputs \(3, 2\) and value \(3,\) for 3 observations; actions in .* need "
+            r"outputs \(3, 3\) and value \(3,\) .*fl.action_outputs"
+        ),
     ),
     "no deviations": (
         fl.Policy(Own, outputs=2),
@@ -325,7 +329,10 @@ ERRORS = {
         fl.Policy(fl.CNN),
         Box(0, 255, (8, 9, 3), np.uint8),
         DISCRETE,
-        r"images of \(8, 9\) are too small for kernels \(8, 4, 3\) with strides \(4, 2, 1\); give smaller ones",
+        (
+            r"images of \(8, 9\) are too small for kernels \(8, 4, 3\) with strides \(4, 2, 1\); "
+            r"give smaller ones"
+        ),
     ),
     "an image too small, channel first": (
         fl.Policy(fl.CNN),
@@ -343,7 +350,10 @@ ERRORS = {
         fl.Policy(fl.QNetwork, kernels=(4, 2, 3)),
         Box(0, 255, (7, 7, 3), np.uint8),
         DISCRETE,
-        r"images of \(7, 7\) are too small for kernels \(4, 2, 3\) with strides \(4, 2, 1\); give smaller ones",
+        (
+            r"images of \(7, 7\) are too small for kernels \(4, 2, 3\) with strides \(4, 2, 1\); "
+            r"give smaller ones"
+        ),
     ),
     "kernels for what is no image": (
         fl.Policy(fl.QNetwork, kernels=(3,)),
@@ -355,7 +365,10 @@ ERRORS = {
         fl.Policy(fl.QNetwork, normalize=True),
         Box(0, 255, (84, 84, 4), np.uint8),
         DISCRETE,
-        "QNetwork has convolutions for images, which divide bytes by 255 in place of running moments; leave normalize out",
+        (
+            "QNetwork has convolutions for images, which divide bytes by 255 in place of running "
+            "moments; leave normalize out"
+        ),
     ),
     "a number, normalised": (
         fl.Policy(fl.MLP, normalize=True),
@@ -367,7 +380,10 @@ ERRORS = {
         fl.Policy(fl.SACNetwork),
         BOX,
         Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
-        r"SACNetwork has actions in \[-1, 1\].* not finite; give it finite ones .*TransformAction\(env, func, action_space=Box.*fl.MLP with ppo",
+        (
+            r"SACNetwork has actions in \[-1, 1\].* not finite; give it finite ones "
+            r".*TransformAction\(env, func, action_space=Box.*fl.MLP with ppo"
+        ),
     ),
     "no image": (
         CNN,
@@ -459,7 +475,7 @@ def test_act_packs_actions_with_their_log_probability_and_value(action):
     np.testing.assert_array_equal(other[1], greedy)
 
 
-def test_unpack_also_takes_whole_fragments():
+def test_unpack_also_takes_whole_rollouts():
     net, _ = made(MLP, BOX, ACTIONS["multi-discrete"])
     packed = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
     action, logp, value = net.unpack(packed)

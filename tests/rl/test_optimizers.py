@@ -1,4 +1,4 @@
-"""Optimisers as settings do what the optax calls written by hand do, print, and come back from text."""
+"""Optimisers as settings do what the optax calls do, print, and come back from text."""
 
 import math
 from functools import partial
@@ -168,7 +168,8 @@ def test_code_of_others_comes_back_only_where_it_is_allowed():
     text = to_text(fl.Optax(optax.lion, learning_rate=1e-2), defaults=False)
     with pytest.raises(
         fl.SaveError,
-        match="this needs code from 'optax._src.alias', which is not flowrl's own; allow it with --import optax",
+        match="this needs code from 'optax._src.alias', which is not flowrl's own; allow it with "
+        "--import optax",
     ):
         from_text(text)
 

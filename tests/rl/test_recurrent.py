@@ -1,4 +1,7 @@
-"""Recurrent policies: what is computed along a fragment is what the runner computed step by step, in every way of resetting."""
+"""Recurrent policies: what is computed along a rollout is what the runner computed by steps.
+
+This holds in every way of resetting.
+"""
 
 import gymnasium as gym
 import jax
@@ -29,7 +32,7 @@ def loud(weights):
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_unrolled_from_the_stored_carry_a_fragment_gives_what_its_runner_computed(cell, mode):
+def test_unrolled_from_the_stored_carry_a_rollout_gives_what_its_runner_computed(cell, mode):
     policy, net = CELLS[cell], network(CELLS[cell], SPACES)
     weights = loud(net.init(jax.random.key(0)))
     runners = fl.Runners(
@@ -99,7 +102,8 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
 
 
 def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
-    """With the weights that acted, every probability ratio is 1: else the carry or a reset were wrong."""
+    """With the weights that acted, every probability ratio is 1: else the carry or a reset were
+    wrong."""
     policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
@@ -132,7 +136,8 @@ def test_minibatches_of_a_recurrent_policy_are_whole_columns():
     )
     with pytest.raises(
         fl.CheckError,
-        match=r"minibatch_size=8 does not divide the batch of 128 steps of 8 columns with 16 each, which stay whole; take 16 or 32",
+        match=r"minibatch_size=8 does not divide the batch of 128 steps of 8 columns with 16 "
+        r"each, which stay whole; take 16 or 32",
     ):
         graph.check()
 
@@ -154,10 +159,11 @@ class Forgets(Grows):
         return super().__call__(obs, carry)[:2]
 
 
-def test_a_carry_of_another_form_and_none_at_all_are_told():
+def test_a_carry_of_another_form_and_none_at_all_are_reported():
     with pytest.raises(
         fl.PolicyError,
-        match=r"Grows must return a carry of the form that it gets, float32\[3, 2\], but it returned float32\[3, 4\]",
+        match=r"Grows must return a carry of the shapes that it gets, float32\[3, 2\], but it "
+        r"returned float32\[3, 4\]",
     ):
         network(fl.Policy(Grows), SPACES)
     with pytest.raises(

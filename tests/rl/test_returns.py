@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from oracles import rlax
 
 from flowrl.ops.batch import advantages
-from flowrl.rl.losses import standardized
+from flowrl.rl.masked import standardized
 from flowrl.rl.returns import gae, td_errors, vtrace
 
 fast = jax.jit(gae)
 
 
 def slow_gae(reward, value, value_end, terminated, truncated, gamma, lam):
-    """Equation 16 of Schulman et al. (2016): the sum of (gamma lam)^k delta_(t + k) up to the end of t's own episode."""
+    """Equation 16 of Schulman et al. (2016): the sum of (gamma lam)^k delta_(t + k) up to the end
+    of t's own episode."""
     T = len(reward)
     values = [*value, value_end]
     found = np.zeros(T)
@@ -31,7 +32,8 @@ def slow_gae(reward, value, value_end, terminated, truncated, gamma, lam):
 
 
 def stream(seed, T, ends=0.2, kinds=("terminated", "truncated")):
-    """A stream in NEXT_STEP form: behind each done comes a row that holds the final observation and is not valid."""
+    """A stream in NEXT_STEP form: after each done comes a row that holds the final observation and
+    is not valid."""
     rng = np.random.default_rng(seed)
     done = {"terminated": np.zeros(T, bool), "truncated": np.zeros(T, bool)}
     valid = np.ones(T, bool)
@@ -98,7 +100,8 @@ def test_golden_numbers():
         0.5,
         0.5,
     )
-    # by hand: delta = 1+3-4, 2+4-6, 0+5-8, 3+1-10 = 0, 0, -3, -6; nothing flows back across the truncation
+    # by hand: delta = 1+3-4, 2+4-6, 0+5-8, 3+1-10 = 0, 0, -3, -6; nothing flows back across the
+    # truncation
     np.testing.assert_allclose(advantage, [0.0, 0.0, -4.5, -6.0])
 
 

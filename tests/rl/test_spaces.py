@@ -67,7 +67,7 @@ def test_equality_is_by_value(name):
     assert same[0] not in others and len({*same, *others}) == len(KINDS)
 
 
-def test_observation_and_action_are_told_apart():
+def test_observation_and_action_are_distinguished():
     assert Spaces(Discrete(2), Discrete(3)) != Spaces(Discrete(3), Discrete(2))
     assert Spaces(Discrete(2), Discrete(3)) != "Discrete(2), Discrete(3)"
 
@@ -148,7 +148,8 @@ def test_head(space, outputs, width, kind):
 def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
     with pytest.raises(
         fl.PolicyError,
-        match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one axis\), MultiBinary, or Box of floats",
+        match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one "
+        r"axis\), MultiBinary, or Box of floats",
     ):
         head(space)
 

@@ -1,4 +1,7 @@
-"""Losses of action values against slow loops over rows, rlax and optax; the squashed Gaussian against distrax."""
+"""Losses of action values against slow loops over rows, rlax and optax.
+
+And the squashed Gaussian against distrax.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""From environments that reset in each of Gymnasium's three modes to transitions drawn from a replay, against what the environments did."""
+"""From environments in each of Gymnasium's three reset modes to transitions of a replay.
+
+The transitions drawn are held against what the environments did.
+"""
 
 from functools import partial
 
@@ -16,7 +19,8 @@ POLICY = fl.Policy(fl.MLP, hidden=(4,))
 
 
 def expected(episode, step, length, n):
-    """The transition of `Clockwork` from a step of an episode: reward, discount, and the observation that it leads to."""
+    """The transition of `Clockwork` from a step of an episode: reward, discount, and the
+    observation that it leads to."""
     steps = min(n, length - step)
     reward = sum(GAMMA**k * (episode + 1) for k in range(steps))
     terminated = step + steps == length and episode % 2 == 0
@@ -28,7 +32,8 @@ def expected(episode, step, length, n):
 
 
 def drawable(ring):
-    """All transitions that may be drawn: (environment, observation, reward, discount, next observation)."""
+    """All transitions that may be drawn: (environment, observation, reward, discount, next
+    observation)."""
     slots = np.flatnonzero(ring.usable)
     drawn = ring._transitions(slots, {}, {})
     fields = (drawn.data[k][0].tolist() for k in ("obs", "reward", "discount", "next_obs"))
@@ -67,7 +72,8 @@ def test_every_transition_is_one_that_its_environment_made(mode, lengths, rollou
     for env, (episode, step), reward, discount, following in found:
         length = lengths[env][int(episode) % len(lengths[env])]
         steps = n
-        # Steps that were skipped while other columns filled up cut an episode short before the first of them.
+        # Steps that were skipped while other columns filled up cut an episode short before the
+        # first of them.
         while any(
             (env, episode, step + k) not in recorded for k in range(min(steps, length - int(step)))
         ):

@@ -1,4 +1,7 @@
-"""Evaluation: what is reported equals what a slow loop written by hand plays, in every way in which episodes are played."""
+"""Evaluation: what is reported equals what a slow loop written by hand plays.
+
+This holds in every way in which episodes are played.
+"""
 
 import functools
 import json
@@ -27,7 +30,8 @@ PLAIN, RECURRENT = fl.Policy(fl.MLP, hidden=(8,)), fl.Policy(fl.RNN, hidden=(8,)
 
 @functools.cache
 def trained(env, policy=PLAIN):
-    """A policy with random weights, of a seed with which it plays some 30 to 90 steps of CartPole, each time others."""
+    """A policy with random weights, of a seed with which it plays some 30 to 90 steps of CartPole,
+    each time others."""
     made = fl.TrainedPolicy(policy, Runners(env, policy).spaces(), None, env)
     weights = jax.jit(made.network.init)(jax.random.key(14 if policy is RECURRENT else 10))
     louder = {k: x * (20 if k == "heads/action/kernel" else 1) for k, x in weights.params.items()}
@@ -123,7 +127,8 @@ def silent():
 @pytest.mark.parametrize("kind", [PLAIN, RECURRENT], ids=["plain", "recurrent"])
 @pytest.mark.parametrize("make", [next_step, same_step, disabled, one])
 def test_a_vector_plays_the_episodes_that_single_environments_do(make, kind):
-    """Seven episodes in three columns: two whole rounds and a part of one; in each, columns end at different times."""
+    """Seven episodes in three columns: two whole rounds and a part of one; in each, columns end at
+    different times."""
     single = trained("CartPole-v1", kind)
     vector = fl.TrainedPolicy(single.policy, single.spaces, single.weights, make)
     for how in ({}, {"greedy": False}, {"max_steps": 40}):
@@ -242,7 +247,10 @@ def test_an_episode_without_an_end_is_cut_counted_and_said(caplog):
     np.testing.assert_array_equal(found.returns, [4, 9, 4, 9])
     np.testing.assert_array_equal(found.lengths, [4, 9, 4, 9])
     np.testing.assert_array_equal(found.cut, [False, True, False, True])
-    says = "2 of 4 episodes did not end within 9 steps and were cut; the return is that of the steps until then (max_steps raises the bound)"
+    says = (
+        "2 of 4 episodes did not end within 9 steps and were cut; the return is that of the steps "
+        "until then (max_steps raises the bound)"
+    )
     assert [r.getMessage() for r in caplog.records] == [f"flowrl: {says}"] and found.notes == (
         says,
     )
@@ -277,7 +285,8 @@ def endless_vector():
     indirect=["runtime"],
 )
 def test_what_a_run_evaluates_is_what_its_policy_plays(runtime, env, tmp_path):
-    """Shared among two runners, with the weights that the policy then has, and with the same seeds."""
+    """Shared among two runners, with the weights that the policy then has, and with the same
+    seeds."""
     graph = in_a_run(env, every=1, episodes=7, seed=SEED, max_steps=30)
     if env in (same_step, endless_vector):
         graph = graph.set("runners.envs_per_runner", 3).set("batch.batch_size", 48)
@@ -306,7 +315,8 @@ def test_what_a_run_evaluates_is_what_its_policy_plays(runtime, env, tmp_path):
 
 
 def slow(env, policy, episodes, seed, max_steps):
-    """The returns of episodes of an environment in JAX whose steps have no randomness, and how many were cut."""
+    """The returns of episodes of an environment in JAX whose steps have no randomness, and how many
+    were cut."""
     states, obs = begin(
         env, jax.random.bits(jax.random.fold_in(jax.random.key(seed), 0), (episodes, 2))
     )

@@ -1,4 +1,7 @@
-"""Runners over environments written in JAX: what they give against slow loops, and what they ask for against runners over Gymnasium."""
+"""Runners over environments written in JAX: what they give against slow loops.
+
+And what they ask for against runners over Gymnasium.
+"""
 
 from collections import deque
 
@@ -31,7 +34,7 @@ def opened(policy=MLP, **settings):
 
 
 @pytest.mark.parametrize("policy", [MLP, LSTM], ids=["mlp", "lstm"])
-def test_fragments_follow_on_from_one_another_and_tell_what_happened(policy):
+def test_rollouts_follow_on_from_one_another_and_report_what_happened(policy):
     runners, last, over = opened(policy), None, None
     recent = deque(maxlen=100)
     total, lengths, steps, episodes = np.zeros(6), np.zeros(6), 0, 0
@@ -71,7 +74,7 @@ def test_fragments_follow_on_from_one_another_and_tell_what_happened(policy):
 
 
 @pytest.mark.parametrize("policy", [MLP, LSTM], ids=["mlp", "lstm"])
-def test_what_is_told_of_actions_is_what_the_policy_says_from_the_stored_carry(policy):
+def test_what_is_reported_of_actions_is_what_the_policy_says_from_the_stored_carry(policy):
     runners = opened(policy)
     net, weights = network(policy, runners.spaces), None
     for _ in range(3):
@@ -108,7 +111,7 @@ class Lives(fl.JaxEnv):
         )
 
 
-def test_an_evaluation_counts_no_step_behind_the_end_of_an_episode():
+def test_an_evaluation_counts_no_step_after_the_end_of_an_episode():
     played = (
         fl.Runners(Lives, MLP, envs_per_runner=2, rollout_length=4).open().evaluate(200, seed=3)
     )
@@ -180,7 +183,7 @@ def test_they_ask_and_give_in_the_order_of_runners_over_gymnasium(count, calls, 
             np.testing.assert_array_equal(a.columns[name], b.columns[name])
 
 
-def test_greedy_episodes_are_played_all_at_once_and_told_with_the_next_row():
+def test_greedy_episodes_are_played_all_at_once_and_reported_with_the_next_row():
     runners = opened()
     runners.collect()
     runners.evaluate(5, seed=3)

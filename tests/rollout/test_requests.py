@@ -54,7 +54,7 @@ def test_those_of_one_worker_come_in_the_order_in_which_they_were_asked_for():
     assert [requests.next().result() for _ in range(3)] == [0, 1, 2]
 
 
-def test_what_a_dead_incarnation_still_sends_and_what_comes_twice_is_never_given():
+def test_what_a_dead_worker_still_sends_and_what_comes_twice_is_never_given():
     calls = Calls()
     requests = fl.AsyncRequests(calls.submit, calls.wait, count=2, in_flight=2)
     requests.fill()

@@ -1,4 +1,7 @@
-"""Runners: what a fragment holds in each way of resetting, the abstract twin, and what happens when an environment goes wrong."""
+"""Runners: what a rollout holds in each way of resetting, and the abstract stub.
+
+And what happens when an environment goes wrong.
+"""
 
 import warnings
 
@@ -33,7 +36,8 @@ def sampled(env, rounds, *, envs=4, **settings):
 
 
 def story(lengths, steps):
-    """(episode, step before, reward, terminated, truncated, observation after) of one environment's life."""
+    """(episode, step before, reward, terminated, truncated, observation after) of one environment's
+    life."""
     episode = 0
     while True:
         for t in range(lengths[episode % len(lengths)]):
@@ -43,7 +47,7 @@ def story(lengths, steps):
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_behind_ends(mode):
+def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_after_ends(mode):
     batches, _ = sampled(getattr(environments, mode), 4)
     for column, lengths in enumerate(environments.LENGTHS):
         told = {
@@ -126,7 +130,7 @@ def _network(runners):
     ],
     ids=["discrete", "continuous", "discrete observations", "user's vector"],
 )
-def test_the_abstract_twin_equals_a_real_call_in_every_verb(env, policy):
+def test_the_abstract_stub_equals_a_real_call_in_every_verb(env, policy):
     spec = fl.Runners(env, policy, envs_per_runner=4, rollout_length=5)
     real, stub = (
         Runner(spec, "runners", 0, 1),
@@ -214,31 +218,52 @@ def test_runners_draw_different_actions_and_the_same_ones_again():
     [
         (
             "raise",
-            r"runners, runner 0: environment 1 of faulty raised in step\(.*\): ZeroDivisionError: a joint broke",
+            (
+                r"runners, runner 0: environment 1 of faulty raised in step\(.*\): "
+                r"ZeroDivisionError: a joint broke"
+            ),
         ),
         (
             "raise in reset",
-            r"runners, runner 0: environment 1 of faulty raised in reset: OSError: the simulator is gone",
+            (
+                r"runners, runner 0: environment 1 of faulty raised in reset: OSError: the "
+                r"simulator is gone"
+            ),
         ),
         (
             "nan obs",
-            r"runners, runner 0: environment 1 of faulty gave a obs that is not finite, at step \d of the fragment",
+            (
+                r"runners, runner 0: environment 1 of faulty gave a obs that is not finite, at "
+                r"step \d of the rollout"
+            ),
         ),
         (
             "nan reward",
-            r"runners, runner 0: environment 1 of faulty gave a reward that is not finite, at step \d of the fragment",
+            (
+                r"runners, runner 0: environment 1 of faulty gave a reward that is not finite, at "
+                r"step \d of the rollout"
+            ),
         ),
         (
             "shape",
-            r"environment 1 of faulty returned an observation float32\[3\] from step, but its observation_space declares float32\[2\]",
+            (
+                r"environment 1 of faulty returned an observation float32\[3\] from step, but its "
+                r"observation_space declares float32\[2\]"
+            ),
         ),
         (
             "dtype",
-            r"environment 1 of faulty returned an observation <U1\[2\] from step, but its observation_space declares float32\[2\]",
+            (
+                r"environment 1 of faulty returned an observation <U1\[2\] from step, but its "
+                r"observation_space declares float32\[2\]"
+            ),
         ),
         (
             "four values",
-            r"environment 1 of faulty returned 4 values from step; it must be \(obs, reward, terminated, truncated, info\)",
+            (
+                r"environment 1 of faulty returned 4 values from step; it must be \(obs, reward, "
+                r"terminated, truncated, info\)"
+            ),
         ),
     ],
 )
@@ -354,7 +379,8 @@ def test_environments_are_closed_where_the_next_one_can_not_be_made():
 def test_a_vector_that_fails_to_reset_is_named():
     with pytest.raises(
         fl.EnvironmentFailed,
-        match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level \(test_runners\.py:\d+\)",
+        match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level "
+        r"\(test_runners\.py:\d+\)",
     ):
         fl.Runners(bad_vector, POLICY, envs_per_runner=2).open().collect()
 

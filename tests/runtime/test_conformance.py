@@ -144,9 +144,17 @@ def test_evaluation_comes_with_the_next_row_only(runtime):
 FAULTS = {
     "raise": r"environment 0 of Faulty raised in step\(.*ZeroDivisionError: a joint broke",
     "raise in reset": r"environment 0 of Faulty raised in reset: OSError: the simulator is gone",
-    "nan reward": r"environment 0 of Faulty gave a reward that is not finite, at step 2 of the fragment",
-    "shape": r"environment 0 of Faulty returned an observation float32\[3\] from step, but its observation_space declares float32\[2\]",
-    "dtype": r"environment 0 of Faulty returned an observation <U1\[2\] from step, but its observation_space declares float32\[2\]",
+    "nan reward": (
+        r"environment 0 of Faulty gave a reward that is not finite, at step 2 of the rollout"
+    ),
+    "shape": (
+        r"environment 0 of Faulty returned an observation float32\[3\] from step, but its "
+        r"observation_space declares float32\[2\]"
+    ),
+    "dtype": (
+        r"environment 0 of Faulty returned an observation <U1\[2\] from step, but its "
+        r"observation_space declares float32\[2\]"
+    ),
 }
 
 

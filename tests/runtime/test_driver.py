@@ -1,4 +1,7 @@
-"""What processes elsewhere get of the driver: registered environments, imports, and what to say where a node lacks a module."""
+"""What other processes get of the driver: registered environments and imports.
+
+And what to say where a node lacks a module.
+"""
 
 import os
 import pickle
@@ -46,7 +49,10 @@ def registry(monkeypatch):
 def remote(code, **variables):
     """What a fresh process prints that enters the context of this one and runs code."""
     sent = pickle.dumps(context())
-    begin = "import pickle, sys; out = sys.stdout; pickle.loads(sys.stdin.buffer.read()).enter(); import gymnasium as gym\n"
+    begin = (
+        "import pickle, sys; out = sys.stdout; pickle.loads(sys.stdin.buffer.read()).enter(); "
+        "import gymnasium as gym\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", begin + code],
         input=sent,
@@ -58,7 +64,7 @@ def remote(code, **variables):
     return done.stdout.decode()
 
 
-def test_what_is_registered_here_is_made_elsewhere_as_it_is_here(registry):
+def test_what_is_registered_here_is_made_in_other_processes_as_it_is_here(registry):
     lock = threading.Lock()
     gym.register(
         "Own/Long-v1", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=7
@@ -75,8 +81,9 @@ def test_what_is_registered_here_is_made_elsewhere_as_it_is_here(registry):
         "CartPole-v1", entry_point=Clockwork, kwargs={"lengths": (2,)}
     )
     code = """
-print(gym.spec("Own/Long-v1").max_episode_steps, gym.make("Own/Lambda-v0").unwrapped.lengths, file=out)
-print(gym.make_vec("Own/Vector-v0", 3, "vector_entry_point").num_envs, gym.make("CartPole-v1").unwrapped.lengths, file=out)
+long, vector = gym.spec("Own/Long-v1"), gym.make_vec("Own/Vector-v0", 3, "vector_entry_point")
+print(long.max_episode_steps, gym.make("Own/Lambda-v0").unwrapped.lengths, file=out)
+print(vector.num_envs, gym.make("CartPole-v1").unwrapped.lengths, file=out)
 try:
     gym.make("Own/Locked-v0")
 except Exception as error:
@@ -85,11 +92,12 @@ except Exception as error:
     first, second, third = remote(code).splitlines()
     assert first == "7 (4,)" and second == "3 (2,)"
     assert third.startswith(
-        "SettingError Own/Locked-v0 (its entry point or kwargs) can't be sent to another process: cannot pickle '_thread.lock'"
+        "SettingError Own/Locked-v0 (its entry point or kwargs) can't be sent to another process: "
+        "cannot pickle '_thread.lock'"
     )
 
 
-def test_a_file_is_imported_elsewhere_from_its_text_and_once(tmp_path):
+def test_a_file_is_imported_in_other_processes_from_its_text_and_once(tmp_path):
     (tmp_path / "side.py").write_text(
         "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\nclass Here: ...\n"
     )
@@ -185,14 +193,17 @@ def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
-def test_a_registered_environment_within_a_function_works_on_ray_and_one_that_lacks_a_module_there_ends_the_run(
+def test_a_function_may_make_a_registered_environment_and_a_module_that_ray_lacks_ends_the_run(
     registry,
 ):
     registry["Own/Inner-v0"] = EnvSpec("Own/Inner-v0", entry_point=lambda: Clockwork((3,)))
     with fl.run(fl.pg(lambda: gym.make("Own/Inner-v0"), SMALL), runtime="ray") as run:
         assert next(run)["length_mean"] == 3
     graph = fl.pg(LacksThere, SMALL).set("runners.on_error", "restart")
-    text = r"pg\.sample: runners, worker [01]: node .* has no module 'only_there', so .* raised in reset: .*; install it there"
+    text = (
+        r"pg\.sample: runners, worker [01]: node .* has no module 'only_there', so .* raised in "
+        r"reset: .*; install it there"
+    )
     with pytest.raises(SettingError, match=text):
         list(fl.run(graph, runtime="ray"))
 
@@ -211,7 +222,10 @@ def test_what_the_cluster_does_not_have_is_refused_at_once():
 
     cores = f"{ray.cluster_resources()['CPU']:g}"
     runtime = fl.RayRuntime(place={"learner": fl.Actor(gpus=0, options={"num_cpus": 1_000})})
-    text = rf"pg: place: learner asks for 1000 CPU in one process, but the cluster has {cores}, at most {cores} on one of its 1 node; ask for less"
+    text = (
+        rf"pg: place: learner asks for 1000 CPU in one process, but the cluster has {cores}, at "
+        rf"most {cores} on one of its 1 node; ask for less"
+    )
     with pytest.raises(SettingError, match=text):
         fl.run(fl.pg("CartPole-v1", SMALL), runtime=runtime)
     with pytest.raises(
@@ -248,7 +262,8 @@ def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
     Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
     with pytest.raises(
         SettingError,
-        match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module \(.*a/twin_of_a_module.py\) was before",
+        match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module "
+        r"\(.*a/twin_of_a_module.py\) was before",
     ):
         Imported("twin_of_a_module", str(tmp_path / "b/twin_of_a_module.py"), "x = 2").enter()
 

@@ -21,16 +21,15 @@ from flowrl.errors import RuntimeFailed, SettingError
 from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
 from flowrl.runtime.driver import DriverContext
+from flowrl.runtime.homes import Home, Kept
 from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import (
     Actor,
-    Home,
-    Kept,
     NearSite,
     Placed,
-    asked_of,
     check_amounts,
     owners,
+    requested_amounts,
 )
 
 SMALL = {"num_runners": 2, "envs_per_runner": 4, "rollout_length": 16}
@@ -170,7 +169,7 @@ def test_users_functions_run_where_the_stage_is():
         assert same(placed, weights)
 
 
-def test_values_of_arrays_elsewhere_come_when_they_are_reached_for():
+def test_values_of_arrays_in_other_processes_come_when_they_are_reached_for():
     home = Home(Copied())
     x = home.run(jnp.cumsum, (), {}, (np.ones(6, np.int32),))
     y = home.run(jnp.add, (), {}, (x, 1))
@@ -209,7 +208,9 @@ def test_an_error_there_is_raised_here_and_with_all_that_needs_its_result():
     with pytest.raises(ZeroDivisionError):
         home.call(bad, (jnp.ones(2),))
     late = Kept(
-        home, home._ask("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number, Answer(None)
+        home,
+        home._submit("call", [jnp.ones(2)], cloudpickle.dumps((bad, (0,)))).number,
+        Answer(None),
     )
     with pytest.raises(ZeroDivisionError):
         np.asarray(home.run(jnp.add, (), {}, (RemoteArray((2,), np.float32, late, 0), 1)))
@@ -241,7 +242,7 @@ def test_what_can_not_be_sent_is_named():
         ),
     ],
 )
-def test_places_that_there_are_not_are_told_of(place, text):
+def test_places_that_there_are_not_are_reported(place, text):
     with pytest.raises(SettingError, match=text):
         owners(IMPALA, place)
 
@@ -254,11 +255,17 @@ NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 8.0, "GPU": 2.0, "big"
     [
         (
             {"learner": Actor(gpus=3)},
-            r"learner asks for 3 GPU in one process, but the cluster has 3, at most 2 on one of its 2 nodes; ask for less in",
+            (
+                r"learner asks for 3 GPU in one process, but the cluster has 3, at most 2 on one "
+                r"of its 2 nodes; ask for less in"
+            ),
         ),
         (
             {"sample": Actor(options={"num_cpus": 9})},
-            r"sample asks for 9 CPU in one process, but the cluster has 12, at most 8 on one of its 2 nodes",
+            (
+                r"sample asks for 9 CPU in one process, but the cluster has 12, at most 8 on one "
+                r"of its 2 nodes"
+            ),
         ),
         (
             {"sample": Actor(options={"resources": {"huge": 1}})},
@@ -289,10 +296,10 @@ def test_what_a_cluster_has_may_be_asked_for():
         ["learner"],
         NODES,
     )
-    assert asked_of(Actor(), True, NODES) == {"GPU": 1} and asked_of(
+    assert requested_amounts(Actor(), True, NODES) == {"GPU": 1} and requested_amounts(
         Actor(), False, NODES
-    ) == {} == asked_of(Actor(), True, NODES[:0])
-    assert asked_of(Actor(gpus=0), True, NODES) == {} and asked_of(
+    ) == {} == requested_amounts(Actor(), True, NODES[:0])
+    assert requested_amounts(Actor(gpus=0), True, NODES) == {} and requested_amounts(
         Actor(gpus=1, options={"num_gpus": 2}), True, NODES
     ) == {"GPU": 2}
 

@@ -1,4 +1,7 @@
-"""Where the time goes: every instant is counted once, in every process; and the sentence on waiting for the slowest."""
+"""Where the time goes: every instant is counted once, in every process.
+
+And the sentence on waiting for the slowest.
+"""
 
 import time
 from pathlib import Path
@@ -9,7 +12,7 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.clock import KINDS, REPLAY, STEP, WAITING, By, Clock, by_kind
 from flowrl.core.profile import Profile
-from flowrl.observe.explain import table
+from flowrl.observe.breakdown import table
 
 
 @REPLAY
@@ -106,7 +109,7 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
-def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
+def test_waiting_for_the_slowest_is_reported_with_what_would_fix_it(tmp_path):
     settings = fl.PPOSettings(
         num_runners=2,
         envs_per_runner=1,
@@ -123,7 +126,10 @@ def test_waiting_for_the_slowest_is_told_with_what_would_mend_it(tmp_path):
     (told,) = run.profile().findings
     assert (
         told.startswith("runners: ")
-        and "% of the runners' time in rounds goes to waiting for the slowest; mode='async' behind a Queue"
+        and (
+            "% of the runners' time in rounds goes to waiting for the slowest; mode='async' with "
+            "a Queue"
+        )
         in told
     )
     assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, (

@@ -1,4 +1,4 @@
-"""What is Ray's alone: starting, joining, failing to start, interrupts, and leaving nothing behind."""
+"""What is Ray's alone: starting, joining, failing to start, interrupts, and a clean end."""
 
 import os
 import re
@@ -51,7 +51,8 @@ def ours(before):
 
 
 def left(before):
-    """Those of them that are not of a Ray that tests share, here or beside, which starts and ends workers when it likes."""
+    """Those of them that are not of a Ray that tests share, here or beside, which starts and ends
+    workers when it likes."""
     tests = psutil.Process().parent() if "PYTEST_XDIST_WORKER" in os.environ else psutil.Process()
     shared = {p.pid for p in tests.children(recursive=True)}
     return {pid: name for pid, name in ours(before).items() if pid not in shared}
@@ -64,7 +65,7 @@ def wait_gone(before, seconds=120):
     return left(before)
 
 
-def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_seen_and_what_there_is_gets_saved(
+def test_ray_is_started_and_ended_also_on_ctrl_c_and_prints_are_seen_and_what_there_is_gets_saved(
     tmp_path,
 ):
     before = {p.pid for p in psutil.process_iter()}
@@ -74,7 +75,10 @@ def test_ray_is_started_and_ended_also_on_ctrl_c_and_what_is_printed_there_is_se
         def seen(env):
             print("made", env)
             return env
-        s = fl.PPOSettings(num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, epochs=1, minibatch_size=None)
+        s = fl.PPOSettings(
+            num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, epochs=1,
+            minibatch_size=None,
+        )
         graph = fl.ppo("CartPole-v1", s).set("runners.wrappers", (seen,))
         with fl.run(graph, runtime="ray", out=sys.argv[1]) as run:
             for row in run:
@@ -154,7 +158,7 @@ def impala(env="CartPole-v1", **runners):
 
 
 @pytest.mark.usefixtures("ray_up")
-def test_a_runner_that_is_killed_is_started_anew_and_its_lost_steps_are_counted():
+def test_a_runner_that_is_killed_is_restarted_and_its_lost_steps_are_counted():
     with fl.run(impala(), runtime="ray") as run:
         for _ in range(3):
             next(run)
@@ -182,7 +186,7 @@ def runner_pids():
 
 
 @pytest.mark.usefixtures("ray_up")
-def test_runners_that_share_a_process_are_lost_and_started_anew_with_it_and_no_others_are():
+def test_runners_that_share_a_process_are_lost_and_restarted_with_it_and_no_others_are():
     graph = impala(num_runners=4)
     with fl.run(graph, runtime=fl.RayRuntime(processes=2)) as run:
         for _ in range(3):
@@ -218,7 +222,7 @@ def test_how_many_processes_is_checked():
 
 
 @pytest.mark.usefixtures("ray_up")
-def test_a_runner_that_hangs_is_killed_and_started_anew(tmp_path):
+def test_a_runner_that_hangs_is_killed_and_restarted(tmp_path):
     with fl.run(
         impala(HangsOnce, env_settings={"mark": str(tmp_path / "mark")}, timeout=8.0), runtime="ray"
     ) as run:
@@ -262,7 +266,8 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
     with (
         pytest.raises(
             fl.RuntimeFailed,
-            match=r"impala\.sample: runners, worker [01]'s process ended.*started anew 1 time in a row, and failed again",
+            match=r"impala\.sample: runners, worker [01]'s process ended.*restarted 1 time in a "
+            r"row, and failed again",
         ),
         fl.run(graph, runtime=RAY) as run,
     ):
@@ -282,7 +287,7 @@ def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_r
             pass
     assert row["env_steps"] > 200 and run.audit().closed
     assert re.search(
-        r"runners: started anew \d+ times, the last time because: .* a joint broke",
+        r"runners: restarted \d+ times, the last time because: .* a joint broke",
         str(run.explain()),
     )
 
@@ -293,7 +298,8 @@ def test_what_fails_only_where_the_actors_are_is_named():
     with (
         pytest.raises(
             fl.EnvironmentFailed,
-            match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: LookupError: only here",
+            match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: "
+            r"LookupError: only here",
         ),
         fl.run(graph, runtime=RAY) as run,
     ):
@@ -320,7 +326,11 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
                 return gym.make("CartPole-v1")
 
             def small(count: int = 2) -> fl.Graph:
-                return fl.ppo("CartPole-v1", fl.PPOSettings(num_runners=count, envs_per_runner=1, rollout_length=8, batch_size=16, minibatch_size=None)).set("runners.env", make)
+                settings = fl.PPOSettings(
+                    num_runners=count, envs_per_runner=1, rollout_length=8, batch_size=16,
+                    minibatch_size=None,
+                )
+                return fl.ppo("CartPole-v1", settings).set("runners.env", make)
             """
         )
     )
@@ -350,7 +360,9 @@ def test_no_process_is_left_where_the_driver_is_killed():
     process = script(
         """
         import flowrl as fl
-        s = fl.IMPALASettings(num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, report_every=1)
+        s = fl.IMPALASettings(
+            num_runners=2, envs_per_runner=1, rollout_length=8, batch_size=16, report_every=1
+        )
         with fl.run(fl.impala("CartPole-v1", s), runtime="ray") as run:
             for row in run:
                 print(row["row"], flush=True)

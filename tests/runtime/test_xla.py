@@ -1,4 +1,4 @@
-"""One XLA program: the rows of the local runtime, chunks, many runs at once, devices, and what is refused."""
+"""One XLA program: the rows of the local runtime, chunks, many runs, devices, and refusals."""
 
 import itertools
 import subprocess
@@ -15,7 +15,7 @@ import pytest
 import flowrl as fl
 from conftest import close, remembered, rows_and_weights, timeless
 from environments import Corridor
-from flowrl.runtime.fused import Rhythm, rhythm
+from flowrl.runtime.fused import Periodicity, periodicity
 from flowrl.runtime.members import Swept, substituted
 
 ENV = "gymnax:CartPole-v1"
@@ -153,7 +153,11 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
         sys.path.insert(0, "tests")
         from environments import Corridor
         policy = fl.Policy(fl.MLP, hidden=(4,))
-        graph = fl.ppo(Corridor, fl.PPOSettings(envs_per_runner=2, rollout_length=4, batch_size=8, epochs=1, minibatch_size=None, policy=policy))
+        settings = fl.PPOSettings(
+            envs_per_runner=2, rollout_length=4, batch_size=8, epochs=1, minibatch_size=None,
+            policy=policy,
+        )
+        graph = fl.ppo(Corridor, settings)
         with fl.run(graph, runtime="xla", out=sys.argv[1]) as run:
             for row in run:
                 if row["row"] == 30:
@@ -175,7 +179,10 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
 
 def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
-    says = "environment [01], .* gave an observation or a reward that is not finite before row 3; mend the environment"
+    says = (
+        "environment [01], .* gave an observation or a reward that is not finite before row 3; "
+        "fix the environment"
+    )
     with (
         pytest.raises(fl.EnvironmentFailed, match=says),
         fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run,
@@ -213,8 +220,11 @@ def test_a_numpy_number_in_a_state_goes_on_within_a_program(kind):
     assert local[-1]["loss"] != pytest.approx(learned(TINY, 4, "local")[0][-1]["loss"])
 
 
-def test_a_python_number_that_never_repeats_itself_is_told_by_node():
-    says = r"ppo\.fade: its state\['scale'\] is a Python number that never repeats itself; .* begin with np\.float32\(0\) or np\.int32\(0\)"
+def test_a_python_number_that_never_repeats_itself_is_reported_by_node():
+    says = (
+        r"ppo\.fade: its state\['scale'\] is a Python number that never repeats itself; .* begin "
+        r"with np\.float32\(0\) or np\.int32\(0\)"
+    )
     with pytest.raises(fl.CheckError, match=says):
         fl.run(TINY.insert(after="sample", fade=Fades(4.0)), runtime="xla")
 
@@ -234,8 +244,11 @@ def moved(mean, reward):
     return mean + jnp.mean(reward)
 
 
-def test_an_array_that_changes_its_kind_is_told_by_node():
-    says = r"mine\['mean'\] was value .* and became array \(2,\); an array in a state is one of JAX from the beginning, such as jnp\.zeros\(3\)"
+def test_an_array_that_changes_its_kind_is_reported_by_node():
+    says = (
+        r"mine\['mean'\] was value .* and became array \(2,\); an array in a state is one of JAX "
+        r"from the beginning, such as jnp\.zeros\(3\)"
+    )
     with pytest.raises(fl.GraphError, match=says):
         fl.run(TINY.insert(after="sample", mine=Switches()), runtime="xla")
 
@@ -361,7 +374,7 @@ def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
     assert {"audit.txt", "policy"} <= {p.name for p in (tmp_path / "run").iterdir()}
 
 
-def test_what_many_runs_drop_is_told_of_each_and_their_audit_closes():
+def test_what_many_runs_drop_is_reported_of_each_and_their_audit_closes():
     graph = fl.impala(
         ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch_size": 4, "report_every": 1})
     ).set("runners.env", Corridor)
@@ -420,7 +433,10 @@ def by_value(batch):
         ),
         (
             lambda g: g.insert(after="batch", mine=fl.Map(by_numpy)),
-            r"ppo\.mine: TracerArrayConversionError.*\(test_xla\.py:\d+\); .*compute with jax\.numpy",
+            (
+                r"ppo\.mine: TracerArrayConversionError.*\(test_xla\.py:\d+\); .*compute with "
+                r"jax\.numpy"
+            ),
         ),
         (
             lambda g: g.insert(after="batch", mine=fl.Map(by_value)),
@@ -439,13 +455,13 @@ def test_what_can_not_be_traced_is_refused_with_its_line_and_the_way_out(edit, s
         fl.run(graph, runtime="xla")
 
 
-def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
+def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
     from flowrl.cli.main import main
 
     assert main(["plan", "impala", "--env", ENV, "--runtime", "xla"]) == 0
     assert (
-        "xla: one program of all 6 operators; it spells out 2 rounds, 10 times over, after 20 that come before"
-        in capsys.readouterr().out
+        "xla: one program of all 6 operators; it unrolls 2 rounds, 10 times over, after 20 that "
+        "come before" in capsys.readouterr().out
     )
     assert (
         main(
@@ -463,8 +479,8 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
         == 0
     )
     assert (
-        "many runs at once: learner computes the gradient steps, too, that target_kl would save one alone"
-        in capsys.readouterr().out
+        "many runs at once: learner computes the gradient steps, too, that target_kl would save "
+        "one alone" in capsys.readouterr().out
     )
     assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
     assert "  runners  its environment is no part of a program" in capsys.readouterr().out
@@ -478,28 +494,28 @@ def test_the_plan_tells_what_would_be_spelled_out_and_what_not(capsys):
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (PPO, Rhythm(0, 1, 1)),
-        (PPO.set("report.every", 6), Rhythm(0, 6, 1)),
+        (PPO, Periodicity(0, 1, 1)),
+        (PPO.set("report.every", 6), Periodicity(0, 6, 1)),
         (
             PPO.set("sync.every", 2)
             .set("learner.loss", fl.VTraceLoss())
             .remove("adv", "norm")
             .set("report.every", 6),
-            Rhythm(0, 6, 2),
+            Periodicity(0, 6, 2),
         ),
-        (GRAPHS["impala"].set("report.every", 3), Rhythm(6, 6, 2)),
+        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, 2)),
     ],
     ids=["a row", "rows of six", "every other", "queue"],
 )
 def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expected):
-    assert rhythm(graph, graph.compile().found) == expected
+    assert periodicity(graph, graph.compile().found) == expected
 
 
 def test_a_period_that_is_too_long_is_refused():
     graph = PPO.set("sync.every", 101).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm")
     with pytest.raises(
         fl.CheckError,
-        match="it repeats itself only after 101 rounds, and a program spells out 64 at most",
+        match="it repeats itself only after 101 rounds, and a program unrolls 64 at most",
     ):
         fl.run(graph, runtime="xla")
 

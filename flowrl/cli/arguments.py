@@ -1,0 +1,201 @@
+"""Values made from the parsed arguments of a command: graphs, runtimes, settings and goals."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    from flowrl.core.items import Row
+    from flowrl.graph.graph import Graph
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a graph that the arguments name, for the texts that a command prints."""
+
+    env: str
+    """The id of the environment, empty where there is none."""
+    settings: str
+    """Which settings the graph has: the tuned or the default ones, and those that were set."""
+    registered: Mapping[str, Sequence[str]]
+    """What ``--import`` must name, by the id of each environment that only imports registered."""
+
+
+def import_named(args: argparse.Namespace) -> None:
+    """Import the packages and files that ``--import`` names.
+
+    Afterwards `args.allow` holds the names of the modules, and `args.imports` what the user wrote,
+    where a file is named by its path.
+
+    Args:
+        args: the parsed arguments, which are changed.
+
+    Raises:
+        SettingError: something can't be imported.
+        GraphError: there is no such file.
+    """
+    # The user's modules are found in the current directory, as by `python -m`.
+    sys.path.insert(0, "")
+    args.imports = tuple(args.allow)
+    for i, package in enumerate(args.allow):
+        try:
+            if package.endswith(".py"):
+                from flowrl.algos.named import file_module
+
+                args.allow[i] = file_module(package).__name__
+            else:
+                importlib.import_module(package)
+        except ImportError as error:
+            raise SettingError(f"--import {package}: {error}") from None
+
+
+def graph_of(args: argparse.Namespace) -> tuple[Graph, About]:
+    """Return the graph that the arguments name, and facts about it.
+
+    Raises:
+        FlowrlError: the graph can't be found, or can't be built with these settings.
+    """
+    import gymnasium as gym
+
+    from flowrl.algos.named import build, environment, find
+    from flowrl.algos.tuned import tuned
+
+    known_before = dict(gym.registry)
+    import_named(args)
+    source = find(args.graph, args.allow)
+    env = args.env or source.env
+    changes = changes_of(args.changes, args.allow)
+    best = {} if args.untuned or env is None else tuned(args.graph, env)
+    # A function without a parameter for the environment refuses one only if it was asked for.
+    wanted = env if source.takes_env or args.env else None
+    graph = build(source, None if wanted is None else environment(wanted), best, changes)
+    # A graph in a package or file may register environments itself, so it is imported for them.
+    where, colon, _ = args.graph.rpartition(":")
+    own = []
+    if colon:
+        own = [where if where.endswith(".py") else where.partition(".")[0]]
+    registered = dict.fromkeys(_registered_since(known_before), (*own, *args.imports))
+    return graph, About(env or "", _settings_text(best, changes), registered)
+
+
+def _settings_text(best: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> str:
+    """Say which settings a graph has."""
+    text = "default settings"
+    if best:
+        text = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})"
+    if changes:
+        text += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
+    return text
+
+
+def _registered_since(before: Mapping[str, Any]) -> list[str]:
+    """Return the ids of environments that were registered since, beyond those of known packages."""
+    import gymnasium as gym
+
+    from flowrl.envs.gym_envs import FAMILIES
+
+    return [
+        env_id
+        for env_id, spec in gym.registry.items()
+        if before.get(env_id) is not spec and spec.namespace not in FAMILIES
+    ]
+
+
+def changes_of(texts: Sequence[str], allow: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """Return the names and values that ``--set NAME=VALUE`` gives.
+
+    Args:
+        texts: what the user wrote, once for each ``--set``.
+        allow: packages beyond flowrl that a value may import.
+
+    Raises:
+        SettingError: a text has no equals sign.
+        GraphError: a value is not written as one.
+    """
+    from flowrl.algos.named import parse_value
+
+    changes = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set takes NAME=VALUE, got {text!r}")
+        name = name.strip()
+        changes.append((name, parse_value(value, allow=allow, source=f"--set {name}")))
+    return changes
+
+
+def runtime_of(args: argparse.Namespace) -> Any:
+    """Return the runtime that the arguments name: a name or a runtime object.
+
+    Raises:
+        SettingError: ``--working-dir`` or ``--seeds`` does not fit the runtime.
+    """
+    if args.runtime != "ray" and args.working_dir is not None:
+        raise SettingError(
+            "--working-dir is copied to the nodes of a Ray cluster: "
+            "add --runtime ray, or leave it out"
+        )
+    if args.seeds is not None:
+        if args.runtime != "xla":
+            raise SettingError(
+                "--seeds runs many seeds at once as one program: "
+                "add --runtime xla, or start one run for each --seed"
+            )
+        from flowrl.runtime.xla import XlaRuntime
+
+        return XlaRuntime(seeds=args.seeds)
+    if args.runtime != "ray":
+        return args.runtime
+    from flowrl.runtime.ray import RayRuntime
+
+    init = {} if args.working_dir is None else {"runtime_env": {"working_dir": args.working_dir}}
+    return RayRuntime(imports=args.imports, init=init)
+
+
+def new_directory(name: str) -> Path:
+    """Return a path below runs/ at which there is nothing yet: this name, or numbered from 2."""
+    path = Path("runs") / name
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def file_name(text: str) -> str:
+    """Return a text with an underscore for all that should not be in the name of a file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+
+
+def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
+    """Return a goal such as ``return_mean>=475`` as a function of a Row.
+
+    Args:
+        text: a comparison of a column with a number.
+        names: the columns that rows of this graph have.
+
+    Raises:
+        SettingError: the text is no comparison, or names no column.
+    """
+    from flowrl.observe.looking import comparison
+
+    # The message of `comparison` speaks of items, of which the command line knows nothing.
+    try:
+        goal = comparison(text)
+    except SettingError:
+        raise SettingError(
+            f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
+        ) from None
+    if goal.name not in names:
+        raise SettingError(f"--until: {unknown('column', goal.name, names)}")
+    return lambda row: goal.name in row and goal.holds(row[goal.name])

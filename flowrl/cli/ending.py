@@ -1,0 +1,102 @@
+"""The summary that `flowrl run` prints when a run has ended."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowrl.running import Run
+
+
+def summary(
+    run: Run,
+    until: str | None,
+    out: Path,
+    registered: Mapping[str, Sequence[str]],
+    places: Sequence[str],
+    trace: str | None,
+) -> str:
+    """Describe how a run ended, where its results are, and what to do next.
+
+    Args:
+        run: the run, which has ended.
+        until: its goal, as the user wrote it.
+        out: its directory.
+        registered: what ``--import`` must name, by the id of each environment that needs it.
+        places: the other places that its rows were written to.
+        trace: the file of its trace.
+    """
+    row = run.rows[-1] if run.rows else None
+    rows = ", ".join([str(out / "rows.jsonl"), *places])
+    lines = [_result(run.reason, until, row), f"  rows    {rows}"]
+    if trace is not None:
+        lines.append(f"  trace   {trace}")
+    if (out / "records").is_dir():
+        from flowrl.algos.named import imports_for
+
+        needed = imports_for((out / "graph.txt").read_text(encoding="utf-8"))
+        rerun = shlex.join(["flowrl", "rerun", str(out), *_import_options(needed)])
+        lines.append(f"  records {rerun}")
+    if run.reason == "failed":
+        lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
+    if row and (out / "policy").is_dir():
+        lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
+    return "\n".join(lines)
+
+
+def _result(reason: str | None, until: str | None, row: Any) -> str:
+    """Describe whether a run reached its goal, with its steps, time and return."""
+    from flowrl.observe.progress import duration, number
+
+    steps = "0 steps, before the first row"
+    if row:
+        time = duration(row["seconds"])
+        steps = f"{row['env_steps']:,} steps in {time}, return {number(row['return_mean'])}"
+    if reason == "until":
+        return f"solved: {until} after {steps}"
+    if reason == "steps":
+        return f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}"
+    if reason == "interrupted":
+        return f"interrupted after {steps}"
+    return f"ended after {steps}"
+
+
+def _import_options(names: Sequence[str]) -> list[str]:
+    """Return the words of ``--import`` for each of these packages and files."""
+    return [word for name in names for word in ("--import", name)]
+
+
+def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
+    """Return the command that evaluates the policy of a run, with what it must import."""
+    import json
+
+    from flowrl.algos.named import imports_for
+
+    # Another process has to import all that the parts of the saved policy name.
+    saved = json.loads((out / "policy/policy.json").read_text(encoding="utf-8"))
+    env = saved["env"].strip("\"'")
+    parts = " ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))
+    needed = [*imports_for(parts), *registered.get(env, ())]
+    options = _import_options(list(dict.fromkeys(needed)))
+    command = shlex.join([_program(), "eval", str(out), *options])
+    if env == "None":
+        return (
+            f"{command} --env FILE.py:FUNCTION, for the environment has no name that could be "
+            "saved: a function or class of a file has one"
+        )
+    return command
+
+
+def _program() -> str:
+    """Return the name by which the user started this program, as short as it can be."""
+    program = sys.argv[0]
+    # Started by `python -m` or found on the PATH, its name says nothing of where it is.
+    if os.sep not in program or program.endswith("__main__.py"):
+        return "flowrl"
+    relative = os.path.relpath(program)
+    return program if relative.startswith("..") else relative

@@ -1,0 +1,86 @@
+"""Names of classes and functions in texts: what leads back to a value, and what a text may name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import GraphError, SaveError, a, unknown
+
+PACKAGES = tuple(
+    f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")
+)
+"""The packages of the classes that a graph may be made of.
+
+Making one of these does nothing outside this process.
+"""
+
+
+def public(name: str) -> Any:
+    """Return what flowrl's package has under a name."""
+    # By name and late: the package imports this module.
+    return getattr(importlib.import_module("flowrl"), name)
+
+
+def own_class(name: str) -> type:
+    """Return a class of flowrl's own that a graph may be made of.
+
+    Raises:
+        GraphError: there is no such class, or no graph is made of it.
+    """
+    names = [n for n in public("__all__") if n[0].isupper()]
+    if name not in names:
+        raise GraphError(unknown("name", name, names))
+    return harmless(public(name), name)
+
+
+def harmless(target: Any, name: str) -> type:
+    """Return a class of flowrl's own if making one does nothing outside this process.
+
+    Raises:
+        GraphError: it is anything else.
+    """
+    if not isinstance(target, type) or not target.__module__.startswith(PACKAGES):
+        raise GraphError(f"'{name}' is nothing that a graph is made of")
+    return target
+
+
+def name_of(value: Any, strict: bool) -> str:
+    """Return the text that leads back to a class or function.
+
+    Args:
+        value: the class or function.
+        strict: whether a value without such a name is an error; if not, it is shown as ``<name>``.
+
+    Raises:
+        SaveError: `strict`, and no name leads back to the value.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    # A script's own module can't be imported by its name; that of its file leads back to it.
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+    if module and name and "<" not in name and (not strict or _leads_back(value)):
+        if module.startswith("flowrl.") and name in public("__all__"):
+            return str(name)
+        return f'load("{module}:{name}")'
+    if strict:
+        what = f"{name} in {module}" if name else a(value)
+        raise SaveError(
+            f"{what} can't be written to a file: only classes and functions at the top of an "
+            "importable module have a name that leads back to them. "
+            "Move it into a module of its own."
+        )
+    return f"<{name or type(value).__name__}>"
+
+
+def _leads_back(value: Any) -> bool:
+    """Return whether a value's module and name are its own.
+
+    Those of a bound method, say, are its class's.
+    """
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return bool(found == value)

@@ -1,0 +1,55 @@
+"""What the search for a graph's period remembers of the rounds that the abstract trace ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from flowrl.core.items import Filling
+
+Did = Counter[tuple[str, str, str]]
+"""What was done, by node, resource and counter.
+
+The items of a node have no resource (``""``), and the three totals below have no node either.
+"""
+ROUNDS, ROWS, REPORTED = (("", "", name) for name in ("rounds", "rows", "reported"))
+
+
+class Noted(NamedTuple):
+    """Where the trace was after a round."""
+
+    did: Did
+    """What was done so far."""
+    lags: int
+    """How many mean policy lags were found so far."""
+    filled: tuple[Filling, ...]
+    """The numbers in the state that were filling up."""
+
+
+class Static(NamedTuple):
+    """What is static about a graph's state, without the numbers that fill up."""
+
+    tree: Any
+    """The tree structure."""
+    facts: tuple[Any, ...]
+    """By leaf: a number's value, or an array's shape and type."""
+    ages: tuple[tuple[int, tuple[int, ...]], ...]
+    """Of each leaf with policy versions: its index, and the ages in updates."""
+
+
+class Search:
+    """What the search for a period remembers of the rounds so far.
+
+    Args:
+        start: where the trace was before the first round.
+    """
+
+    def __init__(self, start: Noted) -> None:
+        self.start = start
+        """From where on means are taken: the first round, or the first one after a skip."""
+        self.seen: dict[tuple[Static, tuple[Filling, ...]], Noted] = {}
+        """By state: where the trace was in it."""
+        self.alike: dict[Static, Noted] = {}
+        """By state without what fills up: where the trace was in it last."""
+        self.closings: list[Noted] = []
+        """Where the trace was after each round that closed a Row."""

@@ -1,0 +1,68 @@
+"""Normalisation of observations by running moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from flowrl.core.mesh import total
+
+Array = Any
+
+
+class RunningNorm(nnx.Module):
+    """Layer that shifts and scales observations to mean 0 and variance 1 by running moments.
+
+    These are the moments of all observations that it was shown. They are no parameters: they change
+    once per `learner.update`, by that batch, and are sent along with the weights.
+
+    Args:
+        shape: the shape of one observation.
+        clip: the largest absolute value that the layer returns, in standard deviations.
+    """
+
+    def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:
+        self.clip = clip
+        self.mean = nnx.BatchStat(jnp.zeros(shape))
+        self.var = nnx.BatchStat(jnp.ones(shape))
+        # A count above 0 keeps the first update from dividing by 0.
+        self.count = nnx.BatchStat(jnp.float32(1e-4))
+
+    def __call__(self, obs: Array) -> Array:
+        """Return ``obs [N, *shape]`` shifted, scaled and clipped, of the same shape."""
+        scaled = (obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8)
+        return jnp.clip(scaled, -self.clip, self.clip)
+
+    def observe(self, obs: Array, weight: Array) -> None:
+        """Add ``obs [N, *shape]`` to the moments, each weighed by ``weight [N]``."""
+        moments = (self.mean[...], self.var[...], self.count[...])
+        self.mean[...], self.var[...], self.count[...] = merge_moments(moments, obs, weight)
+
+
+def merge_moments(
+    moments: tuple[Array, Array, Array], x: Array, weight: Array
+) -> tuple[Array, Array, Array]:
+    """Return running moments after a batch (Chan et al. 1979, parallel moments).
+
+    Args:
+        moments: mean, variance and count so far.
+        x: ``[N, ...]``; devices that share a batch each give their part.
+        weight: ``[N]``, how much each row counts.
+
+    Returns:
+        Mean, variance and count, equal on all devices.
+    """
+    mean, var, count = moments
+    # A masked row may hold NaN, which a weight of 0 would not remove.
+    w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
+    x = jnp.where(w > 0, x, 0)
+    n = total(jnp.sum(weight.astype(jnp.float32)))
+    share = w / jnp.where(n > 0, n, 1)
+    batch_mean = total(jnp.sum(x * share, axis=0))
+    batch_var = total(jnp.sum((x - batch_mean) ** 2 * share, axis=0))
+    new_count = count + n
+    delta = batch_mean - mean
+    new_var = (var * count + batch_var * n + delta**2 * count * n / new_count) / new_count
+    return mean + delta * n / new_count, new_var, new_count

@@ -1,0 +1,61 @@
+"""Checks of the settings of `Runners`, which name the setting, its value and the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from flowrl.core.metrics import misnamed
+from flowrl.errors import SettingError
+from flowrl.graph.protocols import hidden
+from flowrl.rl.explore import Explore
+from flowrl.rl.policies import Policy
+
+if TYPE_CHECKING:
+    from flowrl.rollout.runners import Runners
+
+
+def check_settings(spec: Runners) -> None:
+    """Check the settings of runners, each by itself.
+
+    Raises:
+        SettingError: a setting has a value that it can't have.
+    """
+    _check_numbers(spec)
+    if spec.on_error not in ("stop", "restart"):
+        raise SettingError(f"on_error must be stop or restart, got {spec.on_error!r}")
+    if isinstance(spec.env, gym.Env | VectorEnv):
+        raise SettingError(
+            "env must be an id, a class or a function that makes an environment, got one that is "
+            f"made already: {spec.env}"
+        )
+    _check_explore(spec)
+    wrong_names = (misnamed(key, "env/") for key in spec.metrics)
+    if wrong := next(filter(None, wrong_names), ""):
+        raise SettingError(f"metrics: {wrong}")
+    if not isinstance(spec.policy, Policy):
+        raise SettingError(
+            f"policy must be fl.Policy(ModuleClass, **settings), got {spec.policy!r}"
+        )
+
+
+def _check_numbers(spec: Runners) -> None:
+    for name in ("num_runners", "envs_per_runner", "rollout_length"):
+        if getattr(spec, name) < 1:
+            raise SettingError(f"{name} must be at least 1, got {getattr(spec, name)}")
+    if spec.restarts < 0 or (spec.timeout is not None and spec.timeout <= 0):
+        raise SettingError(
+            "restarts must not be negative and timeout above 0 or None, got "
+            f"restarts={spec.restarts}, timeout={spec.timeout}"
+        )
+    if spec.clip_rewards is not None and spec.clip_rewards <= 0:
+        raise SettingError(f"clip_rewards must be above 0 or None, got {spec.clip_rewards}")
+
+
+def _check_explore(spec: Runners) -> None:
+    if not isinstance(spec.explore, Explore):
+        raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {spec.explore!r}")
+    if wrong := hidden(spec.explore, Explore):
+        raise SettingError(f"explore: {wrong}")

@@ -1,0 +1,164 @@
+"""Whether a graph can be one XLA program: what can't be traced, and how it repeats itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.core.events import OperatorRan, Stream, Tap
+from flowrl.core.texts import plural
+from flowrl.errors import CheckError, FlowrlError, line_of, raised
+from flowrl.graph.plan import Plan
+from flowrl.graph.stages import Schedule, loops_of
+from flowrl.runtime.fused import UNROLLED, Array, Periodicity, periodicity
+from flowrl.runtime.inline import InlineSite, ProgramPlace
+from flowrl.runtime.members import swept_names
+
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""The errors of JAX that say that code needs values where there are only tracers."""
+
+
+def too_long(rounds: int) -> str:
+    """Return the message for a period of too many rounds to be unrolled."""
+    return (
+        f"it repeats itself only after {rounds} rounds, and a program unrolls {UNROLLED} at most; "
+        "let its rates divide one another"
+    )
+
+
+def refused(plan: Plan) -> list[tuple[str, str]]:
+    """Find what of a graph can't be part of a program. Nothing is compiled.
+
+    Returns:
+        Pairs of a node or resource, and why it can't be traced and what to do.
+    """
+    graph = plan.graph
+    problems: list[tuple[str, str]] = []
+    nodes_that_ran: set[str] = set()
+    stream = Stream([Tap(lambda event: nodes_that_ran.add(event.node), OperatorRan)])
+    place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
+
+    # Called in place of raising, so that the problems of several nodes are found at once.
+    def failed(node: str, error: Exception) -> None:
+        if isinstance(error, FlowrlError):
+            problems.append((node, f"{error.message}{line_of(error)}"))
+        else:
+            problems.append((node, _described(error)))
+
+    def trace(seed: Array, swept: dict[str, Array]) -> None:
+        place.begin(seed, swept)
+        make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, failed=failed)
+        schedule = Schedule(graph, make)
+        with place.traced():
+            for _ in range(UNROLLED):
+                # Nodes after a queue, or every n-th item, may run only in a later round.
+                if problems or len(nodes_that_ran) == len(graph.nodes):
+                    return
+                schedule.round()
+
+    try:
+        jax.eval_shape(trace, jnp.uint32(0), dict.fromkeys(swept_names(graph), jnp.float32(0)))
+    except Exception as error:  # noqa: BLE001 - it is returned as a problem
+        failed(place.ledger.at.node or place.opening, error)
+    return problems
+
+
+def refuse(plan: Plan) -> None:
+    """Raise what `refused` finds.
+
+    Raises:
+        CheckError: a part of the graph can't be traced.
+    """
+    if problems := refused(plan):
+        raise CheckError(
+            plan.graph.name, [f"{plan.graph.name}.{node}: {text}" for node, text in problems]
+        )
+
+
+def _described(error: Exception) -> str:
+    """Return an error of a user's code as a message, with the way out where it met a tracer."""
+    if not isinstance(error, NOT_TRACEABLE):
+        return raised(error)
+    # JAX's own texts are long: only their first line is kept, and the line of the user's code.
+    text, _, line = raised(error).rpartition(" (")
+    return (
+        f"{text.splitlines()[0]} ({line}; in a program it sees no values: compute with "
+        "jax.numpy, and choose by jnp.where or jax.lax.cond"
+    )
+
+
+def fusable(plan: Plan) -> Periodicity:
+    """Return how a graph repeats itself.
+
+    Raises:
+        CheckError: it does not, or not soon enough.
+    """
+    name = plan.graph.name
+    found = periodicity(plan.graph, plan.found)
+    # The usual cause of a missing period comes first, since it names the node.
+    if found is None and plan.found.restless:
+        raise CheckError(
+            name,
+            [
+                f"{name}.{node}: its state{text} is a Python number that never repeats itself; a "
+                "program has one that counts as a NumPy number: begin with np.float32(0) or "
+                "np.int32(0)"
+                for node, text in plan.found.restless.items()
+            ],
+        )
+    if found is None:
+        raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
+    if found.unit > UNROLLED:
+        raise CheckError(name, [f"{name}: {too_long(found.unit)}"])
+    return found
+
+
+def program_report(plan: Plan) -> tuple[bool, str]:
+    """Report whether a plan can be one program.
+
+    Returns:
+        Whether it can, and a text: what can't and why; or what is unrolled, and what many runs at
+        once would cost.
+    """
+    if problems := refused(plan):
+        return False, _refusal(plan, problems)
+    try:
+        found = fusable(plan)
+    except CheckError as error:
+        # Each problem begins with the graph's name or a node's address, which is left out here.
+        reasons = [problem.partition(": ")[2] for problem in error.problems]
+        return False, f"xla: no program: {'; '.join(reasons)}\n"
+    times = f", {found.period // found.unit} times over" if found.period > found.unit else ""
+    before = f", after {found.warmup} that come before" if found.warmup else ""
+    rounds = f"{found.unit} {plural(found.unit, 'round')}"
+    operators = len(plan.graph.nodes)
+    lines = [f"xla: one program of all {operators} operators; it unrolls {rounds}{times}{before}"]
+    # Under `jax.vmap` a branch that one run skips is computed for all of them.
+    for name in plan.graph.resources:
+        traffic = plan.found.steady.values()
+        if any(node.counts.get(name, Counter())["most_gradient_steps"] for node in traffic):
+            lines.append(
+                f"     many runs at once: {name} computes the gradient steps, too, that target_kl "
+                "would save one alone"
+            )
+    return True, "\n".join(lines) + "\n"
+
+
+def _refusal(plan: Plan, problems: list[tuple[str, str]]) -> str:
+    """Return a text of all problems, and of the nodes that have none."""
+    width = max(len(node) for node, _ in problems)
+    nodes_with_problems = {node for node, _ in problems}
+    fine = [node.name for node in plan.graph.nodes if node.name not in nodes_with_problems]
+    lines = [
+        "xla: no program",
+        *(f"  {node:<{width}}  {text}" for node, text in problems),
+        f"  nothing else was found in {', '.join(fine)}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,169 @@
+"""`InlineSite`: where functions become part of an XLA program that is being traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.core.compiled import check_pure
+from flowrl.core.metrics import Metered
+from flowrl.errors import GraphError
+from flowrl.graph.protocols import Handle
+from flowrl.graph.site import HereSite, Place
+from flowrl.runtime.counted import back_to, counted
+from flowrl.runtime.members import Values, substituted
+
+Array = Any
+
+
+class Unmetered(Metered):
+    """The metrics of a program, in which operators can't measure anything."""
+
+    def add(self, name: str, value: Any, by: str = "") -> None:
+        """Refuse the metric.
+
+        Raises:
+            GraphError: always, with the way out.
+        """
+        raise GraphError(
+            f"reports the metric '{name}' by ctx.metric, which a program can't; let the loss "
+            "return it among its metrics"
+        )
+
+
+class InlineSite(HereSite):
+    """Runs functions inline, on tracers, while a program is being traced."""
+
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        super().__init__(place, name, seed)
+        self.swept = Values()
+        """By name: the settings of which each of many runs has its own value."""
+
+    def run(
+        self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
+    ) -> Any:
+        """Call a pure function inline; where nothing is being traced, compile it by itself."""
+        if not (cast("ProgramPlace", self.place).tracing or self.swept):
+            return super().run(fn, *args, **static)
+        check_pure(fn)
+        if self.swept:
+            static = {name: substituted(value, self.swept) for name, value in static.items()}
+            # A method's settings are the fields of its owner.
+            if (owner := getattr(fn, "__self__", None)) is not None:
+                fn = getattr(substituted(owner, self.swept), fn.__name__)
+        return fn(*args, **static)
+
+    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
+        """Call what changes a resource's state if it is due.
+
+        Where only the running program knows `due`, the program computes both states and keeps the
+        one that applies.
+
+        Raises:
+            GraphError: the call changes the tree structure of the state.
+        """
+        if not isinstance(due, jax.core.Tracer):
+            super().when(due, handle, call)
+            return
+        counts = counted(self.place.ledger)
+        leaves, structure = jax.tree.flatten(handle.state)
+
+        def state_with(arrays: dict[int, Array]) -> Any:
+            return jax.tree.unflatten(structure, [arrays.get(i, x) for i, x in enumerate(leaves)])
+
+        def changed(arrays: dict[int, Array]) -> dict[int, Array]:
+            handle.state = state_with(arrays)
+            call()
+            new_leaves, new_structure = jax.tree.flatten(handle.state)
+            if str(new_structure) != str(structure):
+                raise GraphError(
+                    f"what {self.name or 'a verb'} holds gets another tree structure when it is due"
+                )
+            return {i: new_leaves[i] for i in arrays}
+
+        # Only arrays go through the branch; other leaves, such as numbers of Python, stay.
+        arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+        handle.state = state_with(jax.lax.cond(due, changed, lambda arrays: arrays, arrays))
+        # Whether the call takes place is unknown here, so what it counted does not count.
+        back_to(self.place.ledger, counts)
+
+    @property
+    def devices(self) -> int:
+        """How many devices share a function: one for many runs, which are themselves split."""
+        return 1 if cast("ProgramPlace", self.place).many else super().devices
+
+    @property
+    def metrics(self) -> Metered:
+        """The metrics, which refuse every value."""
+        return Unmetered()
+
+    def key(self, *folds: int | str) -> Any:
+        """Return a key of the run's own seed, of which each of many runs has its own."""
+        self.seed = cast("ProgramPlace", self.place).seed
+        return super().key(*folds)
+
+    def workers(
+        self,
+        count: int,
+        make: Callable[[int, int], Any],
+        stub: Callable[[int, int], Any],
+        near: bool = False,
+    ) -> Any:
+        """Refuse workers.
+
+        Raises:
+            GraphError: always, with the way out.
+        """
+        raise GraphError(
+            "its environment is no part of a program; take one written in JAX, such as "
+            "gymnax:CartPole-v1"
+        )
+
+    def seconds(self) -> float:
+        """Refuse to return the time.
+
+        Raises:
+            GraphError: always, with the way out.
+        """
+        raise GraphError("looks at the clock, which a program can't; count items or steps")
+
+
+class ProgramPlace(Place):
+    """The resources of a run that are opened within a program."""
+
+    site: InlineSite
+    tracing = False
+    """Whether a program is being traced."""
+    many = False
+    """Whether the program is of many runs at once."""
+    seed: Array = 0
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Make all that runs meanwhile part of a program."""
+        before, self.tracing = self.tracing, True
+        try:
+            yield
+        finally:
+            self.tracing = before
+
+    def open(self) -> dict[str, Handle]:
+        """Return the handles, of which there are none until `begin` opens them."""
+        return self.handles
+
+    def begin(self, seed: Array, swept: Mapping[str, Array]) -> None:
+        """Open the resources.
+
+        Args:
+            seed: the run's seed; it may be a tracer.
+            swept: the values of swept settings by name; they may be tracers.
+        """
+        self.handles.clear()
+        # The seed is part of what the program carries on: one program then serves every seed.
+        self.seed = jnp.asarray(seed)
+        self.site.swept.update(swept)
+        super().open()
