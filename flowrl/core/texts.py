@@ -8,12 +8,12 @@ from fractions import Fraction
 def plural(count: float, word: str) -> str:
     """Return a word in the singular for a count of 1, else in the plural.
 
-    >>> plural(1, "step"), plural(2, "batch"), plural(0, "process")
-    ('step', 'batches', 'processes')
+    >>> plural(1, "step"), plural(2, "epoch"), plural(2, "batch"), plural(0, "process")
+    ('step', 'epochs', 'batches', 'processes')
     """
     if count == 1:
         return word
-    return f"{word}es" if word.endswith(("ch", "s", "x")) else f"{word}s"
+    return f"{word}es" if word.endswith(("tch", "sh", "s", "x")) else f"{word}s"
 
 
 def amount(n: Fraction, word: str) -> str:

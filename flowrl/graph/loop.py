@@ -146,7 +146,7 @@ class Loop:
         self.stream = site.stream
         self.settle = site.settle
         self.metrics = site.metrics
-        # Chosen once, so that a run, which never gives `failed`, pays nothing for it per item.
+        # Chosen once, so that a run without `failed` pays nothing for it per item.
         self._deliver: Callable[[Unit, Any, str | None, list[Tally]], None] = (
             self.enter if failed is None else partial(self._enter_or_report, failed)
         )
