@@ -216,7 +216,6 @@ class GymRunners(RunnersHandle):
                 self._gone[worker] += 1
                 self._came += 1
                 here().mark("came", f"{self.site.name}, {worker}")
-                self._told.note(sample.episodes)
                 return worker, sample
 
     def _restart(self, worker: int, lost: int, error: FlowrlError, because: Future | None) -> None:
@@ -250,6 +249,9 @@ class GymRunners(RunnersHandle):
             self.requests.ask(worker)
 
     def _joined(self, samples: list[Sample]) -> Batch:
+        # Episodes are noted in the order of the runners, or the last 100 of them would depend on whose answer came first.
+        for sample in samples:
+            self._told.note(sample.episodes)
         batch = Batch.join([sample.batch for sample in samples])
         self.site.count(requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests))
         return batch
