@@ -56,7 +56,8 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo 'this Python has no venv module; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@# as a folder on the path: else Python takes a clone called flowrl for the package where it is started beside it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(DEV): $(READY) requirements-dev.lock

@@ -100,15 +100,13 @@ class Profile:
         return max(self.seconds - longest_start, 1e-9)
 
     def node_seconds(self, node: str) -> dict[str, float]:
-        """Return the seconds of a node by kind of work, in all threads that run stages.
-
-        Where several threads ran the node, the last one counts.
-        """
-        spent: dict[tuple[str, str], float] = {}
+        """Return the seconds of a node by kind of work, summed over the threads that run stages."""
+        spent: dict[str, float] = {}
         for thread in self.stages:
-            seconds_of_thread = self.processes.get(thread, {})
-            spent.update({key: x for key, x in seconds_of_thread.items() if key[0] == node})
-        return by_kind(spent)
+            for (name, kind), seconds in self.processes.get(thread, {}).items():
+                if name == node:
+                    spent[kind] = spent.get(kind, 0.0) + seconds
+        return spent
 
     def work(self, thread: str) -> dict[tuple[str, str], float]:
         """Return the seconds of a thread that runs stages, by node and kind of work.

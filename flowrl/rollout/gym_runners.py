@@ -300,7 +300,6 @@ class GymRunners(RunnersHandle):
         self._rollouts_received[runner] += 1
         self._received_in_total += 1
         here().mark("came", f"{self.site.name}, {runner}")
-        self._statistics.note(sample.episodes)
 
     def _restart_late(self, late: Late) -> None:
         """Restart a runner that let its oldest request wait for too long."""
@@ -365,6 +364,10 @@ class GymRunners(RunnersHandle):
 
     def _join(self, samples: list[Sample]) -> Batch:
         """Join the rollouts of some samples to one batch, and count them."""
+        # Episodes are noted in the order of the runners: else the last 100 of them would depend on
+        # whose result came first.
+        for sample in samples:
+            self._statistics.note(sample.episodes)
         batch = Batch.join([sample.batch for sample in samples])
         self.site.count(
             requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests)

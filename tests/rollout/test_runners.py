@@ -35,6 +35,18 @@ def sampled(env, rounds, *, envs=4, **settings):
         runners.close()
 
 
+def test_episode_statistics_do_not_depend_on_whose_answer_comes_first(monkeypatch):
+    def means():
+        runners = fl.Runners(
+            "CartPole-v1", POLICY, num_runners=3, envs_per_runner=8, rollout_length=64
+        ).open()
+        return [(runners.collect(), runners.episodes())[1] for _ in range(4)]
+
+    in_order = means()
+    monkeypatch.setattr(HereWorkers, "wait", lambda self, futures, timeout=None: len(futures) - 1)
+    assert means() == in_order and in_order[-1]["episodes"] > 0
+
+
 def story(lengths, steps):
     """(episode, step before, reward, terminated, truncated, observation after) of one environment's
     life."""
