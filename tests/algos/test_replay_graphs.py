@@ -118,7 +118,7 @@ def two_starts():
     graph = changed(GRAPHS["dqn"], ONE)
     ops = {n.name: n.op for n in graph.nodes}
     tail = {name: ops[name] for name in ("train", "target", "sync", "report")}
-    early, late = (replace(ops["draw"], start=start) for start in (500, 4_001))
+    early, late = (replace(ops["draw"], learning_starts=start) for start in (500, 4_001))
     graph = graph.remove("draw", *tail).then(after="add", early=early).then(after="add", late=late)
     return graph.then(after=("early", "late"), mix=fl.Merge(), **tail)
 

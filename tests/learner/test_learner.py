@@ -174,7 +174,7 @@ def test_an_update_equals_loops_over_epochs_and_minibatches(shuffle):
     assert (found["gradient_steps"], found["bad"]) == (9, 0)
 
 
-@pytest.mark.parametrize("minibatch_size", [None, STEPS])
+@pytest.mark.parametrize("minibatch", [None, STEPS])
 def test_without_a_minibatch_each_epoch_is_one_step_on_the_whole_batch(minibatch):
     learner = fresh(PG, SGD)
     params, _, loss = slow_update(learner, BY_HAND_SGD, pg, batch().data, [np.arange(STEPS)] * 2)
@@ -569,7 +569,7 @@ def priority_of(learner, **how):
     return np.asarray(learner.update(batch(invalid=False), **how).feedback["priority"])
 
 
-@pytest.mark.parametrize("minibatch_size", [None, 4])
+@pytest.mark.parametrize("minibatch", [None, 4])
 def test_a_priority_is_what_the_last_epoch_found(minibatch):
     how = {"minibatch_size": minibatch, "shuffle": False}
     last = priority_of(fresh(Errors(), fl.SGD(lr=0.1)), epochs=2, **how)
