@@ -380,9 +380,7 @@ def test_an_optimiser_state_that_overflows_is_bad_too():
     assert_equal(now(learner), before)
 
 
-@pytest.mark.parametrize(
-    ("minibatch", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")]
-)
+@pytest.mark.parametrize(("minibatch", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")])
 def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(minibatch, near):
     with pytest.raises(
         fl.ContractError,
