@@ -182,7 +182,7 @@ HOUSE_WORDS = (
     r"elsewhere",  # remote
     r"twins?",  # shape-only stub
     r"owed|owes",  # pending
-    r"fragments?",  # rollout
+    r"(?<!rollout_)fragments?",  # rollout
     r"likeliest",  # greedy
     r"weights that acted",  # behaviour policy
     r"price of entropy",  # temperature

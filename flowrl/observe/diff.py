@@ -52,7 +52,8 @@ class Diff:
     def __str__(self) -> str:
         # Columns have the same width in all parts.
         every = [("", *self.names), *(line for part in self.parts for line in part.lines)]
-        first, second = (max(len(line[i]) for line in every) for i in (0, 1))
+        first = max(len(line[0]) for line in every)
+        second = max(len(line[1]) for line in every)
         text = [f"  {'':<{first}}  {self.names[0]:<{second}}  {self.names[1]}"]
         for part in self.parts:
             text.append(f"{part.name}: {self._count(part)}")

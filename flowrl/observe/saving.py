@@ -342,11 +342,11 @@ def save_policy(policy: TrainedPolicy, path: Path) -> None:
 
 def _savable(weights: Weights) -> dict[str, Any]:
     """Return weights as plain arrays, because orbax knows no random keys and no empty trees."""
-    return {
-        part: {k: _plain(x) for k, x in named.items()}
-        for part, named in weights._asdict().items()
-        if named
-    }
+    parts: dict[str, Any] = {}
+    for part, named in weights._asdict().items():
+        if named:
+            parts[part] = {name: _plain(x) for name, x in named.items()}
+    return parts
 
 
 def _plain(x: Any) -> Any:

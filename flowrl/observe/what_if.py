@@ -115,9 +115,10 @@ class _Cost:
         self.measured_speed = p.env_steps / p.going
         self.workers = _worker_seconds(p, name, rollouts)
         """Seconds of all runners per rollout, by kind of work."""
-        self.threads = {
-            t: {key: x / rollouts for key, x in p.work(t).items()} for t in p.sampling()
-        }
+        self.threads: dict[str, dict[tuple[str, str], float]] = {}
+        for thread in p.sampling():
+            seconds = p.work(thread)
+            self.threads[thread] = {key: x / rollouts for key, x in seconds.items()}
         """Seconds of every thread per rollout, by node and kind of work."""
         self.trainer = next((n for n in p.ops if _counts_updates(p, n)), None)
         self.sampler = next(
