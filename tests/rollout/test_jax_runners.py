@@ -215,3 +215,21 @@ def test_equal_settings_share_what_is_compiled():
         for _ in range(2)
     )
     assert core_of(a) is core_of(b)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_reward_that_is_not_finite_is_found_in_rollouts_of_any_length(steps):
+    graph = fl.ppo(
+        Corridor,
+        envs_per_runner=2,
+        rollout_length=steps,
+        batch_size=8,
+        minibatch_size=None,
+        epochs=1,
+        policy=MLP,
+    ).set("runners.env_settings", {"nan_at": 3})
+    with (
+        pytest.raises(fl.EnvironmentFailed, match="reward that is not finite"),
+        fl.run(graph, steps=200) as run,
+    ):
+        list(run)
