@@ -91,7 +91,9 @@ def test_run_then_eval(flowrl, tmp_path):
         "run", "ppo", *SMALL, "--steps", "200", "--out", "here", "--seed", "3"
     )
     assert (status, out) == (0, "")
-    assert err.startswith("ppo on CartPole-v1, default settings, set envs=4, fragment=16, batch=64")
+    assert err.startswith(
+        "ppo on CartPole-v1, default settings, set envs_per_runner=4, rollout_length=16, batch_size=64"
+    )
     assert "done: 2" in err
     assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
     status, out, _ = flowrl("eval", "here", "--episodes", "3")
@@ -169,7 +171,7 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
                 return fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=1024))
 
             def keywords(env, lr=1e-3, minibatch_size=None):
-                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch)).rename("kw")
+                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch_size)).rename("kw")
 
             @dataclass(frozen=True)
             class Mine:
@@ -390,13 +392,13 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
         (
             ["plan", "ppo", "--set", "epoch=3"],
-            "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: runners, envs,",
+            "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: num_runners, envs_per_runner,",
         ),
         (
             ["plan", "ppo", "--set", "train.epoch=3"],
             (
                 "ppo.train: unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, "
-                "minibatch, shuffle, learner"
+                "minibatch_size, shuffle, learner"
             ),
         ),
         (
@@ -434,7 +436,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "lr=Adam()"],
-            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam((",
+            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam(lr=",
         ),
         (
             ["plan", "ppo", "--set", "lr=fast"],
@@ -442,7 +444,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"],
-            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam((",
+            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam(lr=",
         ),
         (
             ["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"],

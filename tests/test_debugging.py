@@ -269,12 +269,12 @@ def test_show_where_row_and_help():
 
 def test_settings_are_listed_by_their_addresses():
     text = said(PLAN, "settings train", "settings", "settings norm")
-    assert "  train.epochs     1\n  train.minibatch_size  32\n" in text
+    assert "  train.epochs          1\n  train.minibatch_size  32\n" in text
     assert (
-        "learner.loss                    PPOLoss\n" in text
-        and "learner.loss.clip_ratio               0.2\n" in text
+        "learner.loss                     PPOLoss\n" in text
+        and "learner.loss.clip_ratio          0.2\n" in text
     )
-    assert 'runners.env                     "CartPole-v1"\n' in text
+    assert 'runners.env                      "CartPole-v1"\n' in text
 
 
 def test_names_are_completed():
@@ -431,7 +431,7 @@ def test_after_an_error_the_prompt_is_there_to_see_why():
         "ZeroDivisionError: by hand\n(row 2, failed at mine) show\na Batch [16, 4], 64 steps"
         in text
     )
-    assert "\n-> mine    Map\n" in text and "train.epochs     1" in text
+    assert "\n-> mine    Map\n" in text and "train.epochs          1" in text
     assert text.count("the run is over: it failed") == 2
     assert "-> raise ZeroDivisionError" in text
     assert prompts(text)[-2:] == ["row 1 closed", "row 2 closed"]

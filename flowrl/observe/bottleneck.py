@@ -250,7 +250,7 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, remote: bool) -> str:
         case "inference":
             return f"Let one call act for more environments: {_more_environments(p, sampler)}."
         case "update":
-            return FASTER_REPLAY_UPDATES if p.total("drawn_steps") else FASTER_UPDATES
+            return FASTER_REPLAY_UPDATES if p.total("replayed_steps") else FASTER_UPDATES
         case "replay":
             return f"Split the replay over more processes: --runtime ray with {_more_shards(p)}."
     return ADVICE.get(kind, OTHERWISE)

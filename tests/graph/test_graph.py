@@ -797,7 +797,9 @@ class Roomy(fl.Stateless):
         yield item
 
 
-@pytest.mark.parametrize(("op", "field"), [(Named(), "source='file.csv'"), (Roomy(), "room=3")])
+@pytest.mark.parametrize(
+    ("op", "field"), [(Named(), "source='file.csv'"), (Roomy(), "has_capacity=3")]
+)
 def test_a_field_that_hides_what_every_operator_has_is_reported(op, field):
     wanted = (
         rf"g\.mine: its field {field} hides Operator\.{field.partition('=')[0]}, .*; give the "

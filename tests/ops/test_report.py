@@ -73,7 +73,7 @@ def test_report_closes_a_row_with_any_item_and_reports_only_of_updates():
 def test_report_is_the_clock_and_asks_the_runners_that_it_names():
     players = Calls(episodes={"episodes": 9})
     out = drive(fl.Report(runners="players"), trained(1), runners=Calls(), players=players)
-    assert fl.Report().clock and out[0][0].episodes == {"episodes": 9}
+    assert fl.Report().reports and out[0][0].episodes == {"episodes": 9}
 
 
 def test_evaluate_plays_every_so_many_items_and_passes_all_on():

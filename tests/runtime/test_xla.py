@@ -299,14 +299,14 @@ def test_many_seeds_are_each_what_it_is_alone_and_a_row_is_their_mean():
 
 
 def test_a_sweep_runs_every_value_with_every_seed():
-    sweep = fl.Sweep(lr=[1e-3, 1e-2], clip=[0.1, 0.3])
+    sweep = fl.Sweep(lr=[1e-3, 1e-2], ent_coef=[0.01, 0.3])
     with fl.run(TINY, runtime=fl.XlaRuntime(seeds=2, sweep=sweep, chunk=4)) as run:
         [next(run) for _ in range(4)]
     curves = run.curves()
-    assert len(curves.rows) == 8 and curves.labels[2] == "lr=0.001, clip=0.3, seed 0"
+    assert len(curves.rows) == 8 and curves.labels[2] == "lr=0.001, ent_coef=0.3, seed 0"
     for i in (1, 6):
-        lr, clip, seed = [(a, b, c) for a in (1e-3, 1e-2) for b in (0.1, 0.3) for c in (0, 1)][i]
-        graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.clip_ratio", clip)
+        lr, entropy, seed = list(itertools.product((1e-3, 1e-2), (0.01, 0.3), (0, 1)))[i]
+        graph = TINY.set("learner.optimizer.lr", lr).set("learner.loss.ent_coef", entropy)
         close(timeless(curves.rows[i]), learned(graph, 4, "local", seed)[0], rtol=1e-3, atol=1e-3)
     assert len({rows[-1]["loss"] for rows in curves.rows}) == 8
 
