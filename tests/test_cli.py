@@ -92,7 +92,7 @@ def test_run_then_eval(flowrl, tmp_path):
     )
     assert (status, out) == (0, "")
     assert err.startswith(
-        "ppo on CartPole-v1, default settings, set envs_per_runner=4, rollout_length=16, batch_size=64"
+        "ppo on CartPole-v1, default settings, set envs_per_runner=4, rollout_length=16, batch"
     )
     assert "done: 2" in err
     assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
@@ -171,7 +171,8 @@ def test_graphs_of_the_users_own_by_file_and_by_package(flowrl, tmp_path, monkey
                 return fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=1024))
 
             def keywords(env, lr=1e-3, minibatch_size=None):
-                return fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch_size)).rename("kw")
+                made = fl.ppo(env, fl.PPOSettings(lr=lr, minibatch_size=minibatch_size))
+                return made.rename("kw")
 
             @dataclass(frozen=True)
             class Mine:
@@ -392,7 +393,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
         (
             ["plan", "ppo", "--set", "epoch=3"],
-            "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: num_runners, envs_per_runner,",
+            "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: num_runners,",
         ),
         (
             ["plan", "ppo", "--set", "train.epoch=3"],

@@ -1,11 +1,15 @@
 """Stock graphs take their own settings, and say so."""
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import flowrl as fl
 from environments import Clockwork
+from flowrl.cli.commands import documented
+from flowrl.cli.main import main
 from flowrl.rl.networks import Images
 from flowrl.rl.policies import network
 
@@ -17,6 +21,41 @@ def test_settings_of_another_kind_are_refused_by_name(name, wrong):
         fl.SettingError, match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)"
     ):
         getattr(fl, name)("CartPole-v1", wrong)
+
+
+STOCK_SETTINGS = {
+    "ppo": fl.PPOSettings,
+    "a2c": fl.A2CSettings,
+    "pg": fl.PGSettings,
+    "impala": fl.IMPALASettings,
+    "appo": fl.APPOSettings,
+    "dqn": fl.DQNSettings,
+    "apex": fl.ApexSettings,
+    "sac": fl.SACSettings,
+}
+
+
+@pytest.mark.parametrize("name", STOCK_SETTINGS)
+def test_every_setting_is_documented_and_listed_with_its_default(name, capsys):
+    kind = STOCK_SETTINGS[name]
+    meanings = documented(kind)
+    assert list(meanings) == [field.name for field in dataclasses.fields(kind)]
+    assert main(["run", name, "--help-settings"]) == 0
+    out = capsys.readouterr().out
+    for field, meaning in meanings.items():
+        assert len(meaning.split()) >= 3 and "(default " in meaning, field
+        assert f"  {field} " in out and meaning in out
+
+
+def test_single_settings_are_keywords_and_names_of_other_libraries_lead_to_ours():
+    graph = fl.ppo("CartPole-v1", lr=1e-2, num_runners=4)
+    assert graph == fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2, num_runners=4))
+    both = fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2), epochs=3)
+    assert both == fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2, epochs=3))
+    known = {"learning_rate": "lr", "n_steps": "rollout_length", "ent_coeff": "ent_coef"}
+    for foreign, ours in {**known, "num_envs": "envs_per_runner", "lrr": "lr"}.items():
+        with pytest.raises(fl.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
+            fl.ppo("CartPole-v1", **{foreign: 1})
 
 
 class Pictures(Clockwork):

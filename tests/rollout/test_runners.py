@@ -308,9 +308,7 @@ def test_what_can_not_be_an_environment_is_refused():
         fl.Runners(lambda: 3, POLICY).spaces()
     with pytest.raises(fl.EnvironmentFailed, match="could not be made: RuntimeError: no display"):
         fl.Runners(_no_display, POLICY).spaces()
-    with pytest.raises(
-        fl.SettingError, match="made a vector of 4 environments, but envs_per_runner=5"
-    ):
+    with pytest.raises(fl.SettingError, match="vector of 4 environments, but envs_per_runner=5"):
         sampled(environments.next_step, 1, envs=5)
     with pytest.raises(fl.EnvironmentFailed, match="does not say how it resets"):
         sampled(environments.silent, 1)
