@@ -118,7 +118,7 @@ def starting() -> tuple[float, float]:
             ray.get([actor.up.remote() for actor in actors])
         else:
             pool = RayWorkers(
-                "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, apart=False
+                "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, False, ()
             )
             for future in [pool.submit(i, "take", None) for i in range(RUNNERS)]:
                 future.result()
