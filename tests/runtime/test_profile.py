@@ -3,6 +3,7 @@
 And the sentence on waiting for the slowest.
 """
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -169,3 +170,11 @@ def test_many_processes_are_shown_by_their_mean_and_the_busiest():
         "runners, 9",
     ]
     assert lines[1].split()[-3:] == ["10.0", "4.50", "5.50"]
+
+
+def test_the_seconds_of_a_node_are_summed_over_the_threads_that_ran_it():
+    fields = {field.name: {} for field in dataclasses.fields(Profile)}
+    threads = {"one": {("sync", "waiting"): 1.0}, "other": {("sync", "waiting"): 2.0}}
+    stages = {"one": ("sync",), "other": ("train",)}
+    profile = Profile(**{**fields, "processes": threads, "stages": stages})
+    assert profile.node_seconds("sync") == {"waiting": 3.0}
