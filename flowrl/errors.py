@@ -129,7 +129,7 @@ def line_of(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if f"{os.sep}flowrl{os.sep}" not in frame.filename and "site-packages" not in frame.filename
+        if not frame.filename.startswith(PACKAGE) and "site-packages" not in frame.filename
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
@@ -138,6 +138,9 @@ def install(extra: str) -> str:
     """Return the command that installs an extra of flowrl into the environment of this process."""
     return f"{sys.executable} -m pip install 'flowrl[{extra}]'"
 
+
+# By its own folder and not by its name: a clone, with a user's files, may be called flowrl too.
+PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 
 FOREIGN = {
     "clip_coef": "clip_ratio",

@@ -9,6 +9,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.cli.main import main
+from flowrl.errors import line_of
 
 PPO = fl.ppo("CartPole-v1")
 
@@ -253,3 +254,14 @@ def test_a_state_that_no_step_can_change_is_reported_with_the_way_out(state):
     with pytest.raises(fl.CheckError, match=says):
         PPO.insert(after="sample", mine=Holds(state)).check()
     PPO.insert(after="sample", mine=Holds({"pair": state})).check()
+
+
+def test_a_line_of_the_users_is_named_though_its_folder_is_called_flowrl(tmp_path):
+    own = tmp_path / "flowrl" / "own.py"
+    own.parent.mkdir()
+    own.write_text("def fails():\n    raise ValueError('here')\n")
+    names = {}
+    exec(compile(own.read_text(), str(own), "exec"), names)
+    with pytest.raises(ValueError, match="here") as raised:
+        names["fails"]()
+    assert line_of(raised.value) == " (own.py:2)"
