@@ -77,10 +77,10 @@ def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[st
 
 def theirs(what: str, argument: str) -> dict[str, float]:
     """What `peers.py` says."""
-    told = subprocess.run(
+    printed = subprocess.run(
         [PEERS, ROOT / "bench/peers.py", what, argument], check=True, capture_output=True, text=True
     ).stdout
-    found: dict[str, float] = json.loads(told.splitlines()[-1])
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
     return found
 
 

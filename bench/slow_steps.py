@@ -133,15 +133,15 @@ def measured(name: str) -> tuple[float, float, str]:
     out = subprocess.run(
         [sys.executable, __file__, name], capture_output=True, text=True, check=True
     ).stdout
-    numbers, told = out.split("\n", 1)
+    numbers, explanation = out.split("\n", 1)
     rate, first = map(float, numbers.split())
-    return rate, first - began, told
+    return rate, first - began, explanation
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        rate, first, told = speed(graphs()[sys.argv[1]])
-        print(f"{rate} {first}\n{told}")
+        rate, first, explanation = speed(graphs()[sys.argv[1]])
+        print(f"{rate} {first}\n{explanation}")
         return
     lines, tables = [], []
     for name, limit in zip(graphs(), limits(), strict=True):
@@ -183,7 +183,7 @@ command to the first trained batch.
 Until all {RUNNERS} runners answer: {ours:.1f} s; until {RUNNERS} actors written by hand with the
 same imports do: {hand:.1f} s (Ray's own start in neither).
 
-What the last run of each told:
+What the last run of each reported:
 
 {chr(10).join(tables)}"""
     (ROOT / "docs/benchmarks/slow_steps.md").write_text(text, encoding="utf-8")

@@ -72,7 +72,8 @@ class Runners(Resource):
     clip_rewards: float | None = None
     metrics: tuple[str, ...] = ()
 
-    handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]  # GymRunners or JaxRunners
+    # The handle is GymRunners or JaxRunners, by the environment.
+    handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]
 
     def __post_init__(self) -> None:
         check_settings(self)
