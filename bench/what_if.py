@@ -83,10 +83,10 @@ def main() -> None:
         base = before[name]
         predicted = next(w.steps_per_second for w in base.what_if if w.change.startswith(change))
         got = measured(edit(build())).steps_per_second
-        predicted_speed = "none" if predicted is None else f"{predicted:,.0f}"
+        forecast = "none" if predicted is None else f"{predicted:,.0f}"
         off = float("nan") if predicted is None else predicted / got - 1
         lines.append(
-            f"| {name} | {change} | {base.steps_per_second:,.0f} | {predicted_speed} | {got:,.0f} | "
+            f"| {name} | {change} | {base.steps_per_second:,.0f} | {forecast} | {got:,.0f} | "
             f"{off:+.1%} |"
         )
         print(lines[-1], flush=True)
