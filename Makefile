@@ -17,7 +17,7 @@ run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
 test: $(DEV) ## the tests, two at a time
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: $(DEV) ## format, lint, types, import floors, public docstrings
+check: $(DEV) ## format, lint, types, layers, words, sizes, docstrings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
