@@ -69,12 +69,12 @@ def throughput() -> tuple[list[float], list[float]]:
 
 
 @dataclass(frozen=True)
-class Nothing(fl.Stateless):
+class Nothing(fl.extend.Stateless):
     """Passes its item on: a hop and nothing else."""
 
     source = True
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield item
 
 

@@ -34,7 +34,7 @@ ITEMS, NODES, TURNS = 1_000, 10, 40
 PAIRS, SECONDS = 6, 6.0
 
 
-class Source(fl.Stateless):
+class Source(fl.extend.Stateless):
     source = True
 
     def step(self, state: None, item: Any, ctx: Any) -> Iterator[Any]:
@@ -42,7 +42,7 @@ class Source(fl.Stateless):
             yield None
 
 
-class Pass(fl.Stateless):
+class Pass(fl.extend.Stateless):
     writes = ("nothing",)
 
     def step(self, state: None, item: Any, ctx: Any) -> Iterator[Any]:

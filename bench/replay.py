@@ -59,7 +59,7 @@ def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[st
     turn = iter(range(0, 10**9, steps))
 
     def add() -> None:
-        ring.add(fl.Batch(data, {**columns, "first": np.full(ENVS, next(turn), np.int32)}))
+        ring.add(fl.extend.Batch(data, {**columns, "first": np.full(ENVS, next(turn), np.int32)}))
 
     def draw(n: int, priorities: Any) -> None:
         columns = ring.sample(n, 0.4).columns
@@ -92,7 +92,7 @@ def dqn_graph(env: str, hidden: int) -> fl.Graph:
         batch_size=h.UPDATES * h.BATCH, minibatch_size=h.BATCH, learning_starts=h.START,
         updates_per_step=1 / n,
         target_update_every=1, lr=h.LR, double=False, epsilon=h.EPSILON, epsilon_steps=1,
-        policy=fl.Policy(fl.QNetwork, hidden=(hidden, hidden)),
+        policy=fl.Policy(fl.networks.QNetwork, hidden=(hidden, hidden)),
         report_every=1,
     )  # fmt: skip
     return fl.dqn(env, settings)
@@ -166,7 +166,7 @@ def sac_speed(hidden: int, envs: int, rounds: int = 60, skip: int = 20) -> float
     settings = fl.SACSettings(
         envs_per_runner=envs, rollout_length=8 // envs, batch_size=256 * 8, minibatch_size=256,
         updates_per_step=1 / 8, lr=1e-3, report_every=4,
-        policy=fl.Policy(fl.SACNetwork, hidden=(hidden, hidden)),
+        policy=fl.Policy(fl.networks.SACNetwork, hidden=(hidden, hidden)),
     )  # fmt: skip
     with fl.run(fl.sac("Pendulum-v1", settings)) as run:
         return 32 / statistics.median(seconds_of(run, rounds)[skip:])

@@ -61,7 +61,7 @@ def limits() -> tuple[float, float]:
 
 
 def graphs() -> dict[str, fl.Graph]:
-    policy = fl.Policy(fl.MLP, hidden=(64, 64))
+    policy = fl.Policy(fl.networks.MLP, hidden=(64, 64))
     settings = fl.IMPALASettings(
         num_runners=RUNNERS,
         envs_per_runner=1,

@@ -12,7 +12,7 @@ import flowrl as fl
 
 
 @dataclass(frozen=True)
-class ClipRewards(fl.Operator):
+class ClipRewards(fl.extend.Operator):
     """Clip rewards to [-limit, limit]; the limit rises from 0 to `end` over `steps` steps."""
 
     end: float = 4.0

@@ -14,7 +14,7 @@ class Residual(nnx.Module):
     def __init__(self, obs_space, action_space, *, width=64, blocks=2, rngs):
         self.first = nnx.Linear(obs_space.shape[0], width, rngs=rngs)
         self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(blocks)])
-        self.action = nnx.Linear(width, fl.action_outputs(action_space), rngs=rngs)
+        self.action = nnx.Linear(width, fl.networks.action_outputs(action_space), rngs=rngs)
         self.value = nnx.Linear(width, 1, rngs=rngs)
 
     def __call__(self, obs):

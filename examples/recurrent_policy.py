@@ -21,7 +21,7 @@ class HideVelocities(gym.ObservationWrapper):
 
 
 def graph() -> fl.Graph:
-    settings = fl.IMPALASettings(policy=fl.Policy(fl.RNN, cell="lstm"), lr=1e-3)
+    settings = fl.IMPALASettings(policy=fl.Policy(fl.networks.RNN, cell="lstm"), lr=1e-3)
     return fl.impala("CartPole-v1", settings).set("runners.wrappers", (HideVelocities,))
 
 

@@ -19,7 +19,7 @@ def loss(policy, params, batch):
 
 
 def main(steps: int = 200_000) -> fl.Run:
-    policy = fl.Policy(fl.MLP, hidden=(64, 64))
+    policy = fl.Policy(fl.networks.MLP, hidden=(64, 64))
     graph = fl.Graph(
         "vpg",
         runners=fl.Runners("CartPole-v1", policy, envs_per_runner=8, rollout_length=128),

@@ -14,6 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flowrl import envs as envs
+    from flowrl import errors as errors
+    from flowrl import extend as extend
+    from flowrl import losses as losses
+    from flowrl import networks as networks
     from flowrl.algos.a2c import A2CSettings as A2CSettings
     from flowrl.algos.a2c import a2c as a2c
     from flowrl.algos.apex import ApexSettings as ApexSettings
@@ -32,38 +37,14 @@ if TYPE_CHECKING:
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.core.curves import Curves as Curves
-    from flowrl.core.items import Batch as Batch
     from flowrl.core.items import Row as Row
-    from flowrl.core.items import Trained as Trained
     from flowrl.debugging.prompt import debug as debug
-    from flowrl.envs.jax_envs import JaxEnv as JaxEnv
-    from flowrl.errors import CheckError as CheckError
-    from flowrl.errors import ContractError as ContractError
-    from flowrl.errors import EnvironmentFailed as EnvironmentFailed
-    from flowrl.errors import FlowrlError as FlowrlError
-    from flowrl.errors import GraphError as GraphError
-    from flowrl.errors import NotFinite as NotFinite
-    from flowrl.errors import PolicyError as PolicyError
-    from flowrl.errors import RuntimeFailed as RuntimeFailed
-    from flowrl.errors import SaveError as SaveError
-    from flowrl.errors import SettingError as SettingError
-    from flowrl.graph.graph import Chain as Chain
     from flowrl.graph.graph import Graph as Graph
     from flowrl.graph.graph import chain as chain
-    from flowrl.graph.protocols import Bounds as Bounds
-    from flowrl.graph.protocols import Context as Context
-    from flowrl.graph.protocols import Handle as Handle
-    from flowrl.graph.protocols import Operator as Operator
-    from flowrl.graph.protocols import Ref as Ref
-    from flowrl.graph.protocols import Resource as Resource
-    from flowrl.graph.protocols import Site as Site
-    from flowrl.graph.protocols import Stateless as Stateless
     from flowrl.learner.learner import Learner as Learner
-    from flowrl.learner.learner import LearnerHandle as LearnerHandle
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
     from flowrl.observe.record import Record as Record
-    from flowrl.observe.record import Recorder as Recorder
     from flowrl.observe.saving import TrainedPolicy as TrainedPolicy
     from flowrl.observe.saving import load as load
     from flowrl.observe.sinks import Csv as Csv
@@ -90,23 +71,10 @@ if TYPE_CHECKING:
     from flowrl.ops.train import TrainOneStep as TrainOneStep
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
-    from flowrl.replay.handle import ReplayHandle as ReplayHandle
-    from flowrl.replay.handle import Stock as Stock
     from flowrl.replay.replay import Replay as Replay
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
-    from flowrl.rl.explore import Explore as Explore
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
     from flowrl.rl.explore import Sampled as Sampled
-    from flowrl.rl.losses import APPOLoss as APPOLoss
-    from flowrl.rl.losses import Loss as Loss
-    from flowrl.rl.losses import PGLoss as PGLoss
-    from flowrl.rl.losses import PPOLoss as PPOLoss
-    from flowrl.rl.losses import VTraceLoss as VTraceLoss
-    from flowrl.rl.networks import CNN as CNN
-    from flowrl.rl.networks import MLP as MLP
-    from flowrl.rl.networks import RNN as RNN
-    from flowrl.rl.networks import action_outputs as action_outputs
-    from flowrl.rl.normalizing import RunningNorm as RunningNorm
     from flowrl.rl.optimizers import SGD as SGD
     from flowrl.rl.optimizers import Adam as Adam
     from flowrl.rl.optimizers import Cosine as Cosine
@@ -114,14 +82,7 @@ if TYPE_CHECKING:
     from flowrl.rl.optimizers import Optax as Optax
     from flowrl.rl.optimizers import RMSProp as RMSProp
     from flowrl.rl.policies import Policy as Policy
-    from flowrl.rl.value_losses import DQNLoss as DQNLoss
-    from flowrl.rl.value_losses import SACLoss as SACLoss
-    from flowrl.rl.value_networks import QNetwork as QNetwork
-    from flowrl.rl.value_networks import SACNetwork as SACNetwork
     from flowrl.rollout.evaluation import Evaluation as Evaluation
-    from flowrl.rollout.handle import RunnersHandle as RunnersHandle
-    from flowrl.rollout.requests import AsyncRequests as AsyncRequests
-    from flowrl.rollout.requests import Late as Late
     from flowrl.rollout.runners import Runners as Runners
     from flowrl.running import Run as Run
     from flowrl.running import run as run
@@ -144,19 +105,13 @@ _HOMES = {
     "algos.ppo": "PPOSettings ppo",
     "algos.sac": "SACSettings sac",
     "algos.tuned": "tuned",
-    "core.items": "Batch Row Trained",
+    "core.items": "Row",
     "debugging.prompt": "debug",
-    "envs.jax_envs": "JaxEnv",
-    "errors": (
-        "CheckError ContractError EnvironmentFailed FlowrlError GraphError NotFinite PolicyError "
-        "RuntimeFailed SaveError SettingError"
-    ),
-    "graph.graph": "Chain Graph chain",
-    "graph.protocols": "Bounds Context Handle Operator Ref Resource Site Stateless",
-    "learner.learner": "Learner LearnerHandle",
+    "graph.graph": "Graph chain",
+    "learner.learner": "Learner",
     "core.curves": "Curves",
     "observe.diff": "Diff diff",
-    "observe.record": "Record Recorder",
+    "observe.record": "Record",
     "observe.saving": "TrainedPolicy load",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "ops.batch": "Advantages Concat Standardize",
@@ -167,19 +122,11 @@ _HOMES = {
     "ops.sample": "ParallelSample",
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
-    "replay.handle": "ReplayHandle Stock",
     "replay.replay": "Replay",
-    "rl.explore": "EpsilonGreedy Explore GaussianNoise Sampled",
-    "rl.losses": "APPOLoss Loss PGLoss PPOLoss VTraceLoss",
-    "rl.networks": "CNN MLP RNN action_outputs",
-    "rl.normalizing": "RunningNorm",
+    "rl.explore": "EpsilonGreedy GaussianNoise Sampled",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",
-    "rl.value_losses": "DQNLoss SACLoss",
-    "rl.value_networks": "QNetwork SACNetwork",
     "rollout.evaluation": "Evaluation",
-    "rollout.handle": "RunnersHandle",
-    "rollout.requests": "AsyncRequests Late",
     "rollout.runners": "Runners",
     "running": "Run run",
     "runtime.local": "LocalRuntime",
@@ -188,15 +135,24 @@ _HOMES = {
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
 }
+MODULES = ("envs", "errors", "extend", "losses", "networks")
+"""Modules of public names beside those of everyday use, which stand here."""
+
 _HOME = {name: f"flowrl.{home}" for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - a list of the names above
+__all__ = sorted([*_HOME, *MODULES])  # noqa: PLE0605 - a list of the names above
 
 
 def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        return importlib.import_module(f"flowrl.{name}")
     if name not in _HOME:
         from flowrl.errors import unknown
 
+        # Python itself asks for names such as __wrapped__, which shall import nothing.
+        for module in () if name.startswith("_") else MODULES:
+            if name in importlib.import_module(f"flowrl.{module}").__all__:
+                raise AttributeError(f"flowrl has no name '{name}'; it is flowrl.{module}.{name}")
         hint = unknown("name", name, __all__).removeprefix("unknown ")
         raise AttributeError(f"flowrl has no {hint}")
     # Once it is a global of this module, the name is found without this function.

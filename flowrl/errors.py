@@ -8,9 +8,9 @@
     ├── SettingError            an unknown setting, or a value that it can't take
     ├── ContractError           an item lacks what an operator or resource needs of it
     ├── PolicyError             a network that does not fit its spaces
-    ├── EnvironmentFailed       an environment raised, or broke its declared spaces
-    ├── NotFinite               NaN or infinity in a loss
-    ├── RuntimeFailed           a runtime that can't start, or lost a process
+    ├── EnvError                an environment raised, or broke its declared spaces
+    ├── NotFiniteError          NaN or infinity in a loss
+    ├── RunError                a runtime that can't start, or lost a process
     └── SaveError               a run or policy that can't be saved, verified or loaded
 """
 
@@ -23,6 +23,19 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+__all__ = [
+    "CheckError",
+    "ContractError",
+    "EnvError",
+    "FlowrlError",
+    "GraphError",
+    "NotFiniteError",
+    "PolicyError",
+    "RunError",
+    "SaveError",
+    "SettingError",
+]
 
 
 class FlowrlError(Exception):
@@ -94,15 +107,15 @@ class PolicyError(FlowrlError):
     """A network does not fit its spaces."""
 
 
-class EnvironmentFailed(FlowrlError):
+class EnvError(FlowrlError):
     """An environment raised, or broke its declared spaces."""
 
 
-class NotFinite(FlowrlError):
+class NotFiniteError(FlowrlError):
     """A loss is NaN or infinite."""
 
 
-class RuntimeFailed(FlowrlError):
+class RunError(FlowrlError):
     """A runtime can't start, or has lost a process that it needs."""
 
 

@@ -86,7 +86,7 @@ def run(
     Raises:
         CheckError: the graph is faulty; nothing was started.
         SettingError: an argument can't be taken.
-        RuntimeFailed: the runtime can't start.
+        RunError: the runtime can't start.
         SaveError: `out` exists already.
 
     >>> import flowrl as fl
@@ -194,7 +194,7 @@ class Run:
         """Open the graph in the runtime; `run` describes the arguments.
 
         Raises:
-            RuntimeFailed: the runtime can't start.
+            RunError: the runtime can't start.
             SaveError: `out` exists already, or the policy could not be saved.
         """
         self.plan = plan

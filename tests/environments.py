@@ -149,7 +149,7 @@ def cut_short(mode="NextStep", envs=8):
     return SyncVectorEnv([CutShort] * envs, autoreset_mode=AutoresetMode(mode))
 
 
-class JaxCutShort(fl.JaxEnv):
+class JaxCutShort(fl.envs.JaxEnv):
     """`CutShort` in JAX."""
 
     observation_space, action_space = CutShort.observation_space, CutShort.action_space
@@ -161,7 +161,7 @@ class JaxCutShort(fl.JaxEnv):
         return state + 1, jnp.ones(1), jnp.float32(1), jnp.bool_(False), state == 4
 
 
-class Corridor(fl.JaxEnv):
+class Corridor(fl.envs.JaxEnv):
     """In JAX: walk right to the end, where the reward is 1. The observation is the place in [0, 1];
     cut short after 20 steps."""
 

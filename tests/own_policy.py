@@ -8,7 +8,7 @@ import flowrl as fl
 class Tiny(nnx.Module):
     def __init__(self, obs_space, action_space, *, width, rngs):
         self.body = nnx.Linear(obs_space.shape[0], width, rngs=rngs)
-        self.out = nnx.Linear(width, fl.action_outputs(action_space) + 1, rngs=rngs)
+        self.out = nnx.Linear(width, fl.networks.action_outputs(action_space) + 1, rngs=rngs)
 
     def __call__(self, obs):
         x = self.out(nnx.relu(self.body(obs)))

@@ -16,7 +16,7 @@ import numpy as np
 import flowrl as fl
 from environments import Clockwork
 
-POLICY = fl.Policy(fl.MLP, hidden=(8,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 
 
 class Slow(Clockwork):
@@ -41,10 +41,10 @@ class Slow(Clockwork):
 
 
 @dataclass(frozen=True)
-class Lingers(fl.Loss):
+class Lingers(fl.losses.Loss):
     """Another loss, each gradient step of which takes so many seconds longer."""
 
-    loss: fl.Loss
+    loss: fl.losses.Loss
     seconds: float
 
     @property
@@ -82,7 +82,7 @@ class SlowSync(fl.SyncWeights):
 
 
 @dataclass(frozen=True)
-class Naps(fl.Operator):
+class Naps(fl.extend.Operator):
     """Passes items on at once, and naps with every so manieth."""
 
     every: int
@@ -137,7 +137,7 @@ def slow_environment(scale=1):
 
 def slow_loss(scale=1):
     graph = impala(0.0005 * scale)
-    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05 * scale))
+    return graph.set("learner.loss", Lingers(fl.losses.VTraceLoss(), 0.05 * scale))
 
 
 def slow_sync(scale=1):
@@ -162,4 +162,4 @@ def straggler(folder, scale=1):
 
 def slow_loss_in_minibatches():
     graph = impala(0.0005).set("train.minibatch_size", 20)
-    return graph.set("learner.loss", Lingers(fl.VTraceLoss(), 0.05))
+    return graph.set("learner.loss", Lingers(fl.losses.VTraceLoss(), 0.05))

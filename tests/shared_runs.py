@@ -19,7 +19,7 @@ SETTINGS = fl.PPOSettings(
     batch_size=64,
     epochs=2,
     minibatch_size=32,
-    policy=fl.Policy(fl.MLP, hidden=(8,), normalize=True),
+    policy=fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True),
 )
 GYM = fl.ppo("CartPole-v1", SETTINGS).set("train.shuffle", False)
 JAX = fl.ppo(Corridor, SETTINGS).set("train.shuffle", False)
@@ -28,7 +28,7 @@ QUICK = fl.IMPALASettings(
     rollout_length=4,
     batch_size=32,
     report_every=2,
-    policy=fl.Policy(fl.MLP, hidden=(4,)),
+    policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
 )
 ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went

@@ -22,7 +22,7 @@ from flowrl.rl.losses import as_loss
 from flowrl.rl.spaces import Spaces
 
 
-class Tracking(fl.MLP):
+class Tracking(fl.networks.MLP):
     """Keeps the mean of the last observations that it was shown, as batch normalisation would."""
 
     def __init__(self, *spaces, rngs, **settings):
@@ -36,26 +36,29 @@ class Tracking(fl.MLP):
 
 OBS = gym.spaces.Box(-1, 1, (16,))
 DISCRETE, BOX = Spaces(OBS, gym.spaces.Discrete(3)), Spaces(OBS, gym.spaces.Box(-1, 1, (2,)))
-MLP = fl.Policy(fl.MLP, hidden=(32, 32), normalize=True)
-RNN = fl.Policy(fl.RNN, hidden=(16,), size=16)
-Q, SAC = fl.Policy(fl.QNetwork, hidden=(32, 32)), fl.Policy(fl.SACNetwork, hidden=(32, 32))
+MLP = fl.Policy(fl.networks.MLP, hidden=(32, 32), normalize=True)
+RNN = fl.Policy(fl.networks.RNN, hidden=(16,), size=16)
+Q, SAC = (
+    fl.Policy(fl.networks.QNetwork, hidden=(32, 32)),
+    fl.Policy(fl.networks.SACNetwork, hidden=(32, 32)),
+)
 ADAM, STILL = fl.Adam(1e-3, max_grad_norm=0.5), fl.SGD(0.0)
 T, B, DRAWN = 32, 16, 512
 CASES = {
-    "ppo": (MLP, DISCRETE, fl.PPOLoss(target_kl=0.5), 256, (2, 4)),
-    "vtrace": (MLP, DISCRETE, fl.VTraceLoss(), T * 8, (2, 4)),
-    "dqn": (Q, DISCRETE, fl.DQNLoss(), 256, (2, 4)),
-    "sac": (SAC, BOX, fl.SACLoss(), 256, (2, 4)),
+    "ppo": (MLP, DISCRETE, fl.losses.PPOLoss(target_kl=0.5), 256, (2, 4)),
+    "vtrace": (MLP, DISCRETE, fl.losses.VTraceLoss(), T * 8, (2, 4)),
+    "dqn": (Q, DISCRETE, fl.losses.DQNLoss(), 256, (2, 4)),
+    "sac": (SAC, BOX, fl.losses.SACLoss(), 256, (2, 4)),
     "ppo, less than a line": (
-        fl.Policy(fl.MLP, hidden=(8,), normalize=True),
+        fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True),
         DISCRETE,
-        fl.PPOLoss(),
+        fl.losses.PPOLoss(),
         8,
         (4,),
     ),
-    "appo": (MLP, DISCRETE, fl.APPOLoss(standardize=True), T * B, (4,)),
-    "recurrent": (RNN, DISCRETE, fl.VTraceLoss(), T * 8, (4,)),
-    "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.PGLoss(), T * B, ()),
+    "appo": (MLP, DISCRETE, fl.losses.APPOLoss(standardize=True), T * B, (4,)),
+    "recurrent": (RNN, DISCRETE, fl.losses.VTraceLoss(), T * 8, (4,)),
+    "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.losses.PGLoss(), T * B, ()),
 }
 """By name: policy, spaces, loss, the steps of a minibatch, and the numbers of devices that share
 it."""
@@ -141,7 +144,7 @@ def main():
     difference = furthest(priority, updated("dqn", 1, optimizer=STILL)[1][-1])
     found["dqn on 4, shuffled"] = {"gathered": gathered(compiled), "difference": difference}
     statistics = updated("tracking", 4)[1][0].rest["seen"]
-    obs = example(core_of(*CASES["tracking"][:2], as_loss(fl.PGLoss()), STILL), {})[0]["obs"]
+    obs = example(core_of(*CASES["tracking"][:2], as_loss(fl.losses.PGLoss()), STILL), {})[0]["obs"]
     found["statistics"] = {
         "gathered": [],
         "spread": furthest(

@@ -222,7 +222,7 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
 
             class Net(nnx.Module):
                 def __init__(self, obs_space, action_space, *, rngs):
-                    outputs = fl.action_outputs(action_space) + 1
+                    outputs = fl.networks.action_outputs(action_space) + 1
                     self.out = nnx.Linear(obs_space.shape[0], outputs, rngs=rngs)
 
                 def __call__(self, obs):
@@ -265,7 +265,7 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
                 return gym.make("Pendulum-v1")
 
             def g():
-                policy = fl.Policy(fl.MLP, hidden=(4,))
+                policy = fl.Policy(fl.networks.MLP, hidden=(4,))
                 settings = fl.PGSettings(
                     envs_per_runner=2, rollout_length=8, batch_size=16, policy=policy
                 )
@@ -379,7 +379,12 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
     same."""
     weights = []
     for steps in ("64", "128"):
-        given = ["--set", "lr=Linear(1e-2, 0, 2)", "--set", "policy=Policy(MLP, hidden=(8,))"]
+        given = [
+            "--set",
+            "lr=Linear(1e-2, 0, 2)",
+            "--set",
+            "policy=Policy(networks.MLP, hidden=(8,))",
+        ]
         assert flowrl("run", "ppo", *SMALL, *given, "--steps", steps, "--out", steps)[0] == 0
         weights.append(fl.load(steps).weights)
     assert len(Path("128/rows.jsonl").read_text().splitlines()) > 1

@@ -15,7 +15,11 @@ import flowrl as fl
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
-SMALL = {"envs_per_runner": 2, "rollout_length": 4, "policy": fl.Policy(fl.MLP, hidden=(4,))}
+SMALL = {
+    "envs_per_runner": 2,
+    "rollout_length": 4,
+    "policy": fl.Policy(fl.networks.MLP, hidden=(4,)),
+}
 WIDE = {**SMALL, "num_runners": 2}
 DRAWN = {
     "envs_per_runner": 2,
@@ -160,7 +164,7 @@ def test_graphs_that_can_not_be_compared_have_a_program_each():
 
 
 @dataclass(frozen=True)
-class Adds(fl.Stateless):
+class Adds(fl.extend.Stateless):
     by: object
 
     def step(self, held, batch, ctx):
@@ -175,7 +179,7 @@ def test_a_run_holds_its_own_functions_however_many_they_are():
     assert compiled.jitted(by, (), ("factor", 1.5)) is not mine
 
 
-class Scales(fl.Operator):
+class Scales(fl.extend.Operator):
     """An operator of a user who does not know that it should be a frozen value."""
 
     def __init__(self, by):
@@ -212,7 +216,7 @@ def test_a_function_that_is_made_again_with_each_item_is_reported(monkeypatch):
     for _ in range(20):
         place.jitted(lambda x: x, ())
     with pytest.raises(
-        fl.ContractError,
+        fl.errors.ContractError,
         match=r"<lambda> would be function number 21 that this run compiles: .* Define it once, "
         r"at the top",
     ):

@@ -17,7 +17,7 @@ from conftest import rows_and_weights, same, timeless
 from environments import Clockwork, Faulty
 from flowrl.debugging.prompt import COMMANDS, Prompt
 
-POLICY = fl.Policy(fl.MLP, hidden=(8,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 SETTINGS = fl.PPOSettings(
     envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32, policy=POLICY
 )
@@ -536,7 +536,7 @@ def look(batch):
     return batch
 
 def small():
-    policy = fl.Policy(fl.MLP, hidden=(8,))
+    policy = fl.Policy(fl.networks.MLP, hidden=(8,))
     runners = fl.Runners(
         "CartPole-v1", policy, num_runners=1, envs_per_runner=2, rollout_length=4,
         wrappers=(Watched,),

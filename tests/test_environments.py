@@ -80,7 +80,7 @@ import flowrl as fl
 def small(env="CartPole-v1"):
     settings = fl.PGSettings(
         num_runners=2, envs_per_runner=4, rollout_length=25, batch_size=200,
-        policy=fl.Policy(fl.MLP, hidden=(4,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     )
     return fl.pg(env, settings).insert(after="sync", play=fl.Evaluate(every=5, episodes=2))
 
@@ -144,7 +144,7 @@ def on_the_command_line(case, runtime, *words):
 def refused(what, call):
     try:
         call()
-    except fl.FlowrlError as error:
+    except fl.errors.FlowrlError as error:
         print(what, type(error).__name__, error, flush=True)
 
 
@@ -161,7 +161,7 @@ def everything(cluster):
     placed = fl.RayRuntime(place={{"learner": fl.Actor(), "sample": big}})
     settings = fl.IMPALASettings(
         num_runners=2, envs_per_runner=2, rollout_length=20, batch_size=80, report_every=5,
-        policy=fl.Policy(fl.MLP, hidden=(4,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     )
     with fl.run(fl.impala("Own/PythonWrapped-v0", settings), runtime=placed, steps=800) as run:
         print("placed", list(run)[-1]["env_steps"] >= 800, list(run.policy.evaluate(1)), flush=True)

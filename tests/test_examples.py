@@ -45,7 +45,7 @@ def clip(monkeypatch):
 
 
 @dataclass(frozen=True)
-class Largest(fl.Operator):
+class Largest(fl.extend.Operator):
     """Notes the largest reward of each batch."""
 
     def init(self):
@@ -64,7 +64,7 @@ def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime)
         batch_size=8,
         epochs=1,
         minibatch_size=None,
-        policy=fl.Policy(fl.MLP, hidden=(4,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     )
     env = "gymnax:CartPole-v1" if isinstance(runtime, fl.XlaRuntime) else "CartPole-v1"
     graph = fl.ppo(env, settings).insert(after="sample", clip=clip, largest=Largest())

@@ -38,8 +38,8 @@ def by_hand(weights):
 
 
 def test_one_update_from_one_batch_gives_the_same_parameters(hand):
-    policy = fl.Policy(fl.MLP, hidden=(64, 64))
-    loss = fl.PPOLoss(
+    policy = fl.Policy(fl.networks.MLP, hidden=(64, 64))
+    loss = fl.losses.PPOLoss(
         clip_ratio=hand.CLIP, vf_coef=hand.VALUE, value_clip=hand.VALUE_CLIP, ent_coef=hand.ENTROPY
     )
     place = Place(
@@ -124,7 +124,7 @@ def test_five_asynchronous_updates_give_the_same_parameters(hand):
         envs_per_runner=16,
         rollout_length=pipeline.STEPS,
         batch_size=pipeline.BATCH,
-        policy=fl.Policy(fl.MLP, hidden=(64, 64)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(64, 64)),
     )
     place = Place("same", fl.impala("CartPole-v1", settings).resources, 3, HereSite)
     handles = place.open()
@@ -152,13 +152,13 @@ def test_five_asynchronous_updates_give_the_same_parameters(hand):
 def test_128_updates_of_dqn_from_one_draw_give_the_same_parameters(monkeypatch):
     monkeypatch.syspath_prepend(BENCH)
     dqn = importlib.import_module("handwritten_dqn")
-    policy = fl.Policy(fl.QNetwork, hidden=(64, 64))
+    policy = fl.Policy(fl.networks.QNetwork, hidden=(64, 64))
     resources = {
         "runners": fl.Runners(
             "CartPole-v1", policy, envs_per_runner=dqn.ENVS, rollout_length=dqn.STEPS
         ),
         "learner": fl.Learner(
-            policy, fl.DQNLoss(double=False), fl.Adam(dqn.LR, max_grad_norm=10.0)
+            policy, fl.losses.DQNLoss(double=False), fl.Adam(dqn.LR, max_grad_norm=10.0)
         ),
     }
     place = Place("same", resources, 3, HereSite)
@@ -183,7 +183,7 @@ def test_128_updates_of_dqn_from_one_draw_give_the_same_parameters(monkeypatch):
 
     drawn = {k: x[None] for k, x in rows.items() if k != "terminated"}
     drawn["discount"] = np.where(rows["terminated"], 0, dqn.GAMMA).astype(np.float32)[None]
-    batch = fl.Batch(drawn, {"version": np.zeros(n, np.int32)})
+    batch = fl.extend.Batch(drawn, {"version": np.zeros(n, np.int32)})
     trained = learner.update(batch, minibatch_size=dqn.BATCH, shuffle=False)
     got = params_of(learner.weights()[0])
     place.close()

@@ -18,7 +18,7 @@ def own_step(work):
     return PPO.insert(after="sample", mine=Own(work))
 
 
-class Own(fl.Stateless):
+class Own(fl.extend.Stateless):
     def __init__(self, work):
         self.work = work
 
@@ -47,7 +47,7 @@ class Own(fl.Stateless):
     ],
 )
 def test_a_step_that_touches_arrays_is_reported_with_the_way_out(work, says):
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         own_step(work).check()
 
 
@@ -86,25 +86,26 @@ def forgets_to_return(batch):
     ids=["a field", "an attribute", "in place", "no return"],
 )
 def test_a_mistake_in_a_users_function_is_found_before_anything_runs(fn, says):
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         PPO.insert(after="sample", mine=fl.Map(fn)).check()
 
 
 def test_a_choice_is_reported_by_its_options():
-    with pytest.raises(fl.SettingError, match="takes 'stop' or 'restart', got 'restrat'"):
+    with pytest.raises(fl.errors.SettingError, match="takes 'stop' or 'restart', got 'restrat'"):
         PPO.set("runners.on_error", "restrat")
 
 
 def test_a_loss_and_a_network_of_the_wrong_form_are_reported_with_the_right_one():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.train: a loss returns \(scalar, dict of scalars\), but only_a_number "
         r"returned one float",
     ):
         PPO.set("learner.loss", only_a_number).check()
     policy = fl.Policy(OneArray)
     with pytest.raises(
-        fl.CheckError, match=r"OneArray must return \(action outputs, value\), but it returned"
+        fl.errors.CheckError,
+        match=r"OneArray must return \(action outputs, value\), but it returned",
     ):
         PPO.set("learner.policy", policy).set("runners.policy", policy).check()
 
@@ -113,14 +114,14 @@ def only_a_number(policy, params, batch):
     return 1.0
 
 
-class OneArray(fl.MLP):
+class OneArray(fl.networks.MLP):
     def __call__(self, obs):
         return super().__call__(obs)[0]
 
 
 def test_until_is_a_function():
     with pytest.raises(
-        fl.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"
+        fl.errors.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"
     ):
         fl.run(PPO, until="return_mean>=1")
 
@@ -141,7 +142,7 @@ def test_a_number_of_steps_that_is_none_is_reported(capsys):
 
 def test_a_bare_name_is_reported_the_addresses_that_end_so():
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"unknown node or resource 'lr'.*did you mean learner\.optimizer\.lr\?",
     ):
         PPO.set("lr", 1e-3)
@@ -160,20 +161,21 @@ def test_a_file_without_a_function_lists_its_own(tmp_path, capsys, monkeypatch):
 def test_allow_names_packages():
     for wrong in ("numpy", [OneArray]):
         with pytest.raises(
-            fl.SettingError, match=r"allow takes a list of package names, such as \['my_package'\]"
+            fl.errors.SettingError,
+            match=r"allow takes a list of package names, such as \['my_package'\]",
         ):
             fl.Graph.from_text(PPO.text(), allow=wrong)
 
 
 def test_numpy_in_a_compiled_function_is_reported_with_the_way_out():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.mine: a function for ctx\.run computes with jax\.numpy, not numpy",
     ):
         PPO.insert(after="sample", mine=InRun(lambda r: np.clip(r, -1, 1))).check()
 
 
-class InRun(fl.Stateless):
+class InRun(fl.extend.Stateless):
     def __init__(self, work):
         self.work = work
 
@@ -181,7 +183,7 @@ class InRun(fl.Stateless):
         yield batch.with_(reward=ctx.run(self.work, batch["reward"]))
 
 
-class Anneals(fl.Stateless):
+class Anneals(fl.extend.Stateless):
     k = 1.0
 
     def scale(self, reward):
@@ -194,7 +196,7 @@ class Anneals(fl.Stateless):
 
 def test_a_method_of_what_may_change_is_not_compiled():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.mine: scale is a method of an Anneals, whose fields may change.*make Anneals "
         r"a frozen dataclass",
     ):
@@ -207,13 +209,13 @@ class NoSpaces(gym.Env):
 
 def test_an_environment_without_spaces_and_one_made_already_are_reported():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.runners: NoSpaces: .*observation_space.*; an environment sets "
         r"self\.observation_space and",
     ):
         fl.ppo(NoSpaces).check()
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match="env must be an id, a class or a function that makes an environment, got one that "
         "is made already",
     ):
@@ -222,14 +224,14 @@ def test_an_environment_without_spaces_and_one_made_already_are_reported():
 
 def test_an_id_that_would_import_a_module_is_refused():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"'evil:E-v0' would import evil; import it yourself \(--import evil, .*\) and write "
         r"'E-v0'",
     ):
         fl.ppo("evil:E-v0").check()
 
 
-class Holds(fl.Operator):
+class Holds(fl.extend.Operator):
     def __init__(self, state):
         self.state = state
 
@@ -251,7 +253,7 @@ def test_a_state_that_no_step_can_change_is_reported_with_the_way_out(state):
         rf"ppo\.mine: its init returned an? {type(state).__name__}, {re.escape(repr(state))}, "
         rf"which a step can't change in place, .*return a dict"
     )
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         PPO.insert(after="sample", mine=Holds(state)).check()
     PPO.insert(after="sample", mine=Holds({"pair": state})).check()
 

@@ -24,7 +24,7 @@ from flowrl.observe.rerun import replay
 from flowrl.observe.why import why
 from flowrl.rollout.sample import seed_of
 
-POLICY = fl.Policy(fl.MLP, hidden=(4,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(4,))
 TINY = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 8}
 PPO = fl.ppo(
     "CartPole-v1", fl.PPOSettings(**TINY, batch_size=32, epochs=2, minibatch_size=16, policy=POLICY)
@@ -76,12 +76,18 @@ def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
         graph = fl.impala(
             "CartPole-v1",
             fl.IMPALASettings(
-                **TINY, batch_size=32, policy=fl.Policy(fl.RNN, hidden=(4,), size=4, cell="lstm")
+                **TINY,
+                batch_size=32,
+                policy=fl.Policy(fl.networks.RNN, hidden=(4,), size=4, cell="lstm"),
             ),
         )
     else:
         settings = fl.ApexSettings(
-            **TINY, batch_size=16, learning_starts=32, report_every=2, policy=fl.Policy(fl.QNetwork)
+            **TINY,
+            batch_size=16,
+            learning_starts=32,
+            report_every=2,
+            policy=fl.Policy(fl.networks.QNetwork),
         )
         graph = fl.apex("CartPole-v1", settings).set("replay.shards", 1)
     recorded(graph, tmp_path / "run", rows=1)
@@ -150,7 +156,7 @@ def test_what_can_not_be_set_is_reported(three):
             r"tree structure"
         ),
     }.items():
-        with pytest.raises(fl.FlowrlError, match=says):
+        with pytest.raises(fl.errors.FlowrlError, match=says):
             replay(out, 2, [change])
 
 
@@ -189,7 +195,7 @@ def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, c
     assert (
         "update 812 was not recorded; the nearest that were are 1, 2, 3" in capsys.readouterr().err
     )
-    with pytest.raises(fl.SaveError, match="holds no records of critic; it does of learner"):
+    with pytest.raises(fl.errors.SaveError, match="holds no records of critic; it does of learner"):
         find(out, 1, "critic")
 
 
@@ -234,7 +240,7 @@ def planted(**more):
 )
 def test_a_planted_nan_is_traced_to_its_runner_environment_and_step(runtime, tmp_path, capsys):
     with pytest.raises(
-        fl.EnvironmentFailed, match=f"nan, at its step {AT} since it was made"
+        fl.errors.EnvError, match=f"nan, at its step {AT} since it was made"
     ) as failed:
         recorded(planted(), tmp_path / "run", 9, runtime)
     facts = json.loads((tmp_path / "run/failure.json").read_text())["facts"]
@@ -281,7 +287,7 @@ def test_a_runner_that_is_restarted_lets_the_run_go_on_and_why_knows_its_new_see
 def test_a_nan_of_an_environment_in_jax_is_traced_too(tmp_path):
     graph = fl.ppo(Corridor, SMALL).set("runners.env_settings", {"nan_at": 3})
     with pytest.raises(
-        fl.EnvironmentFailed,
+        fl.errors.EnvError,
         match="environment 0, counted over all runners, which is one of runner 0, at its step 3 "
         "with its resets",
     ):
@@ -306,7 +312,7 @@ def poisoned(batch):
 
 def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_path, capsys):
     graph = fl.ppo("CartPole-v1", SMALL).insert(after="batch", poison=fl.Map(poisoned))
-    with pytest.raises(fl.NotFinite, match="update 3"):
+    with pytest.raises(fl.errors.NotFiniteError, match="update 3"):
         recorded(graph, tmp_path / "run", 9, record=True)
     assert {r.number: r.header["why"] for r in records(tmp_path / "run")} == {
         1: ["first", "2 before update 3"], 2: ["1 before update 3"], 3: ["not finite"],
@@ -319,7 +325,7 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
     )
     assert said.index("reward is not finite") < said.index("advantage is not finite")
     assert replay(tmp_path / "run", 3).equal
-    with pytest.raises(fl.NotFinite):
+    with pytest.raises(fl.errors.NotFiniteError):
         recorded(graph, tmp_path / "unknown", 9, record=False)
     assert "was not recorded. Run it again with --record, then ask why again" in why(
         tmp_path / "unknown"
@@ -328,12 +334,12 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
 
 def wild(policy, params, batch):
     """A loss that is not finite, whatever it is given."""
-    loss, metrics = fl.PPOLoss()(policy, params, batch)
+    loss, metrics = fl.losses.PPOLoss()(policy, params, batch)
     return loss + jax.numpy.log(-1.0 - loss**2), metrics
 
 
 def test_a_nan_that_the_loss_makes_is_reported_so(tmp_path):
-    with pytest.raises(fl.NotFinite):
+    with pytest.raises(fl.errors.NotFiniteError):
         recorded(
             fl.ppo("CartPole-v1", SMALL).set("learner.loss", wild), tmp_path / "run", record=True
         )
@@ -342,7 +348,7 @@ def test_a_nan_that_the_loss_makes_is_reported_so(tmp_path):
         "not" in why(tmp_path / "run")
     )
     with pytest.raises(
-        fl.SaveError,
+        fl.errors.SaveError,
         match="needs code from 'test_recording'.* allow it with --import test_recording",
     ):
         replay(tmp_path / "run", 1)
@@ -422,7 +428,7 @@ def test_a_killed_run_leaves_whole_records(tmp_path):
         import sys, flowrl as fl
         s = fl.PPOSettings(
             num_runners=2, envs_per_runner=2, rollout_length=8, batch_size=32, epochs=1,
-            minibatch_size=None, policy=fl.Policy(fl.MLP, hidden=(4,)),
+            minibatch_size=None, policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
         )
         with fl.run(fl.ppo("CartPole-v1", s), out=sys.argv[1], record=fl.Record(every=1)) as run:
             for row in run:
@@ -465,19 +471,19 @@ def test_nothing_is_recorded_nor_copied_where_nobody_asks_and_records_may_be_rem
 def test_wrong_inputs_are_reported(three, tmp_path, capsys):
     _, out = three
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"record keeps updates in the run's directory; give out='runs/mine' too",
     ):
         fl.run(PPO, record=True)
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match="an update is a part of the program, so that it can't be recorded; take the local "
         "runtime",
     ):
         fl.run(fl.ppo(Corridor, SMALL), runtime="xla", record=True, out=tmp_path / "xla")
     for settings in ({"every": 0}, {"around": -1}, {"most_bytes": 0}):
         with pytest.raises(
-            fl.SettingError, match=f"{next(iter(settings))}.* at least 1|around must"
+            fl.errors.SettingError, match=f"{next(iter(settings))}.* at least 1|around must"
         ):
             Record(**settings)
     assert main(["why", str(tmp_path / "nowhere")]) == 2
@@ -491,26 +497,26 @@ def test_wrong_inputs_are_reported(three, tmp_path, capsys):
     )
     for wrong in (100, "yes", Record):
         with pytest.raises(
-            fl.SettingError,
+            fl.errors.SettingError,
             match=r"record must be True, False or one such as fl.Record\(every=100\), got",
         ):
             fl.run(PPO, record=wrong, out=tmp_path / "run")
-    with pytest.raises(fl.SettingError, match="observers must be a list of them, got"):
+    with pytest.raises(fl.errors.SettingError, match="observers must be a list of them, got"):
         fl.run(PPO, observers=print)
     for wrong in (print, fl.Csv, "csv"):
         with pytest.raises(
-            fl.SettingError,
+            fl.errors.SettingError,
             match=r"observers: .* is none; it needs `kinds`, a tuple of the events that it takes",
         ):
             fl.run(PPO, observers=[wrong])
     (tmp_path / "records").mkdir()
     whole = (out / "records/update-000002.npz").read_bytes()
     (tmp_path / "records/update-000002.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(fl.SaveError, match=r"update-000002.npz is damaged or no record"):
+    with pytest.raises(fl.errors.SaveError, match=r"update-000002.npz is damaged or no record"):
         find(tmp_path, 2)
     (tmp_path / "records/update-000002.npz").write_bytes(whole[:3000] + bytes(200) + whole[3200:])
-    with pytest.raises(fl.SaveError, match=r"update-000002.npz is damaged or no record"):
+    with pytest.raises(fl.errors.SaveError, match=r"update-000002.npz is damaged or no record"):
         find(tmp_path, 2)
     (tmp_path / "failure.json").write_text("{}")
-    with pytest.raises(fl.SaveError, match="failure.json is damaged"):
+    with pytest.raises(fl.errors.SaveError, match="failure.json is damaged"):
         why(tmp_path)

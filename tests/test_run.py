@@ -32,12 +32,13 @@ def saved(tmp_path_factory):
 
 
 def _normed():
-    return fl.Policy(fl.MLP, hidden=(8,), normalize=True)
+    return fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True)
 
 
 def test_it_stops_at_a_number_of_steps_or_where_a_row_says_so():
     with pytest.raises(
-        fl.SettingError, match=r"run takes a graph, such as fl.ppo\('CartPole-v1'\), got 'ppo'"
+        fl.errors.SettingError,
+        match=r"run takes a graph, such as fl.ppo\('CartPole-v1'\), got 'ppo'",
     ):
         fl.run("ppo")
     with fl.run(PPO, steps=150) as run:
@@ -120,7 +121,8 @@ def test_a_loaded_policy_acts_and_evaluates_like_the_one_that_was_saved(saved):
     }
     assert loaded.weights.rest["encoder/norm/count"] > 100
     with pytest.raises(
-        fl.ContractError, match=r"an observation of shape \[4\], or several of them; got \[3\]"
+        fl.errors.ContractError,
+        match=r"an observation of shape \[4\], or several of them; got \[3\]",
     ):
         loaded.act(np.zeros(3))
 
@@ -141,26 +143,29 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_loaded(saved, tmp_pa
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(bytes(data))
-    with pytest.raises(fl.SaveError, match=f"{file.name} is not what was saved"):
+    with pytest.raises(fl.errors.SaveError, match=f"{file.name} is not what was saved"):
         fl.load(path)
 
 
 def test_what_is_no_saved_run_is_refused_with_the_reason(saved, tmp_path):
     import shutil
 
-    with pytest.raises(fl.SaveError, match="there is no directory"):
+    with pytest.raises(fl.errors.SaveError, match="there is no directory"):
         fl.load(tmp_path / "nothing")
     path = tmp_path / "copy"
     shutil.copytree(saved[0], path)
     (path / "plan.txt").unlink()
-    with pytest.raises(fl.SaveError, match=r"plan\.txt is missing, though the manifest lists it"):
+    with pytest.raises(
+        fl.errors.SaveError, match=r"plan\.txt is missing, though the manifest lists it"
+    ):
         fl.load(path)
     (path / "manifest.json").write_text("{")
-    with pytest.raises(fl.SaveError, match=r"manifest\.json is damaged"):
+    with pytest.raises(fl.errors.SaveError, match=r"manifest\.json is damaged"):
         fl.load(path)
     (path / "manifest.json").unlink()
     with pytest.raises(
-        fl.SaveError, match=r"no manifest\.json: it is no run's directory, or its run was killed"
+        fl.errors.SaveError,
+        match=r"no manifest\.json: it is no run's directory, or its run was killed",
     ):
         fl.load(path)
 
@@ -168,9 +173,11 @@ def test_what_is_no_saved_run_is_refused_with_the_reason(saved, tmp_path):
 def test_nothing_is_ever_overwritten(saved):
     path, run = saved
     before = (path / "rows.jsonl").read_bytes()
-    with pytest.raises(fl.SaveError, match="exists already, and nothing is ever overwritten"):
+    with pytest.raises(
+        fl.errors.SaveError, match="exists already, and nothing is ever overwritten"
+    ):
         fl.run(PPO, out=path)
-    with pytest.raises(fl.SaveError, match="exists already"):
+    with pytest.raises(fl.errors.SaveError, match="exists already"):
         run.save(path)
     assert (path / "rows.jsonl").read_bytes() == before
 
@@ -189,7 +196,8 @@ def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
     with fl.run(graph, steps=10, out=tmp_path / "r") as run:
         list(run)
     with pytest.raises(
-        fl.SaveError, match=r"needs code from 'own_policy'.*allow it with --import own_policy"
+        fl.errors.SaveError,
+        match=r"needs code from 'own_policy'.*allow it with --import own_policy",
     ):
         fl.load(tmp_path / "r")
     assert fl.load(tmp_path / "r", allow=["own_policy"]).policy == policy
@@ -203,7 +211,7 @@ def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_a
     with fl.run(graph, steps=60, out=tmp_path / "r", observers=[told]) as run:
         list(run)
     assert "graph.txt can't be read back" in told.of(Warned)[0].text
-    with pytest.raises(fl.SaveError, match="the environment of this policy is not known"):
+    with pytest.raises(fl.errors.SaveError, match="the environment of this policy is not known"):
         fl.load(tmp_path / "r").evaluate(1)
 
     longer = partial(gym.wrappers.TimeLimit, max_episode_steps=3)
@@ -214,10 +222,10 @@ def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_a
         "within the wrapper that could be saved"
     )
 
-    class Local(fl.MLP):
+    class Local(fl.networks.MLP):
         pass
 
-    with pytest.raises(fl.SaveError, match="Local.*can't be written to a file"):
+    with pytest.raises(fl.errors.SaveError, match="Local.*can't be written to a file"):
         fl.run(fl.ppo("CartPole-v1", fl.PPOSettings(policy=fl.Policy(Local))), out=tmp_path / "s")
 
 
@@ -336,10 +344,11 @@ def test_an_interrupted_run_is_saved(tmp_path):
 
 def test_wrong_arguments_are_reported_before_anything_starts(tmp_path):
     with pytest.raises(
-        fl.SettingError, match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray"
+        fl.errors.SettingError,
+        match=r"unknown runtime 'lokal'; did you mean 'local'\? Known: local, ray",
     ):
         fl.run(PPO, runtime="lokal", out=tmp_path / "r")
-    with pytest.raises(fl.CheckError, match=r"ppo\.report"):
+    with pytest.raises(fl.errors.CheckError, match=r"ppo\.report"):
         fl.run(PPO.then(again=fl.Report()), out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
@@ -376,7 +385,7 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(fl.SaveError, match="could not be saved: .*No space left on device"):
+    with pytest.raises(fl.errors.SaveError, match="could not be saved: .*No space left on device"):
         run = fl.run(PPO, steps=60, out=tmp_path / "a")
         monkeypatch.setattr(saving, "seal", full)
         list(run)
@@ -384,11 +393,13 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_seeds_and_steps_are_checked():
-    with pytest.raises(fl.SettingError, match="seed must be from 0 to .*, got -1"):
+    with pytest.raises(fl.errors.SettingError, match="seed must be from 0 to .*, got -1"):
         fl.run(PPO, seed=-1)
-    with pytest.raises(fl.SettingError, match="steps must be a whole number of at least 1, got 0"):
+    with pytest.raises(
+        fl.errors.SettingError, match="steps must be a whole number of at least 1, got 0"
+    ):
         fl.run(PPO, steps=0)
-    with pytest.raises(fl.SettingError, match="got 4294967296"):
+    with pytest.raises(fl.errors.SettingError, match="got 4294967296"):
         fl.run(PPO, seed=2**32)
 
 
@@ -399,7 +410,7 @@ def test_the_first_error_is_the_one_to_see(tmp_path):
         )
     )
     with (
-        pytest.raises(fl.EnvironmentFailed, match="ValueError: first") as caught,
+        pytest.raises(fl.errors.EnvError, match="ValueError: first") as caught,
         fl.run(graph.set("batch.batch_size", 16).set("train.minibatch_size", None)) as run,
     ):
         list(run)
@@ -417,7 +428,7 @@ class TwiceBad(Clockwork):
 
 def test_a_loss_may_not_report_what_every_row_has():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it "
         r"another name",
     ):
@@ -438,7 +449,7 @@ def test_a_run_without_a_learner_is_saved_without_a_policy(tmp_path):
         list(run)
     run.save(tmp_path / "a")
     assert (tmp_path / "a/manifest.json").exists()
-    with pytest.raises(fl.SaveError, match="holds no policy"):
+    with pytest.raises(fl.errors.SaveError, match="holds no policy"):
         fl.load(tmp_path / "a")
-    with pytest.raises(fl.GraphError, match="look has 0 learners"):
+    with pytest.raises(fl.errors.GraphError, match="look has 0 learners"):
         run.policy  # noqa: B018

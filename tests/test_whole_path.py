@@ -16,7 +16,7 @@ from flowrl.core.events import OperatorRan, QueueLevel, Tap, Took
 from flowrl.core.items import Row, Tally
 from flowrl.runtime.rows import RowMaker
 
-MLP = fl.Policy(fl.MLP, hidden=(4,))
+MLP = fl.Policy(fl.networks.MLP, hidden=(4,))
 DQN = {
     "envs_per_runner": 2,
     "rollout_length": 4,
@@ -24,7 +24,7 @@ DQN = {
     "batch_size": 8,
     "updates_per_step": 0.5,
     "report_every": 4,
-    "policy": fl.Policy(fl.QNetwork, hidden=(4,)),
+    "policy": fl.Policy(fl.networks.QNetwork, hidden=(4,)),
 }
 
 
@@ -178,7 +178,7 @@ def test_requests_in_flight_to_a_runner_that_is_restarted_are_lost_and_counted(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stage_stops_where_its_queue_is_full(seed):
     runners = fl.Runners("CartPole-v1", MLP, num_runners=2, envs_per_runner=1, rollout_length=4)
-    learner = fl.Learner(MLP, fl.VTraceLoss(), fl.SGD())
+    learner = fl.Learner(MLP, fl.losses.VTraceLoss(), fl.SGD())
     graph = fl.Graph("g", runners=runners, learner=learner).then(
         sample=fl.ParallelSample(mode="async"),
         queue=fl.Queue(3),

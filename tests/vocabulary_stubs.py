@@ -12,23 +12,23 @@ from typing import Any, ClassVar
 import flowrl as fl
 
 
-class PoolHandle(fl.Handle):
+class PoolHandle(fl.extend.Handle):
     """Never opened."""
 
 
 @dataclass(frozen=True)
-class Stub(fl.Stateless):
+class Stub(fl.extend.Stateless):
     """Passes its item on."""
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield item
 
 
 @dataclass(frozen=True)
-class StubResource(fl.Resource):
+class StubResource(fl.extend.Resource):
     """A resource that is only looked at."""
 
-    def open(self, site: fl.Site) -> fl.Handle:
+    def open(self, site: fl.extend.Site) -> fl.extend.Handle:
         raise NotImplementedError
 
     def review(self, use: Any) -> Iterator[tuple[str, str]]:
@@ -45,7 +45,7 @@ class StubResource(fl.Resource):
 class Opponents(StubResource):
     size: int
 
-    handle: ClassVar[type[fl.Handle]] = PoolHandle
+    handle: ClassVar[type[fl.extend.Handle]] = PoolHandle
 
 
 # -- sources
@@ -63,14 +63,14 @@ class ParallelEvaluate(Stub):
     noise: float
     episodes: int
     min_steps: int
-    runners: fl.Ref[fl.RunnersHandle] = "runners"
+    runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
 
     source: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class SetTask(Stub):
-    runners: fl.Ref[fl.RunnersHandle] = "runners"
+    runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
 
     source: ClassVar[bool] = True
     writes: ClassVar[tuple[str, ...]] = ("runners",)
@@ -79,7 +79,7 @@ class SetTask(Stub):
 @dataclass(frozen=True)
 class MatchMaker(Stub):
     win_rate: float
-    opponents: fl.Ref[PoolHandle] = "opponents"
+    opponents: fl.extend.Ref[PoolHandle] = "opponents"
 
     source: ClassVar[bool] = True
 
@@ -95,7 +95,7 @@ class Select(Stub):
 @dataclass(frozen=True)
 class Loop(Stub):
     times: int
-    body: fl.Chain
+    body: fl.extend.Chain
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Phase(Stub):
 
 @dataclass(frozen=True)
 class ComputeGradients(Stub):
-    learner: fl.Ref[fl.LearnerHandle] = "learner"
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class AverageGradients(Stub):
 
 @dataclass(frozen=True)
 class ApplyGradients(Stub):
-    learner: fl.Ref[fl.LearnerHandle] = "learner"
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
 
     writes: ClassVar[tuple[str, ...]] = ("learner",)
 
@@ -132,7 +132,7 @@ class ApplyGradients(Stub):
 @dataclass(frozen=True)
 class EvolutionStep(Stub):
     lr: float
-    learner: fl.Ref[fl.LearnerHandle] = "learner"
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
 
     writes: ClassVar[tuple[str, ...]] = ("learner",)
 
@@ -140,12 +140,12 @@ class EvolutionStep(Stub):
 @dataclass(frozen=True)
 class Adapt(Stub):
     lr: float
-    learner: fl.Ref[fl.LearnerHandle] = "learner"
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
 
 
 @dataclass(frozen=True)
 class Snapshot(Stub):
     every: int
-    opponents: fl.Ref[PoolHandle] = "opponents"
+    opponents: fl.extend.Ref[PoolHandle] = "opponents"
 
     writes: ClassVar[tuple[str, ...]] = ("opponents",)

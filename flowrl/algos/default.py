@@ -27,7 +27,7 @@ def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
     if images and normalize:
         raise SettingError(
             f"normalize: the policy {NOT_NORMALIZED}, or give "
-            "policy=fl.Policy(fl.MLP, normalize=True), which reads them as numbers"
+            "policy=fl.Policy(fl.networks.MLP, normalize=True), which reads them as numbers"
         )
     if images:
         return Policy(CNN)

@@ -17,7 +17,7 @@ from flowrl.core.items import Row, Trained
 from flowrl.core.texts import amount, plural
 from flowrl.debugging.breaks import ROWS, Break, Spot
 from flowrl.debugging.changes import change, settings
-from flowrl.errors import FlowrlError, GraphError, NotFinite, unknown
+from flowrl.errors import FlowrlError, GraphError, NotFiniteError, unknown
 from flowrl.graph.loop import Unit
 from flowrl.graph.plan import Plan
 from flowrl.graph.values import to_text
@@ -287,7 +287,7 @@ class Control:
         """Return the node at which a run failed, empty where it was none."""
         # A loss is checked when a row closes, so the node at work then is not the one that trained.
         trained = (node for node, item in self.given.items() if isinstance(item, Trained))
-        if isinstance(error, NotFinite):
+        if isinstance(error, NotFiniteError):
             return next(trained, "")
         outside = isinstance(error, FlowrlError) and error.where == self.plan.graph.name
         return "" if outside else self.session.place.ledger.at.node

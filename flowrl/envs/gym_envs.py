@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
-from flowrl.errors import EnvironmentFailed, SettingError, a, install, raised, unknown
+from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
@@ -54,7 +54,7 @@ CONVERTIBLE = {(kind, kind) for kind in "fbui"} | {("i", "u"), ("u", "i")}
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wraps one environment of a vector, so that its errors have its number.
 
-    What it raises, and what breaks its declared space, becomes an `EnvironmentFailed`.
+    What it raises, and what breaks its declared space, becomes an `EnvError`.
 
     Args:
         env: the environment.
@@ -71,14 +71,14 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.label = f"environment {index} of {name}"
         self.expected = (env.observation_space.shape, env.observation_space.dtype)
 
-    def _failed(self, text: str) -> EnvironmentFailed:
-        return EnvironmentFailed(text, what=self.name, within=self.index, step=self.steps)
+    def _failed(self, text: str) -> EnvError:
+        return EnvError(text, what=self.name, within=self.index, step=self.steps)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and check the observation's shape and type.
 
         Raises:
-            EnvironmentFailed: the environment raised, or returned anything else than five values
+            EnvError: the environment raised, or returned anything else than five values
                 with such an observation.
         """
         self.steps += 1
@@ -102,7 +102,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         """Reset, and check the observation's shape and type.
 
         Raises:
-            EnvironmentFailed: the environment raised, or returned anything else than two values
+            EnvError: the environment raised, or returned anything else than two values
                 with such an observation.
         """
         try:
@@ -159,7 +159,7 @@ def make_env(
 
     Raises:
         SettingError: the id is unknown, or its package is not installed.
-        EnvironmentFailed: making it failed.
+        EnvError: making it failed.
     """
     if not isinstance(env, str):
         return _made(env, env, wrappers, settings, count)
@@ -223,17 +223,17 @@ def _made(
     except gym.error.Error as error:
         if isinstance(env, str) and (unknown_id := _unknown_id(env, error)) is not None:
             raise unknown_id from None
-        raise EnvironmentFailed(f"{env_name(env)} could not be made: {error}") from error
+        raise EnvError(f"{env_name(env)} could not be made: {error}") from error
     except SettingError as error:
         raise error.at(env_name(env)) from None
     except Exception as error:
-        raise EnvironmentFailed(f"{env_name(env)} could not be made: {raised(error)}") from error
+        raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
     if not isinstance(made, gym.Env | VectorEnv):
-        raise EnvironmentFailed(
+        raise EnvError(
             f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, "
-            "gymnasium.vector.VectorEnv or fl.JaxEnv"
+            "gymnasium.vector.VectorEnv or fl.envs.JaxEnv"
         )
     return made
 
@@ -287,7 +287,7 @@ def make_vector(
     Raises:
         SettingError: the id is unknown, its package is not installed, or a vector of the user's own
             has another size.
-        EnvironmentFailed: making it failed, or its way of resetting is unknown.
+        EnvError: making it failed, or its way of resetting is unknown.
     """
     with ExitStack() as on_error:
         vector = make_env(env, count, wrappers, settings)
@@ -314,11 +314,11 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode
     """Return how a vector begins the next episode of a column.
 
     Raises:
-        EnvironmentFailed: it does not say so.
+        EnvError: it does not say so.
     """
     mode = vector.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
-        raise EnvironmentFailed(
+        raise EnvError(
             f"{env_name(env)} does not say how it resets: metadata['autoreset_mode'] is {mode!r}; "
             "set it to a gymnasium.vector.AutoresetMode"
         )
@@ -333,7 +333,7 @@ def probe(
     The spaces are found by making one.
 
     Raises:
-        EnvironmentFailed: it can't be made, or does not set its spaces.
+        EnvError: it can't be made, or does not set its spaces.
     """
     made = make_env(env, 1, wrappers, settings)
     try:
@@ -342,7 +342,7 @@ def probe(
             return spaces, getattr(made, "jax_env", None)
         return Spaces(made.observation_space, made.action_space), None
     except AttributeError as error:
-        raise EnvironmentFailed(
+        raise EnvError(
             f"{env_name(env)}: {error}; an environment sets self.observation_space and "
             "self.action_space in __init__"
         ) from None

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from flowrl.errors import EnvironmentFailed, SettingError, install, unknown
+from flowrl.errors import EnvError, SettingError, install, unknown
 
 Array = Any
 State = Any
@@ -73,7 +73,7 @@ class GymnaxEnv(JaxEnv):
 
     Raises:
         SettingError: the name is unknown, or gymnax is not installed.
-        EnvironmentFailed: it has a space that is neither Box nor Discrete.
+        EnvError: it has a space that is neither Box nor Discrete.
     """
 
     def __init__(self, name: str, **settings: Any) -> None:
@@ -181,7 +181,7 @@ def _space(space: Any, name: str) -> gym.Space[Any]:
     """Return a space of gymnax as one of Gymnasium.
 
     Raises:
-        EnvironmentFailed: it is neither Box nor Discrete.
+        EnvError: it is neither Box nor Discrete.
     """
     match type(space).__name__:
         case "Discrete":
@@ -193,9 +193,7 @@ def _space(space: Any, name: str) -> gym.Space[Any]:
             )
             box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
             return box
-    raise EnvironmentFailed(
-        f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete"
-    )
+    raise EnvError(f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete")
 
 
 def advance(
@@ -217,20 +215,18 @@ def advance(
         truncated episodes.
 
     Raises:
-        EnvironmentFailed: the environment returned values of a wrong number, shape or type.
+        EnvError: the environment returned values of a wrong number, shape or type.
     """
     after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
     if not isinstance(after, tuple) or len(after) != 5:
-        raise EnvironmentFailed(
-            f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)"
-        )
+        raise EnvError(f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)")
     # Every environment is reset: a condition mapped over environments computes both sides.
     fresh = _begun(env, bits[:, 1])
     _check_same(env, "state", states, after[0])
     _check_same(env, "observation", fresh[1], after[1])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
         if jnp.shape(value) != done.shape:
-            raise EnvironmentFailed(
+            raise EnvError(
                 f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it "
                 "must be a single number"
             )
@@ -259,7 +255,7 @@ def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
         bits: random, ``uint32[n, 2]``.
 
     Raises:
-        EnvironmentFailed: the environment returned an observation that breaks its space.
+        EnvError: the environment returned an observation that breaks its space.
     """
     # This makes weakly typed numbers strongly typed.
     states, obs = jax.tree.map(
@@ -272,10 +268,10 @@ def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     """Reset n environments, and check the shape and type of their observations."""
     begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
     if not isinstance(begun, tuple) or len(begun) != 2:
-        raise EnvironmentFailed(f"{_name(env)}.reset must return (state, obs)")
+        raise EnvError(f"{_name(env)}.reset must return (state, obs)")
     space, got = env.observation_space, begun[1]
     if jnp.shape(got)[1:] != space.shape or not _fits(got.dtype, space.dtype):
-        raise EnvironmentFailed(
+        raise EnvError(
             f"{_name(env)}.reset returned an observation {got.dtype}{list(got.shape[1:])}, but its "
             f"observation_space declares {space.dtype}{list(space.shape or ())}; fix the "
             "environment or its space"
@@ -290,7 +286,7 @@ def _check_same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
     """
     structure: Any = jax.tree.structure(before)
     if structure != (other := jax.tree.structure(after)):
-        raise EnvironmentFailed(
+        raise EnvError(
             f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not "
             f"{structure}"
         )
@@ -298,7 +294,7 @@ def _check_same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
     for (path, a), b in zip(leaves_before, jax.tree.leaves(after), strict=True):
         if jnp.shape(a) != jnp.shape(b) or not _fits(jnp.result_type(b), jnp.result_type(a)):
             was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
-            raise EnvironmentFailed(
+            raise EnvError(
                 f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but "
                 f"reset's is {was}; make them equal"
             )

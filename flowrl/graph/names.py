@@ -19,19 +19,37 @@ Making one of these does nothing outside this process.
 
 
 def public(name: str) -> Any:
-    """Return what flowrl's package has under a name."""
+    """Return what flowrl's package has under a name such as ``Graph`` or ``losses.PPOLoss``."""
     # By name and late: the package imports this module.
-    return getattr(importlib.import_module("flowrl"), name)
+    found: Any = importlib.import_module("flowrl")
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def public_names() -> list[str]:
+    """Return the public names of classes and functions: ``Graph``, ``losses.PPOLoss`` and so on."""
+    modules = public("MODULES")
+    names = [name for name in public("__all__") if name not in modules]
+    for module in modules:
+        names += [f"{module}.{name}" for name in public(module).__all__]
+    return names
 
 
 def own_class(name: str) -> type:
     """Return a class of flowrl's own that a graph may be made of.
 
+    Args:
+        name: its public name, such as ``Concat`` or ``losses.PPOLoss``.
+
     Raises:
         GraphError: there is no such class, or no graph is made of it.
     """
-    names = [n for n in public("__all__") if n[0].isupper()]
+    names = [n for n in public_names() if n.rpartition(".")[2][0].isupper()]
     if name not in names:
+        same = [n for n in names if n.endswith(f".{name}")]
+        if same:
+            raise GraphError(f"unknown name '{name}'; did you mean '{same[0]}'?")
         raise GraphError(unknown("name", name, names))
     return harmless(public(name), name)
 
@@ -62,8 +80,10 @@ def name_of(value: Any, strict: bool) -> str:
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
     if module and name and "<" not in name and (not strict or _leads_back(value)):
-        if module.startswith("flowrl.") and name in public("__all__"):
-            return str(name)
+        if module.startswith("flowrl."):
+            for known in public_names():
+                if known.rpartition(".")[2] == name:
+                    return known
         return f'load("{module}:{name}")'
     if strict:
         what = f"{name} in {module}" if name else a(value)

@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrl.core.importing import importing
 from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
-from flowrl.graph.names import harmless, name_of, own_class, public
+from flowrl.graph.names import harmless, name_of, own_class, public, public_names
 
 PLAIN = (int, float, bool, str, type(None))
 """The types of settings that are compared with their annotation exactly."""
@@ -230,8 +230,8 @@ def _in_words(option: Any) -> list[str]:
     if typing.get_origin(option):
         return [str(option)]
     if inspect.isabstract(option):
-        known = public("__all__")
-        kinds = [kind.__name__ for kind in option.__subclasses__() if kind.__name__ in known]
+        known = {name.rpartition(".")[2]: name for name in public_names()}
+        kinds = [known[k.__name__] for k in option.__subclasses__() if k.__name__ in known]
         return [f"{name}(...)" for name in kinds] or [option.__name__]
     return [getattr(option, "__name__", str(option))]
 
@@ -402,7 +402,7 @@ class _Reader:
                 return -self.value(operand)
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
-            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="fl"), attr=name):
+            case ast.Name() | ast.Attribute() if name := _public_name(node):
                 return own_class(name)
             case ast.Call():
                 return self.call(node)
@@ -425,9 +425,7 @@ class _Reader:
             ):
                 return graph.then(**self.keywords(node))
             case ast.Call(
-                func=ast.Name()
-                | ast.Attribute(value=ast.Name(id="fl"))
-                | ast.Call(func=ast.Name(id="load")) as function
+                func=ast.Name() | ast.Attribute() | ast.Call(func=ast.Name(id="load")) as function
             ) if _makes(kind := self.value(function)):
                 return kind(*map(self.value, node.args), **self.keywords(node))
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
@@ -441,6 +439,16 @@ class _Reader:
             if names.count(name) > 1:
                 raise GraphError(f"{name}= stands twice")
         return {str(k.arg): self.value(k.value) for k in node.keywords}
+
+
+def _public_name(node: ast.expr) -> str | None:
+    """Return the name that a text gives something of flowrl's own, or None if it is no such name.
+
+    ``fl.losses.PPOLoss`` and ``losses.PPOLoss`` are the same.
+    """
+    name = ast.unparse(node).removeprefix("fl.")
+    module, _, _ = name.rpartition(".")
+    return name if not module or module in public("MODULES") else None
 
 
 def _makes(kind: Any) -> bool:

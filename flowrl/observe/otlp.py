@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.core.clock import IDLE, Span
-from flowrl.errors import RuntimeFailed, SettingError, install
+from flowrl.errors import RunError, SettingError, install
 from flowrl.observe.trace import Trace
 
 BATCH = 512
@@ -67,7 +67,7 @@ def send(trace: Trace, endpoint: str) -> None:
 
     Raises:
         SettingError: the packages for it are not installed.
-        RuntimeFailed: the collector does not take it.
+        RunError: the collector does not take it.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -84,7 +84,7 @@ def send(trace: Trace, endpoint: str) -> None:
     try:
         for first in range(0, len(ended), BATCH):
             if exporter.export(ended[first : first + BATCH]) is not SpanExportResult.SUCCESS:
-                raise RuntimeFailed(
+                raise RunError(
                     f"the collector at {endpoint} did not take the trace; is it there, and does it "
                     "take OTLP over HTTP?"
                 )

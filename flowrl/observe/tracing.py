@@ -53,7 +53,7 @@ class Tracing:
 
         Raises:
             SaveError: the file can't be written.
-            RuntimeFailed: the collector does not take it.
+            RunError: the collector does not take it.
         """
         if not self.before:
             os.environ.pop(TRACE, None)

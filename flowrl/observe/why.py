@@ -48,7 +48,7 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     except (ValueError, KeyError, TypeError):
         raise SaveError(f"{path} is damaged: it is not the JSON that was written") from None
     lines = [f"the run ended by {kind}: {text}"]
-    if kind == "NotFinite":
+    if kind == "NotFiniteError":
         lines += _update(root, facts, learner)
     elif "runner" in facts:
         lines += environment(facts)

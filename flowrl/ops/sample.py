@@ -39,7 +39,7 @@ class ParallelSample(Stateless):
     Raises:
         SettingError: a setting is out of its range, or `local` holds an operator that can't work
             at a sampler.
-        EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
+        EnvError: an environment raised, gave NaN, or broke its declared shape or type.
     """
 
     mode: Literal["sync", "async"] = "sync"

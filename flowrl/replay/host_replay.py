@@ -17,7 +17,7 @@ from flowrl.core.clock import WAITING, Reading
 from flowrl.core.events import Restarted
 from flowrl.core.items import Batch
 from flowrl.core.texts import in_bytes, plural
-from flowrl.errors import GraphError, RuntimeFailed, SettingError
+from flowrl.errors import GraphError, RunError, SettingError
 from flowrl.graph.protocols import Future, Site
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.shards import (
@@ -169,7 +169,7 @@ class HostReplay(ReplayHandle):
             self.failures[shard] = 0
         except MemoryError as error:
             raise self._too_large() from error
-        except RuntimeFailed as error:
+        except RunError as error:
             self._restart(shard, error, future)
 
     def _too_large(self) -> SettingError:
@@ -182,7 +182,7 @@ class HostReplay(ReplayHandle):
         takes = f"{in_bytes(self.rows * self.bounds[-1] * one)} for observations alone"
         return too_large(self.spec, self.site.name, takes)
 
-    def _restart(self, shard: int, error: RuntimeFailed, because: Future) -> None:
+    def _restart(self, shard: int, error: RunError, because: Future) -> None:
         """Restart a shard that was lost, with nothing in it.
 
         Args:
@@ -191,7 +191,7 @@ class HostReplay(ReplayHandle):
             because: that call.
 
         Raises:
-            RuntimeFailed: `error`, once it was restarted as many times in a row as it may be.
+            RunError: `error`, once it was restarted as many times in a row as it may be.
         """
         if self.failures[shard] >= self.spec.restarts:
             raise error
@@ -259,7 +259,7 @@ class HostReplay(ReplayHandle):
         try:
             with WAITING:
                 batch: Batch = request.future.result()
-        except RuntimeFailed as error:
+        except RunError as error:
             with self.locks[shard]:
                 # If it was restarted since, a thread that added to it found out first.
                 if self.restart_counts[shard] == request.restart_count:

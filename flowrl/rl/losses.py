@@ -491,7 +491,7 @@ def as_loss(loss: Any) -> Loss:
         return loss
     if isinstance(loss, type) or not callable(loss):
         raise SettingError(
-            "loss must be one such as fl.PPOLoss() or a function "
+            "loss must be one such as fl.losses.PPOLoss() or a function "
             f"(policy, params, batch) -> (loss, metrics), got {loss!r}"
         )
     return FunctionLoss(loss)

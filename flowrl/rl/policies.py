@@ -28,12 +28,12 @@ Array = Any
 
 
 class Policy(Spec):
-    """A Flax NNX module class with its settings: ``Policy(MLP, hidden=(64, 64))``.
+    """A Flax NNX module class with its settings: ``Policy(networks.MLP, hidden=(64, 64))``.
 
     The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and
     called as ``module(obs)`` with ``obs [N, ...]``. It returns ``(outputs [N, n], value [N])``,
-    where n is `fl.action_outputs(action_space)`: logits for Discrete, mean and log-deviation for
-    Box. It needs no base class of flowrl.
+    where n is `fl.networks.action_outputs(action_space)`: logits for Discrete, mean and
+    log-deviation for Box. It needs no base class of flowrl.
 
     A recurrent module has a method ``initial_carry(n)``, which returns a tree of arrays
     ``[n, ...]``, and is called as ``module(obs, carry)``; it returns ``(outputs, value, carry)``.
@@ -127,7 +127,7 @@ class Network:
                 f"space, but {self.spaces.action} has bounds that are not finite; give it finite "
                 "ones by a wrapper (gymnasium.wrappers.TransformAction(env, func, "
                 "action_space=Box(...))), or take a policy whose actions have no bounds, such as "
-                "fl.MLP with ppo"
+                "fl.networks.MLP with ppo"
             )
 
     def _check(self) -> None:
@@ -146,7 +146,7 @@ class Network:
             raise PolicyError(
                 f"{self.name} gave {got} for {n} observations; "
                 f"actions in {self.spaces.action} need {wanted} "
-                f"(fl.action_outputs(action_space) numbers per observation)"
+                f"(fl.networks.action_outputs(action_space) numbers per observation)"
             )
 
     def _shapes_of_call(self, n: int) -> tuple[Any, Any, Any, Any]:

@@ -85,8 +85,8 @@ class DQNLoss(Loss):
         """Return what is wrong unless the policy has one of n actions and is not recurrent."""
         if net.head.kind != "categorical":
             return (
-                "DQNLoss needs a policy whose outputs are action values (fl.QNetwork), "
-                f"not {net.name}; SACLoss is for fl.SACNetwork"
+                "DQNLoss needs a policy whose outputs are action values (fl.networks.QNetwork), "
+                f"not {net.name}; SACLoss is for fl.networks.SACNetwork"
             )
         return _no_recurrence(self, net, "QNetwork")
 
@@ -125,7 +125,7 @@ class SACLoss(Loss):
     It trains two critics, a policy that is rewarded for its entropy, and the temperature alpha, by
     which that entropy is weighed (section 5, equation 18).
 
-    The module is `fl.SACNetwork` or one like it: a call returns the squashed Gaussian,
+    The module is `fl.networks.SACNetwork` or one like it: a call returns the squashed Gaussian,
     ``critic(obs, action)`` returns the values ``[2, N]`` of actions in [-1, 1], and ``log_alpha()``
     the logarithm of the temperature.
 
@@ -146,8 +146,8 @@ class SACLoss(Loss):
         """Return what is wrong unless the policy has critics and is not recurrent."""
         if net.head.kind != "tanh_gaussian":
             return (
-                f"SACLoss needs a policy with critics (fl.SACNetwork), not {net.name}; "
-                "DQNLoss is for fl.QNetwork"
+                f"SACLoss needs a policy with critics (fl.networks.SACNetwork), not {net.name}; "
+                "DQNLoss is for fl.networks.QNetwork"
             )
         return _no_recurrence(self, net, "SACNetwork")
 

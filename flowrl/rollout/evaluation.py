@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from flowrl.core.compiled import jitted
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env
-from flowrl.errors import EnvironmentFailed, SettingError, raised
+from flowrl.errors import EnvError, SettingError, raised
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import SAMPLED, Memory, Network, jitted_act
 
@@ -211,12 +211,10 @@ class _Player:
         """Call a method of the vector, and name the environment in what it raises."""
         try:
             return getattr(self.vector, verb)(*args, **named)
-        except EnvironmentFailed:
+        except EnvError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(
-                f"{env_name(self.env)} raised in {verb}: {raised(error)}"
-            ) from error
+            raise EnvError(f"{env_name(self.env)} raised in {verb}: {raised(error)}") from error
 
     def round(self, found: Evaluation, first: int, seed: int) -> None:
         """Play the episodes from number `first` on, and write them into `found`.
@@ -300,7 +298,7 @@ def play(
 
     Raises:
         SettingError: `episodes` or `max_steps` is below 1.
-        EnvironmentFailed: the environment raised, or broke its declared shape or type.
+        EnvError: the environment raised, or broke its declared shape or type.
     """
     if episodes < 1 or max_steps < 1:
         raise SettingError(

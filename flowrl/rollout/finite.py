@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.errors import EnvironmentFailed
+from flowrl.errors import EnvError
 from flowrl.rollout.counters import Counters, Skipped
 
 Array = np.ndarray[Any, Any]
@@ -69,7 +69,7 @@ def not_finite_error(
     env_name: str,
     env_number: int,
     seed: int,
-) -> EnvironmentFailed:
+) -> EnvError:
     """Return the error for a number that is not finite.
 
     Args:
@@ -93,7 +93,7 @@ def not_finite_error(
     # A row's own step is the last of the rows that there were by then if it gave the reward.
     index = rows - 1 if field == "reward" else rows
     place = "the end" if rows == len(data["valid"]) and field == "obs" else f"step {index}"
-    return EnvironmentFailed(
+    return EnvError(
         f"environment {env} of {env_name} gave a {field} that is not finite, at {place} of the "
         f"rollout: {value}, {when}; it is environment {env_number} over all runners, of a runner "
         f"with the seed {seed}; fix it (a division by zero? an unbounded state?)",

@@ -20,7 +20,7 @@ from flowrl.core.events import Restarted
 from flowrl.core.items import Batch
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
-from flowrl.errors import EnvironmentFailed, FlowrlError, GraphError, RuntimeFailed
+from flowrl.errors import EnvError, FlowrlError, GraphError, RunError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Site
 from flowrl.rl.policies import Weights, network
@@ -219,8 +219,8 @@ class GymRunners(RunnersHandle):
             A batch ``[rollout_length, ceil(min_fraction x num_runners) x envs_per_runner]``.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
-            RuntimeFailed: a runner was lost more often in a row than `restarts` allows.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
+            RunError: a runner was lost more often in a row than `restarts` allows.
         """
         self._start()
         self.requests.in_flight = 1
@@ -249,8 +249,8 @@ class GymRunners(RunnersHandle):
             A batch ``[rollout_length, envs_per_runner]`` of one runner.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
-            RuntimeFailed: a runner was lost more often in a row than `restarts` allows.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
+            RunError: a runner was lost more often in a row than `restarts` allows.
         """
         self._start()
         self.requests.in_flight = in_flight
@@ -284,9 +284,9 @@ class GymRunners(RunnersHandle):
             try:
                 with TRANSFER:
                     sample: Sample = request.result()
-            except RuntimeFailed as error:
+            except RunError as error:
                 self._restart(runner, 1, error, request.future)
-            except EnvironmentFailed as error:
+            except EnvError as error:
                 if self.spec.on_error == "stop":
                     raise
                 self._restart(runner, 1, error, None)
@@ -305,7 +305,7 @@ class GymRunners(RunnersHandle):
         """Restart a runner that let its oldest request wait for too long."""
         runner = late.worker
         text = f"{self.site.name}, runner {runner} gave nothing for {late.seconds:g} s"
-        self._restart(runner, 0, RuntimeFailed(text), self.requests.going[runner][0].future)
+        self._restart(runner, 0, RunError(text), self.requests.going[runner][0].future)
 
     def _restart(self, runner: int, lost: int, error: FlowrlError, because: Future | None) -> None:
         """Restart a runner and repeat its requests.
@@ -392,15 +392,15 @@ class GymRunners(RunnersHandle):
             Numbers by the names in `EVALUATED`.
 
         Raises:
-            EnvironmentFailed: an environment failed, and `on_error` is ``stop``.
+            EnvError: an environment failed, and `on_error` is ``stop``.
         """
         parts: list[Evaluation] = []
         for call in self._submit_evaluations(episodes, seed, max_steps):
             try:
                 parts.append(call.result())
-            except (RuntimeFailed, EnvironmentFailed) as error:
+            except (RunError, EnvError) as error:
                 # The evaluation goes on without the runners that are lost.
-                if isinstance(error, EnvironmentFailed) and self.spec.on_error == "stop":
+                if isinstance(error, EnvError) and self.spec.on_error == "stop":
                     raise
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return self._statistics.evaluate(parts)

@@ -136,7 +136,7 @@ class RunnersHandle(Handle):
             ONE batch ``[rollout_length, ceil(min_fraction x num_runners) x envs_per_runner]``.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
     @abstractmethod
@@ -152,7 +152,7 @@ class RunnersHandle(Handle):
             A batch ``[rollout_length, envs_per_runner]``.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
     @abstractmethod

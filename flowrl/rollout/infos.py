@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from flowrl.core.metrics import Summed
-from flowrl.errors import EnvironmentFailed
+from flowrl.errors import EnvError
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class Infos:
             over: ``bool[B]``, whose episode ended with the step.
 
         Raises:
-            EnvironmentFailed: what a key holds is not one number per environment.
+            EnvError: what a key holds is not one number per environment.
         """
         same_step = self.mode is AutoresetMode.SAME_STEP
         is_step = ~self._over if self.mode is AutoresetMode.NEXT_STEP else np.ones_like(self._over)
@@ -71,7 +71,7 @@ class Infos:
             # Gymnasium says under ``_key`` which environments gave the key.
             values, given = np.asarray(info[key]), info.get(f"_{key}", True)
             if values.shape != count.shape or values.dtype.kind not in "biuf":
-                raise EnvironmentFailed(
+                raise EnvError(
                     f"info['{key}'] of {self.name} is {values.dtype}{list(values.shape)}; metrics "
                     f"takes keys with one number per environment, {list(count.shape)}: leave "
                     f"'{key}' out, or let the environment return a number"

@@ -21,6 +21,7 @@ from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.jax_core import State, core_of
 from flowrl.rollout.local_chain import Local
+from flowrl.rollout.requests import whom_to_ask
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -175,13 +176,10 @@ class JaxRunners(RunnersHandle):
 
     def _fill(self, in_flight: int) -> None:
         """Ask runners until each has `in_flight` requests or the pacing allows no more."""
-        remaining = self._allowed()
-        for level in range(in_flight):
-            for runner in self.state["order"]:
-                requests = sum(item["runner"] == runner for item in self.state["in_flight"])
-                if requests <= level and remaining > 0:
-                    self._sample(runner, 1)
-                    remaining -= 1
+        asked = [item["runner"] for item in self.state["in_flight"]]
+        pending = [asked.count(runner) for runner in range(self.spec.num_runners)]
+        for runner in whom_to_ask(self.state["order"], pending, in_flight, self._allowed()):
+            self._sample(runner, 1)
 
     def _sample(self, first: int, count: int) -> None:
         """Sample a rollout of each of `count` runners from the first on, as one item."""

@@ -48,6 +48,30 @@ class Late(TimeoutError):
         self.seconds = seconds
 
 
+def whom_to_ask(
+    order: Sequence[int], pending: Sequence[int], in_flight: int, most: float
+) -> list[int]:
+    """Return the workers to call until each has `in_flight` calls, in the order of the calls.
+
+    Workers with the fewest calls come first, and of these the one that was called the longest time
+    ago.
+
+    Args:
+        order: the workers, first the one that was called the longest time ago.
+        pending: by worker, the calls that have no result yet.
+        in_flight: calls to each worker at once.
+        most: the most calls to start.
+    """
+    calls: list[int] = []
+    waiting = list(order)
+    for level in range(in_flight):
+        now = [worker for worker in waiting if pending[worker] <= level]
+        # Those that are called now were called last.
+        waiting = [worker for worker in waiting if worker not in now] + now
+        calls += now
+    return calls if math.isinf(most) else calls[: int(most)]
+
+
 class AsyncRequests:
     """Keeps up to `in_flight` calls to each of `count` workers going, and returns their results.
 
@@ -109,12 +133,9 @@ class AsyncRequests:
         Args:
             most: the most calls to start.
         """
-        remaining = most
-        for level in range(self.in_flight):
-            for worker in self.order():
-                if len(self.going[worker]) <= level and remaining > 0:
-                    self.ask(worker)
-                    remaining -= 1
+        pending = [len(requests) for requests in self.going]
+        for worker in whom_to_ask(self.order(), pending, self.in_flight, most):
+            self.ask(worker)
 
     def order(self) -> list[int]:
         """Return the workers, first the one that was called the longest time ago."""

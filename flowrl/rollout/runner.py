@@ -19,7 +19,7 @@ from flowrl.core.items import Batch, read_only
 from flowrl.core.mesh import on_one
 from flowrl.core.metrics import summed
 from flowrl.envs.gym_envs import env_name, make_vector
-from flowrl.errors import EnvironmentFailed, raised
+from flowrl.errors import EnvError, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
@@ -139,12 +139,10 @@ class Runner:
         try:
             with RESET:
                 return self._checked(self.vector.reset(**how)[0], "reset")
-        except EnvironmentFailed:
+        except EnvError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(
-                f"{env_name(self.spec.env)} raised in reset: {raised(error)}"
-            ) from error
+            raise EnvError(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
 
     def localize(self, chain: Chain) -> None:
         """Pass every later rollout through these operators before it is sent."""
@@ -172,7 +170,7 @@ class Runner:
             published: weights to act with and their policy version; None for those at hand.
 
         Raises:
-            EnvironmentFailed: an environment raised, gave NaN, or broke its declared shape or type.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
         """
         self.take(published)
         try:
@@ -184,7 +182,7 @@ class Runner:
                     if self.mode is AutoresetMode.NEXT_STEP
                     else self._fill_same_step()
                 )
-        except EnvironmentFailed as error:
+        except EnvError as error:
             self._locate(error)
             raise
         with CONCAT:
@@ -192,7 +190,7 @@ class Runner:
             here().mark("gave", "")
             return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes))
 
-    def _locate(self, error: EnvironmentFailed) -> None:
+    def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""
         error.message = f"{self.label}: {error.message}"
         if (within := error.facts.get("within")) is not None:
@@ -379,22 +377,20 @@ class Runner:
                         final[i] = info["final_obs"][i]
                 else:
                     obs = self._reset(options={"reset_mask": ended})
-        except EnvironmentFailed:
+        except EnvError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(
-                f"{env_name(self.spec.env)} raised in step: {raised(error)}"
-            ) from error
+            raise EnvError(f"{env_name(self.spec.env)} raised in step: {raised(error)}") from error
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:
         """Return observations in the declared type.
 
         Raises:
-            EnvironmentFailed: they have another shape than the space declares.
+            EnvError: they have another shape than the space declares.
         """
         if obs.shape != self.shape:
-            raise EnvironmentFailed(
+            raise EnvError(
                 f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from "
                 f"{verb}, but its space declares {list(self.shape)}; fix the environment or its "
                 "space"
@@ -415,7 +411,7 @@ class Runner:
             skipped: the steps that were taken after it.
 
         Raises:
-            EnvironmentFailed: an observation or a reward is not finite.
+            EnvError: an observation or a reward is not finite.
         """
         if not all_finite(data, last, skipped):
             raise self._not_finite(data, last, skipped)
@@ -445,9 +441,7 @@ class Runner:
             "first": self.counters.rows.copy(),
         }
 
-    def _not_finite(
-        self, data: dict[str, Array], last: Array, skipped: list[Skipped]
-    ) -> EnvironmentFailed:
+    def _not_finite(self, data: dict[str, Array], last: Array, skipped: list[Skipped]) -> EnvError:
         found = first_not_finite(data, last, skipped)
         return not_finite_error(
             found,

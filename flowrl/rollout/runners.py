@@ -118,7 +118,7 @@ class Runners(Resource):
             SettingError: `metrics` is set, and the environment is written in JAX.
 
         >>> import flowrl as fl
-        >>> policy = fl.Policy(fl.MLP)
+        >>> policy = fl.Policy(fl.networks.MLP)
         >>> settings = fl.Runners("CartPole-v1", policy, envs_per_runner=4, rollout_length=16)
         >>> runners = settings.open()
         >>> runners.collect()["obs"].shape

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row, Tally
-from flowrl.errors import EnvironmentFailed, NotFinite, SettingError, unknown
+from flowrl.errors import EnvError, NotFiniteError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.runtime.rows import RowMaker
 
@@ -238,8 +238,8 @@ class MemberRows:
             extra: more columns.
 
         Raises:
-            EnvironmentFailed: an environment gave NaN or infinity; the message names the run.
-            NotFinite: an update gave NaN or infinity; the message names the run.
+            EnvError: an environment gave NaN or infinity; the message names the run.
+            NotFiniteError: an update gave NaN or infinity; the message names the run.
         """
         import jax
 
@@ -250,7 +250,7 @@ class MemberRows:
             of_run = jax.tree.map(lambda x, i=i: x[i], tally)
             try:
                 newest.append(maker.row(of_run, now, **extra))
-            except (EnvironmentFailed, NotFinite) as error:
+            except (EnvError, NotFiniteError) as error:
                 error.message = f"{self.members.label(i)}: {error.message}"
                 raise
         for rows, row in zip(self.rows, newest, strict=True):

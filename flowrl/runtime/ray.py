@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
-from flowrl.errors import FlowrlError, RuntimeFailed, SettingError
+from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
@@ -58,7 +58,7 @@ class Pending:
         """Wait for the result and return it.
 
         Raises:
-            RuntimeFailed: the actor's process ended, or the result was lost with its node.
+            RunError: the actor's process ended, or the result was lost with its node.
             SettingError: the actor's node has no module that is needed there.
         """
         try:
@@ -73,9 +73,9 @@ class Pending:
         except ray.exceptions.RayActorError as error:
             if (lacking := _lacking(error)) is not None:
                 raise SettingError(f"{self.label}: {lacking}") from None
-            raise RuntimeFailed(f"{self.label}'s process ended: {_cause(error)}") from None
+            raise RunError(f"{self.label}'s process ended: {_cause(error)}") from None
         except ray.exceptions.RayError as error:  # such as a result that was lost with its node
-            raise RuntimeFailed(f"{self.label} gave nothing: {_cause(error)}") from None
+            raise RunError(f"{self.label} gave nothing: {_cause(error)}") from None
 
     def wait(self) -> None:
         """Wait until the result is there, and leave it there."""
@@ -389,11 +389,11 @@ def start(
         A function that ends what this one started.
 
     Raises:
-        RuntimeFailed: Ray can't start or can't be joined.
+        RunError: Ray can't start or can't be joined.
     """
     if ray.is_initialized():
         if address is not None or init:
-            raise RuntimeFailed(
+            raise RunError(
                 "this process is in a running Ray already, so address and init can't be used; "
                 "leave them out, or call ray.shutdown() first",
                 graph,
@@ -415,7 +415,7 @@ def start(
         _init(where, settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
-        raise RuntimeFailed(f"Ray could not be {tried}: {_cause(error)}", graph) from error
+        raise RunError(f"Ray could not be {tried}: {_cause(error)}", graph) from error
     return ray.shutdown
 
 
@@ -479,7 +479,7 @@ class RayRuntime:
         """Start or join Ray and open the graph's resources.
 
         Raises:
-            RuntimeFailed: Ray can't start or can't be joined.
+            RunError: Ray can't start or can't be joined.
             SettingError: `place` names something else than resources and the first nodes of stages,
                 or asks for more than there is.
         """

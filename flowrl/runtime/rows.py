@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrl.core.items import Row, Tally, Trained
 from flowrl.core.metrics import summed
-from flowrl.errors import EnvironmentFailed, NotFinite
+from flowrl.errors import EnvError, NotFiniteError
 
 TOTALS = ("row", "env_steps", "trained_steps", "updates", "gradient_steps", "episodes")
 """The columns of a Row that count from the beginning of the run."""
@@ -44,8 +44,8 @@ class RowMaker:
             extra: more columns.
 
         Raises:
-            EnvironmentFailed: an environment gave NaN or infinity since the last Row.
-            NotFinite: an update since the last Row gave NaN or infinity.
+            EnvError: an environment gave NaN or infinity since the last Row.
+            NotFiniteError: an update since the last Row gave NaN or infinity.
         """
         # One transfer for everything that is still on the device.
         if not _is_on_host(tally):
@@ -100,7 +100,7 @@ class RowMaker:
         env, runner, step = (int(x) for x in broken)
         if env < 0:
             return
-        raise EnvironmentFailed(
+        raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
             f"its step {step:,} with its resets, gave an observation or a reward that is not "
             f"finite before row {self.totals['row'] + 1}; fix the environment",
@@ -114,7 +114,7 @@ class RowMaker:
         """Raise for the first update whose loss or weights were not finite."""
         for number, update in enumerate(updates, self.totals["updates"] + 1):
             if update["bad"]:
-                raise NotFinite(
+                raise NotFiniteError(
                     f"update {number}, of row {self.totals['row'] + 1}, gave a loss or weights "
                     f"that are not finite (loss {update['loss']}); the weights were left as they "
                     "were before it. Usual causes: too high a learning rate, large rewards, a "

@@ -33,10 +33,10 @@ class Screens(gym.Env):
 
 
 POLICIES = {
-    "MLP": fl.Policy(fl.MLP, hidden=(8,)),
-    "CNN": fl.Policy(fl.CNN, channels=(4,), kernels=(3,), strides=(2,), hidden=8),
-    "LSTM": fl.Policy(fl.RNN, hidden=(8,), size=8),
-    "GRU": fl.Policy(fl.RNN, hidden=(8,), size=8, cell="gru"),
+    "MLP": fl.Policy(fl.networks.MLP, hidden=(8,)),
+    "CNN": fl.Policy(fl.networks.CNN, channels=(4,), kernels=(3,), strides=(2,), hidden=8),
+    "LSTM": fl.Policy(fl.networks.RNN, hidden=(8,), size=8),
+    "GRU": fl.Policy(fl.networks.RNN, hidden=(8,), size=8, cell="gru"),
 }
 
 

@@ -26,7 +26,7 @@ from flowrl.graph.stages import Schedule
 from flowrl.replay.ring import Ring
 from flowrl.runtime.fused import Periodicity, periodicity
 
-SMALL = fl.Policy(fl.QNetwork, hidden=(8,))
+SMALL = fl.Policy(fl.networks.QNetwork, hidden=(8,))
 DQN = {
     "envs_per_runner": 4,
     "rollout_length": 4,
@@ -41,7 +41,7 @@ SAC = {
     "learning_starts": 8,
     "batch_size": 16,
     "report_every": 5,
-    "policy": fl.Policy(fl.SACNetwork, hidden=(8,)),
+    "policy": fl.Policy(fl.networks.SACNetwork, hidden=(8,)),
 }
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
@@ -204,7 +204,7 @@ def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_a
     )
 
 
-class Total(fl.Operator):
+class Total(fl.extend.Operator):
     """Counts for ever, so that no state recurs."""
 
     def init(self):
@@ -224,7 +224,7 @@ def test_exploration_is_reported_where_it_is_not_the_policys_own():
 @pytest.mark.parametrize("capacity", [10**13, 10**15])
 def test_a_replay_that_memory_can_not_hold_is_reported_with_its_bytes(capacity):
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=rf"buffer_size={capacity:,} takes .*GB for observations alone, more than there is "
         rf"memory; lower replay\.buf",
     ):
@@ -241,13 +241,13 @@ class Wide(Corridor):
 def test_nor_one_that_the_device_can_not_hold():
     graph = fl.dqn(Wide, fl.DQNSettings(buffer_size=2 * 10**9, policy=SMALL))
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"dqn.add: buffer_size=2,000,000,000 takes .*GB, more than there is memory on the "
         r"device; lower replay\.buf",
     ):
         rows_of(graph, 1, runtime="xla")
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"dqn.add: .*buffer_size=3,000,000,000 is more than the 2,147,483,647 steps of a "
         r"device; lower replay\.buf",
     ):
@@ -260,7 +260,7 @@ def test_what_memory_can_not_hold_of_the_fields_is_reported_with_all_bytes(monke
 
     monkeypatch.setattr(Ring, "_allocate", none)
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"buffer_size=50,000 takes 1\.8 MB, more than there is memory; lower "
         r"replay\.buffer_size",
     ):
@@ -404,8 +404,8 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("runners.policy", fl.Policy(fl.RNN)).set(
-                "learner.policy", fl.Policy(fl.RNN)
+            lambda g: g.set("runners.policy", fl.Policy(fl.networks.RNN)).set(
+                "learner.policy", fl.Policy(fl.networks.RNN)
             ),
             (
                 r"1 problem\n  dqn\.learner: DQNLoss trains on single steps sampled from a "
@@ -414,25 +414,26 @@ def no_target(graph):
         ),
         (
             "sac",
-            lambda g: g.set("learner.loss", fl.DQNLoss()),
+            lambda g: g.set("learner.loss", fl.losses.DQNLoss()),
             (
                 r"sac\.learner: DQNLoss needs a policy whose outputs are action values "
-                r"\(fl\.QNetwork\), not SACNetwork; SACLoss is for fl\.SACNetwork"
+                r"\(fl\.networks\.QNetwork\), not SACNetwork; "
+                r"SACLoss is for fl\.networks\.SACNetwork"
             ),
         ),
         (
             "sac",
-            lambda g: g.set("runners.policy", fl.Policy(fl.MLP)).set(
-                "learner.policy", fl.Policy(fl.MLP)
+            lambda g: g.set("runners.policy", fl.Policy(fl.networks.MLP)).set(
+                "learner.policy", fl.Policy(fl.networks.MLP)
             ),
             (
                 r"1 problem\n  sac\.learner: SACLoss needs a policy with critics "
-                r"\(fl\.SACNetwork\), not MLP; DQNLoss is for fl\.QNetwork"
+                r"\(fl\.networks\.SACNetwork\), not MLP; DQNLoss is for fl\.networks\.QNetwork"
             ),
         ),
         (
             "dqn",
-            lambda g: g.set("learner.loss", fl.PPOLoss()),
+            lambda g: g.set("learner.loss", fl.losses.PPOLoss()),
             (
                 r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more "
                 r"than that \(DQNLoss, SACLoss\)"
@@ -440,7 +441,7 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("learner.loss", fl.PGLoss()),
+            lambda g: g.set("learner.loss", fl.losses.PGLoss()),
             r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)",
         ),
         (
@@ -497,7 +498,7 @@ def no_target(graph):
     ],
 )
 def test_what_is_wrong_is_reported_before_anything_runs(name, edit, says):
-    with pytest.raises(fl.FlowrlError, match=says):
+    with pytest.raises(fl.errors.FlowrlError, match=says):
         edit(GRAPHS[name]).compile()
 
 
@@ -528,7 +529,7 @@ def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_dra
         .set("learner.optimizer.max_grad_norm", None)
         .set("report.every", 50)
     )
-    with pytest.raises(fl.NotFinite, match="update"):
+    with pytest.raises(fl.errors.NotFiniteError, match="update"):
         rows_of(graph, 3)
 
 
@@ -568,7 +569,7 @@ def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(grap
         **tuned(graph, "CartPole-v1") | {"dueling": True}
     )
     assert getattr(fl, graph)("CartPole-v1", settings).resources["learner"].policy == fl.Policy(
-        fl.QNetwork, hidden=settings.hidden, dueling=True
+        fl.networks.QNetwork, hidden=settings.hidden, dueling=True
     )
 
 

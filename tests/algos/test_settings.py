@@ -18,7 +18,8 @@ from flowrl.rl.policies import network
 @pytest.mark.parametrize("wrong", [{"lr": 1e-3}, fl.Adam()])
 def test_settings_of_another_kind_are_refused_by_name(name, wrong):
     with pytest.raises(
-        fl.SettingError, match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)"
+        fl.errors.SettingError,
+        match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)",
     ):
         getattr(fl, name)("CartPole-v1", wrong)
 
@@ -54,7 +55,7 @@ def test_single_settings_are_keywords_and_names_of_other_libraries_lead_to_ours(
     assert both == fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2, epochs=3))
     known = {"learning_rate": "lr", "n_steps": "rollout_length", "ent_coeff": "ent_coef"}
     for foreign, ours in {**known, "num_envs": "envs_per_runner", "lrr": "lr"}.items():
-        with pytest.raises(fl.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
+        with pytest.raises(fl.errors.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
             fl.ppo("CartPole-v1", **{foreign: 1})
 
 
@@ -65,7 +66,7 @@ class Pictures(Clockwork):
         return np.full((7, 7, 3), self.time, np.uint8)
 
 
-PIXELS = fl.Policy(fl.QNetwork, channels=(4,), kernels=(3,), strides=(1,))
+PIXELS = fl.Policy(fl.networks.QNetwork, channels=(4,), kernels=(3,), strides=(1,))
 QUICK = {"envs_per_runner": 2, "learning_starts": 8, "batch_size": 8, "report_every": 1}
 
 
@@ -96,7 +97,7 @@ def test_stock_policies_of_both_kinds_convolve_from_the_same_size_on(size, convo
 def test_small_images_are_normalised_where_that_is_asked_for(name):
     kind = {"ppo": fl.PPOSettings, "pg": fl.PGSettings, "a2c": fl.A2CSettings}[name]
     runners = getattr(fl, name)(Pictures, kind(normalize=True)).resources["runners"]
-    assert network(runners.policy, runners.spaces()).has(fl.RunningNorm)
+    assert network(runners.policy, runners.spaces()).has(fl.networks.RunningNorm)
 
 
 class Pushed(Clockwork):
@@ -112,7 +113,8 @@ def bounded(env):
 def test_sac_refuses_actions_without_bounds_and_its_way_out_works():
     graph = fl.sac(Pushed, fl.SACSettings(learning_starts=4, batch_size=4, report_every=4))
     with pytest.raises(
-        fl.CheckError, match=r"sac\.learner: SACNetwork has actions in \[-1, 1\].*TransformAction"
+        fl.errors.CheckError,
+        match=r"sac\.learner: SACNetwork has actions in \[-1, 1\].*TransformAction",
     ):
         graph.compile()
     with fl.run(graph.set("runners.wrappers", (bounded,)), steps=10) as run:

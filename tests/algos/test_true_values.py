@@ -22,7 +22,7 @@ SETTINGS = {
     "num_runners": 1, "envs_per_runner": 8, "rollout_length": 12, "batch_size": 96, "lr": 1e-2,
     "gamma": GAMMA, "max_grad_norm": 40.0, "ent_coef": 0.0, "report_every": 20,
 }  # fmt: skip
-MLP, RNN = fl.Policy(fl.MLP, hidden=(16,)), fl.Policy(fl.RNN, hidden=(8,), size=8)
+MLP, RNN = fl.Policy(fl.networks.MLP, hidden=(16,)), fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
 GRAPHS = {
     "impala": (lambda env: fl.impala(env, fl.IMPALASettings(**SETTINGS, policy=MLP)), 400),
     "appo": (lambda env: fl.appo(env, fl.APPOSettings(**SETTINGS, policy=MLP)), 400),

@@ -19,7 +19,7 @@ from flowrl.cli.main import main
 from flowrl.envs.gym_envs import make_vector
 from flowrl.rollout.runner import Runner
 
-SMALL = fl.Policy(fl.CNN, channels=(4,), kernels=(6,), strides=(6,), hidden=8)
+SMALL = fl.Policy(fl.networks.CNN, channels=(4,), kernels=(6,), strides=(6,), hidden=8)
 SETTINGS = {
     "policy": SMALL,
     "envs_per_runner": 2,
@@ -117,7 +117,7 @@ def test_what_is_learned_from_is_clipped_and_scores_are_not():
         }
     )
     np.testing.assert_array_equal(clipped["obs"], whole["obs"])
-    with pytest.raises(fl.SettingError, match="clip_rewards must be above 0 or None, got 0"):
+    with pytest.raises(fl.errors.SettingError, match="clip_rewards must be above 0 or None, got 0"):
         sampled(0)
 
 
@@ -173,7 +173,7 @@ def test_a_closed_runner_lets_go_of_the_threads_of_its_games():
 def test_without_the_package_the_message_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ale_py", None)
     says = r"'ALE/Pong-v5' needs the package ale_py \(.*\): .* -m pip install 'flowrl\[atari\]'"
-    with pytest.raises(fl.SettingError, match=says):
+    with pytest.raises(fl.errors.SettingError, match=says):
         fl.Runners("ALE/Pong-v5", SMALL).spaces()
     assert main(["plan", "impala", "--env", "ALE/Pong-v5"]) == 2
     out, err = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch, capsy
 
 
 def test_an_unknown_game_gives_the_nearest():
-    with pytest.raises(fl.SettingError, match="did you mean 'ALE/Pong-v5'"):
+    with pytest.raises(fl.errors.SettingError, match="did you mean 'ALE/Pong-v5'"):
         fl.Runners("ALE/Pongg-v5", SMALL).spaces()
 
 
@@ -196,15 +196,15 @@ def test_a_stock_graph_reads_images_with_a_cnn():
     plan = str(fl.impala("ALE/Pong-v5").compile())
     assert "2 runners x 8 envs x 50 steps of ALE/Pong-v5" in plan
     assert "learner  CNN, VTraceLoss, Adam" in plan
-    assert default_policy("ALE/Pong-v5", normalize=False) == fl.Policy(fl.CNN)
+    assert default_policy("ALE/Pong-v5", normalize=False) == fl.Policy(fl.networks.CNN)
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"normalize: the policy has convolutions .*; leave normalize out, or give "
-        r"policy=fl\.Policy\(fl\.MLP",
+        r"policy=fl\.Policy\(fl\.networks\.MLP",
     ):
         fl.ppo("ALE/Pong-v5", fl.PPOSettings(normalize=True))
     for make in (Clockwork, SmallImages, DictObservations):
-        assert default_policy(make) == fl.Policy(fl.MLP)
+        assert default_policy(make) == fl.Policy(fl.networks.MLP)
 
 
 class SmallImages(Clockwork):

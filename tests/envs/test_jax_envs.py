@@ -129,7 +129,7 @@ class Wrong(Corridor):
     ],
 )
 def test_an_environment_that_breaks_its_promise_is_reported_which(way, says):
-    with pytest.raises(fl.EnvironmentFailed, match=says):
+    with pytest.raises(fl.errors.EnvError, match=says):
         jax.eval_shape(
             lambda: advance(
                 env := Wrong(way),
@@ -177,14 +177,14 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
     ],
 )
 def test_what_there_is_not_is_reported_with_what_there_is(env, says):
-    with pytest.raises(fl.SettingError, match=says):
+    with pytest.raises(fl.errors.SettingError, match=says):
         make_env(env, 1, (), {})
 
 
 def test_a_missing_package_is_reported_with_the_command_that_fixes_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"gymnax:CartPole-v1: needs the package gymnax \(.*\): .* -m pip install "
         r"'flowrl\[jax-envs\]'",
     ):

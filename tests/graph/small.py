@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import flowrl as fl
 
-POLICY = fl.Policy(fl.MLP, hidden=(8,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 
 
 def runners(env="CartPole-v1", **settings):
@@ -26,7 +26,12 @@ def runners(env="CartPole-v1", **settings):
 
 def learner(loss=None, **settings):
     return fl.Learner(
-        **{"policy": POLICY, "loss": loss or fl.PPOLoss(), "optimizer": fl.Adam(), **settings}
+        **{
+            "policy": POLICY,
+            "loss": loss or fl.losses.PPOLoss(),
+            "optimizer": fl.Adam(),
+            **settings,
+        }
     )
 
 
@@ -50,10 +55,10 @@ def line(*, loss=None, **ops):
 
 
 @dataclass(frozen=True)
-class Pass(fl.Stateless):
+class Pass(fl.extend.Stateless):
     """Passes its item on."""
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield item
 
 
@@ -68,11 +73,11 @@ class Merge(Pass):
 class Queue(Pass):
     """Cuts a graph."""
 
-    queue: ClassVar[fl.Bounds] = fl.Bounds(4)
+    queue: ClassVar[fl.extend.Bounds] = fl.extend.Bounds(4)
 
 
 @dataclass(frozen=True)
-class Delay(fl.Operator):
+class Delay(fl.extend.Operator):
     """Holds `items` items back."""
 
     items: int = 1
@@ -80,14 +85,14 @@ class Delay(fl.Operator):
     def init(self) -> list[Any]:
         return []
 
-    def step(self, held: list[Any], item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, held: list[Any], item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         held.append(item)
         if len(held) > self.items:
             yield held.pop(0)
 
 
 @dataclass(frozen=True)
-class Counter(fl.Operator):
+class Counter(fl.extend.Operator):
     """Counts items by a rule of its own, and passes them on."""
 
     rule: Callable[[int], int]
@@ -95,25 +100,25 @@ class Counter(fl.Operator):
     def init(self) -> dict[str, int]:
         return {"items": 0}
 
-    def step(self, held: dict[str, int], item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, held: dict[str, int], item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         held["items"] = self.rule(held["items"])
         yield item
 
 
 @dataclass(frozen=True)
-class SyncEvery(fl.Operator):
+class SyncEvery(fl.extend.Operator):
     """Publishes weights with every n-th item."""
 
     every: int = 2
-    learner: fl.Ref[fl.LearnerHandle] = "learner"
-    runners: fl.Ref[fl.RunnersHandle] = "runners"
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
+    runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
 
     writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def init(self) -> dict[str, int]:
         return {"items": 0}
 
-    def step(self, held: dict[str, int], item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, held: dict[str, int], item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         held["items"] = (held["items"] + 1) % self.every
         if held["items"] == 0:
             ctx[self.runners].publish(*ctx[self.learner].weights())
@@ -121,7 +126,7 @@ class SyncEvery(fl.Operator):
 
 
 @dataclass(frozen=True)
-class AnyAgeLoss(fl.PGLoss):
+class AnyAgeLoss(fl.losses.PGLoss):
     """A loss that says it may train on old data."""
 
     on_policy: ClassVar[bool] = False
@@ -135,7 +140,7 @@ def halves(batch):
     """A batch cut into two in time's other direction: columns 0..n and n..2n."""
     n = batch.shape[1] // 2
     return [
-        fl.Batch(
+        fl.extend.Batch(
             {k: v[:, at] for k, v in batch.data.items()},
             {k: v[at] for k, v in batch.columns.items()},
         )

@@ -27,35 +27,35 @@ from flowrl.graph import trace
 
 
 @dataclass(frozen=True)
-class NeedsMore(fl.PPOLoss):
+class NeedsMore(fl.losses.PPOLoss):
     """A loss that needs a field which no operator adds."""
 
-    needs: ClassVar[tuple[str, ...]] = (*fl.PPOLoss.needs, "weight")
+    needs: ClassVar[tuple[str, ...]] = (*fl.losses.PPOLoss.needs, "weight")
 
 
 @dataclass(frozen=True)
-class ReturnsNone(fl.Stateless):
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+class ReturnsNone(fl.extend.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         return None
 
 
 @dataclass(frozen=True)
-class ReturnsAList(fl.Stateless):
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+class ReturnsAList(fl.extend.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         return [item]
 
 
 @dataclass(frozen=True)
-class Raises(fl.Stateless):
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+class Raises(fl.extend.Stateless):
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield item.data["no such field"]
 
 
 @dataclass(frozen=True)
-class Outdated(fl.Stateless):
+class Outdated(fl.extend.Stateless):
     """Asks for a resource by a name that it did not declare."""
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         ctx["reply"].add(item)
         yield item
 
@@ -257,7 +257,7 @@ FAULTY = [
     ),
     (
         "columns lost on the way",
-        lambda: recipe().insert(after="batch", cut=fl.Map(lambda b: fl.Batch(b.data))),
+        lambda: recipe().insert(after="batch", cut=fl.Map(lambda b: fl.extend.Batch(b.data))),
         "adv",
         "needs the column bootstrap_obs",
     ),
@@ -265,7 +265,7 @@ FAULTY = [
         "a loss that is none",
         lambda: recipe().set("learner.loss", 3),
         "learner",
-        r"loss must be one such as fl\.PPOLoss\(\) or a function",
+        r"loss must be one such as fl\.losses\.PPOLoss\(\) or a function",
     ),
     # -- age of data and weights
     (
@@ -321,7 +321,7 @@ FAULTY = [
     ),
     (
         "two policies",
-        lambda: recipe(learner=learner(policy=fl.Policy(fl.MLP, hidden=(4,)))),
+        lambda: recipe(learner=learner(policy=fl.Policy(fl.networks.MLP, hidden=(4,)))),
         "learner",
         "give both the same policy",
     ),
@@ -463,19 +463,19 @@ FAULTY = [
     ),
     (
         "a network for images",
-        lambda: with_policy("CartPole-v1", fl.Policy(fl.CNN)),
+        lambda: with_policy("CartPole-v1", fl.Policy(fl.networks.CNN)),
         "learner",
         "convolutions read images with 3 axes.*take MLP",
     ),
     (
         "a setting that the network lacks",
-        lambda: with_policy("CartPole-v1", fl.Policy(fl.MLP, hiden=(4,))),
+        lambda: with_policy("CartPole-v1", fl.Policy(fl.networks.MLP, hiden=(4,))),
         "learner",
         "unexpected .*argument 'hiden'",
     ),
     (
         "a policy that is none",
-        lambda: recipe().set("runners.policy", fl.MLP),
+        lambda: recipe().set("runners.policy", fl.networks.MLP),
         "runners",
         r"policy must be fl\.Policy\(ModuleClass, \*\*settings\)",
     ),
@@ -581,7 +581,7 @@ def warm():
 
 def named(error):
     """The nodes and resources that an error names."""
-    lines = error.problems if isinstance(error, fl.CheckError) else [str(error)]
+    lines = error.problems if isinstance(error, fl.errors.CheckError) else [str(error)]
     found = [re.match(r"g(?:\.([\w.]+))?: ", text) for text in lines]
     return [match.group(1) or "" for match in found if match]
 
@@ -590,7 +590,7 @@ def named(error):
     ("build", "nodes", "message"), [f[1:] for f in FAULTY], ids=[f[0] for f in FAULTY]
 )
 def test_a_faulty_graph_is_rejected_before_anything_starts(build, nodes, message, started):
-    with pytest.raises((fl.GraphError, fl.SettingError)) as caught:
+    with pytest.raises((fl.errors.GraphError, fl.errors.SettingError)) as caught:
         build().check()
     assert set(named(caught.value)) - {n[:-1] for n in nodes.split(" ") if n.endswith("?")} == {
         n for n in nodes.split(" ") if not n.endswith("?")
@@ -616,7 +616,7 @@ def test_the_alarm_that_reports_of_a_start_works(started):
 
 def test_an_unknown_drawing_is_reported():
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match="unknown format 'txet'; did you mean 'text'.* Known: text, mermaid, dot, svg",
     ):
         recipe().draw("txet")
@@ -629,7 +629,7 @@ def test_several_faults_are_reported_at_once(started):
         .set("adv.learner", "sample")
         .remove("report")
     )
-    with pytest.raises(fl.CheckError) as caught:
+    with pytest.raises(fl.errors.CheckError) as caught:
         graph.compile()
     error = caught.value
     assert named(error) == ["adv", "train", "spare", "sync"]
@@ -643,19 +643,21 @@ def test_several_faults_are_reported_at_once(started):
 
 def test_faults_of_structure_and_of_what_flows_are_reported_together(started):
     graph = recipe().set("train.minibatch_size", 100).then(after="batch", look=Pass())
-    with pytest.raises(fl.CheckError, match="g can't run: 2 problems") as caught:
+    with pytest.raises(fl.errors.CheckError, match="g can't run: 2 problems") as caught:
         graph.check()
     assert set(named(caught.value)) == {"train", "look"}
 
 
 def test_one_fault_is_reported_once():
-    with pytest.raises(fl.CheckError, match=r"g can't run: 1 problem\n  g\.train: ") as caught:
+    with pytest.raises(
+        fl.errors.CheckError, match=r"g can't run: 1 problem\n  g\.train: "
+    ) as caught:
         recipe().set("train.minibatch_size", 100).check()
     assert len(caught.value.problems) == 1
 
 
 def test_a_run_of_a_faulty_graph_starts_nothing(started, tmp_path):
-    with pytest.raises(fl.CheckError):
+    with pytest.raises(fl.errors.CheckError):
         fl.run(recipe().remove("adv"), out=tmp_path / "out")
     assert started == [] and not (tmp_path / "out").exists()
 
@@ -663,7 +665,7 @@ def test_a_run_of_a_faulty_graph_starts_nothing(started, tmp_path):
 def test_a_check_error_pickles_with_its_problems():
     import pickle
 
-    with pytest.raises(fl.CheckError) as caught:
+    with pytest.raises(fl.errors.CheckError) as caught:
         recipe().remove("learner").check()
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.problems) == (str(caught.value), caught.value.problems)

@@ -108,7 +108,8 @@ def test_move_lets_a_node_go_on_from_others():
     assert edges(fork().move("e", after=("b", "c")))["e"] == ("b", "c")
     for place in ("d", "e", "b"):
         with pytest.raises(
-            fl.GraphError, match=f"'b' can't go on from '{place}', which does not stand before it"
+            fl.errors.GraphError,
+            match=f"'b' can't go on from '{place}', which does not stand before it",
         ):
             fork().move("b", after=place)
 
@@ -132,9 +133,9 @@ def test_remove_takes_resources_too():
 
 
 def test_replace_puts_operators_and_resources_in_place():
-    graph = recipe().replace(batch=C(7), learner=learner(fl.PGLoss()))
+    graph = recipe().replace(batch=C(7), learner=learner(fl.losses.PGLoss()))
     assert graph.nodes[1].op == C(7) and graph.nodes[1].after == ("sample",)
-    assert graph.resources["learner"].loss == fl.PGLoss()
+    assert graph.resources["learner"].loss == fl.losses.PGLoss()
     nested = fl.Graph("g").then(a=fl.chain(x=C(1), y=C(2)))
     assert nested.replace(**{"a.y": C(9)}).nodes[1].op == C(9)
 
@@ -154,7 +155,7 @@ def test_rename_keeps_everything_else():
         ("train.epochs", 4, lambda g: g.nodes[4].op.epochs),
         ("train.minibatch_size", None, lambda g: g.nodes[4].op.minibatch_size),
         ("learner.loss.clip_ratio", 0.3, lambda g: g.resources["learner"].loss.clip_ratio),
-        ("learner.loss", fl.PGLoss(), lambda g: g.resources["learner"].loss),
+        ("learner.loss", fl.losses.PGLoss(), lambda g: g.resources["learner"].loss),
         (
             "learner.optimizer.lr",
             fl.Linear(1.0, 0.0, 10),
@@ -340,7 +341,7 @@ MISTAKES = [
     ("build", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
 def test_a_mistake_in_a_verb_is_reported(build, message):
-    with pytest.raises(fl.GraphError, match=message):
+    with pytest.raises(fl.errors.GraphError, match=message):
         build(recipe())
 
 
@@ -374,7 +375,7 @@ BAD_SETTINGS = [
     ("address", "value", "message"), BAD_SETTINGS, ids=[f"{a}={v!r}" for a, v, _ in BAD_SETTINGS]
 )
 def test_a_mistake_in_set_is_reported_with_its_address(address, value, message):
-    with pytest.raises(fl.SettingError) as caught:
+    with pytest.raises(fl.errors.SettingError) as caught:
         recipe().set(address, value)
     assert str(caught.value).startswith(message)
 
@@ -510,7 +511,7 @@ def test_a_chain_under_the_name_of_a_node_is_refused_or_reads_back():
             .then(a=fl.chain(x=C(2), y=fl.chain(z=C(3))))
             .then(**{"a.y.z.w": C(4)})
         )
-    except fl.GraphError as error:
+    except fl.errors.GraphError as error:
         assert "'a" in str(error)  # noqa: PT017 - either way is good
     else:
         assert reread(graph) == graph and len(graph.nodes) == 4
@@ -534,7 +535,7 @@ def test_a_lambda_prints_but_can_not_be_saved():
     graph = abc().then(d=fl.Map(lambda x: x))
     assert "d=Map(fn=<" in repr(graph)
     with pytest.raises(
-        fl.SaveError,
+        fl.errors.SaveError,
         match="<lambda> in test_graph can't be written to a file.*Move it into a module",
     ):
         graph.text()
@@ -543,18 +544,18 @@ def test_a_lambda_prints_but_can_not_be_saved():
 def test_an_object_without_a_name_can_not_be_saved():
     graph = fl.Graph("g", runners=runners(env_settings={"a": np.zeros(2)}))
     assert "<ndarray>" in repr(graph)
-    with pytest.raises(fl.SaveError, match="a ndarray can't be written to a file"):
+    with pytest.raises(fl.errors.SaveError, match="a ndarray can't be written to a file"):
         graph.text()
 
 
 def test_loading_refuses_code_of_others_unless_it_is_allowed():
     text = fl.Graph("g").then(a=Pass(), b=fl.Map(double)).text()
     with pytest.raises(
-        fl.SaveError,
+        fl.errors.SaveError,
         match=r"needs code from 'small', which is not flowrl's own; allow it with --import small",
     ):
         fl.Graph.from_text(text)
-    with pytest.raises(fl.SaveError, match="needs code from 'test_graph'"):
+    with pytest.raises(fl.errors.SaveError, match="needs code from 'test_graph'"):
         fl.Graph.from_text(text, allow=["small"])
     assert fl.Graph.from_text(text, allow=["small", "test_graph"]).nodes[0].op == Pass()
 
@@ -569,7 +570,7 @@ def test_loading_imports_nothing_that_is_not_allowed(tmp_path, monkeypatch):
         'load("flowrl.graph.values:named")("intruder:x")',
         'load("flowrl.graph.graph:values.named")("intruder:x")',
     ):
-        with pytest.raises((fl.GraphError, fl.SaveError)):
+        with pytest.raises((fl.errors.GraphError, fl.errors.SaveError)):
             fl.Graph.from_text(text)
         assert "intruder" not in sys.modules
 
@@ -591,7 +592,7 @@ def test_loading_calls_nothing_but_what_a_graph_is_made_of(text, monkeypatch):
     for name in ("run", "load"):
         monkeypatch.setattr(fl, name, lambda *a, **k: called.append(a))
     monkeypatch.setattr(sys, "exit", called.append)
-    with pytest.raises((fl.GraphError, fl.SaveError), match="line 1"):
+    with pytest.raises((fl.errors.GraphError, fl.errors.SaveError), match="line 1"):
         fl.Graph.from_text(text)
     assert called == []
 
@@ -636,12 +637,12 @@ NOT_PLAIN = [
 
 @pytest.mark.parametrize(("text", "message"), NOT_PLAIN, ids=[t for t, _ in NOT_PLAIN])
 def test_loading_refuses_what_is_not_plain_data_and_says_the_line(text, message):
-    with pytest.raises(fl.GraphError, match=message):
+    with pytest.raises(fl.errors.GraphError, match=message):
         fl.Graph.from_text(text, source="mine.txt")
 
 
 def test_an_error_in_a_file_names_the_file():
-    with pytest.raises(fl.GraphError) as caught:
+    with pytest.raises(fl.errors.GraphError) as caught:
         fl.Graph.from_text("Graph('g').nodes", source="mine.txt")
     assert caught.value.where == "mine.txt"
 
@@ -651,7 +652,7 @@ def test_an_error_in_a_file_names_the_file():
     ["Graph('g').then(\n  a=Concat(0))", "Graph('g').then(\n  a=Concat(1)).then(\n  a=Concat(1))"],
 )
 def test_a_setting_or_name_that_is_refused_in_a_file_says_the_line(text):
-    with pytest.raises(fl.FlowrlError, match=r"line \d"):
+    with pytest.raises(fl.errors.FlowrlError, match=r"line \d"):
         fl.Graph.from_text(text, source="mine.txt")
 
 
@@ -711,7 +712,7 @@ def test_any_sequence_of_verbs_keeps_a_graph_acyclic_and_readable(edits):
         before = graph.text()
         try:
             new = edited(graph, verb, i, j, f"n{number}")
-        except fl.GraphError:
+        except fl.errors.GraphError:
             assert verb == "nest inside", (
                 "a node may be refused to be a chain as well; all else is allowed"
             )
@@ -730,7 +731,7 @@ def test_numbers_of_numpy_are_written_as_plain_ones():
     graph = fl.ppo("CartPole-v1").set(
         "learner.optimizer", fl.Adam(lr=np.float64(1e-3), max_grad_norm=np.float32(0.5))
     )
-    policy = fl.Policy(fl.MLP, log_std=np.float64(-0.5))
+    policy = fl.Policy(fl.networks.MLP, log_std=np.float64(-0.5))
     for made in (graph, graph.set("learner.policy", policy).set("runners.policy", policy)):
         assert fl.Graph.from_text(made.text()).text() == made.text()
 
@@ -746,13 +747,14 @@ class Factory:
 
 @pytest.mark.parametrize("value", [Level.LOW, Factory().make])
 def test_what_no_name_leads_back_to_is_not_written(value):
-    with pytest.raises(fl.SaveError, match="can't be written to a file"):
+    with pytest.raises(fl.errors.SaveError, match="can't be written to a file"):
         fl.ppo("CartPole-v1").set("runners.env_settings", {"level": value}).text()
 
 
 def test_a_text_makes_only_what_holds_settings():
-    text = 'load("flowrl.rollout.runners:GymRunners")(Runners("CartPole-v1", Policy(MLP)), None)'
-    with pytest.raises(fl.GraphError, match="is more than plain data"):
+    runners = 'Runners("CartPole-v1", Policy(networks.MLP))'
+    text = f'load("flowrl.rollout.runners:GymRunners")({runners}, None)'
+    with pytest.raises(fl.errors.GraphError, match="is more than plain data"):
         fl.Graph.from_text(text)
 
 
@@ -760,7 +762,7 @@ def test_a_text_makes_only_what_holds_settings():
 
 
 @dataclass(frozen=True)
-class Split(fl.Stateless):
+class Split(fl.extend.Stateless):
     parts: int = 2
 
     def step(self, state, item, ctx):
@@ -782,7 +784,7 @@ def test_a_users_field_may_be_called_parts():
 
 
 @dataclass(frozen=True)
-class Named(fl.Stateless):
+class Named(fl.extend.Stateless):
     source: str = "file.csv"
 
     def step(self, state, item, ctx):
@@ -790,7 +792,7 @@ class Named(fl.Stateless):
 
 
 @dataclass(frozen=True)
-class Roomy(fl.Stateless):
+class Roomy(fl.extend.Stateless):
     has_capacity: int = 3
 
     def step(self, state, item, ctx):
@@ -805,15 +807,17 @@ def test_a_field_that_hides_what_every_operator_has_is_reported(op, field):
         rf"g\.mine: its field {field} hides Operator\.{field.partition('=')[0]}, .*; give the "
         rf"field another name"
     )
-    with pytest.raises(fl.CheckError, match=wanted):
+    with pytest.raises(fl.errors.CheckError, match=wanted):
         recipe().rename("g").insert(after="sample", mine=op).check()
 
 
 @dataclass(frozen=True)
-class Weighed(fl.PGLoss):
+class Weighed(fl.losses.PGLoss):
     values: float = 0.5
 
 
 def test_a_field_that_hides_what_every_loss_has_is_reported():
-    with pytest.raises(fl.SettingError, match=r"loss: its field values=0.5 hides Loss.values"):
+    with pytest.raises(
+        fl.errors.SettingError, match=r"loss: its field values=0.5 hides Loss.values"
+    ):
         learner(loss=Weighed())

@@ -22,51 +22,51 @@ from flowrl.graph.trace import Trace
 
 
 @dataclass(frozen=True)
-class Source(fl.Stateless):
+class Source(fl.extend.Stateless):
     """Yields these items in every pass."""
 
     items: tuple[Any, ...]
 
     source: ClassVar[bool] = True
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         assert item is None and ctx.source is None
         yield from self.items
 
 
 @dataclass(frozen=True)
-class Note(fl.Stateless):
+class Note(fl.extend.Stateless):
     """Notes its items, and when what it yielded was gone through."""
 
     log: list[str]
     joins: ClassVar[bool] = True
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         self.log.append(f"{ctx.name} takes {item} from {ctx.source}")
         yield item
         self.log.append(f"{ctx.name} is done with {item}")
 
 
 @dataclass(frozen=True)
-class Clock(fl.Stateless):
+class Clock(fl.extend.Stateless):
     """Closes a Row with every item."""
 
     reports: ClassVar[bool] = True
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield Tally(
             (), {"env_steps": 1, "episodes": 0, "return_mean": math.nan, "length_mean": math.nan}
         )
 
 
 @dataclass(frozen=True)
-class Pairs(fl.Operator):
+class Pairs(fl.extend.Operator):
     """Yields every second item together with the one before."""
 
     def init(self) -> list[Any]:
         return []
 
-    def step(self, held: list[Any], item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, held: list[Any], item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         held.append(item)
         if len(held) == 2:
             pair = tuple(held)
@@ -75,13 +75,13 @@ class Pairs(fl.Operator):
 
 
 @dataclass(frozen=True)
-class Breaks(fl.Stateless):
+class Breaks(fl.extend.Stateless):
     """Raises, before or after it yields."""
 
     error: BaseException
     late: bool = False
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         if not self.late:
             careless(self.error)
         yield item
@@ -103,7 +103,7 @@ def loop_of(graph, hook=None, failed=None):
 
 
 def batch(rows, columns):
-    return fl.Batch({"reward": np.zeros((rows, columns))})
+    return fl.extend.Batch({"reward": np.zeros((rows, columns))})
 
 
 # -- order
@@ -251,8 +251,8 @@ def broken(op, log=None):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_error_of_flowrl_names_the_node(late):
-    with pytest.raises(fl.ContractError) as caught:
-        loop_of(broken(Breaks(fl.ContractError("no reward"), late))).run_pass()
+    with pytest.raises(fl.errors.ContractError) as caught:
+        loop_of(broken(Breaks(fl.errors.ContractError("no reward"), late))).run_pass()
     assert caught.value.where == "g.bad" and str(caught.value) == "g.bad: no reward"
 
 
@@ -270,8 +270,8 @@ def test_any_other_error_names_the_node_in_a_note_and_shows_the_frames_of_the_us
 
 
 def test_an_address_that_is_there_already_is_kept():
-    with pytest.raises(fl.ContractError, match="elsewhere.inner: no reward") as caught:
-        loop_of(broken(Breaks(fl.ContractError("no reward", "elsewhere.inner")))).run_pass()
+    with pytest.raises(fl.errors.ContractError, match="elsewhere.inner: no reward") as caught:
+        loop_of(broken(Breaks(fl.errors.ContractError("no reward", "elsewhere.inner")))).run_pass()
     assert caught.value.where == "elsewhere.inner"
 
 
@@ -288,17 +288,18 @@ def test_an_error_after_a_branch_is_not_blamed_on_the_branch_before():
 
 
 def test_a_step_that_returns_in_place_of_yielding_is_reported():
-    class Returns(fl.Stateless):
+    class Returns(fl.extend.Stateless):
         def step(self, state, item, ctx):
             return None
 
-    class ReturnsAList(fl.Stateless):
+    class ReturnsAList(fl.extend.Stateless):
         def step(self, state, item, ctx):
             return [item]
 
     for op in (Returns(), ReturnsAList()):
         with pytest.raises(
-            fl.ContractError, match=r"g\.bad: its step returned (None|a list); .*`yield item`"
+            fl.errors.ContractError,
+            match=r"g\.bad: its step returned (None|a list); .*`yield item`",
         ):
             loop_of(broken(op)).run_pass()
 
@@ -346,7 +347,7 @@ def test_a_hook_is_reported_a_nodes_own_seconds_and_not_those_of_the_nodes_after
     spent, now = {}, [0]
     monkeypatch.setattr("flowrl.graph.loop.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    class Slow(fl.Stateless):
+    class Slow(fl.extend.Stateless):
         def step(self, state, item, ctx):
             now[0] += 20
             yield item
@@ -389,7 +390,7 @@ def test_an_item_whose_node_failed_was_put_and_not_got():
 
 
 def test_counters_go_to_the_node_at_work():
-    class Counts(fl.Stateless):
+    class Counts(fl.extend.Stateless):
         def step(self, state, item, ctx):
             ctx["box"].site.count(calls=1, bytes=item)
             yield item

@@ -112,5 +112,5 @@ def test_resources_open_on_demand_and_close_last_first_even_if_one_fails():
 
 
 def test_an_unknown_resource_is_reported():
-    with pytest.raises(fl.GraphError, match="g: unknown resource 'lerner'. Known: none"):
+    with pytest.raises(fl.errors.GraphError, match="g: unknown resource 'lerner'. Known: none"):
         Place("g", {}, 0, HereSite).handle("lerner")

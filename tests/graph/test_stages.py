@@ -153,13 +153,13 @@ def test_the_plan_says_where_lag_has_no_bound():
 
 def test_pacing_that_can_not_be_is_reported_before_the_run():
     with pytest.raises(
-        fl.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"
+        fl.errors.SettingError, match="on_stale='pace' needs max_lag, full='block' and order='fifo'"
     ):
         fl.Queue(3, on_stale="pace")
     late = ASYNC.replace(
         queue=fl.Queue(3, max_lag=1, on_stale="pace"), sync=fl.SyncWeights(every=8)
     )
-    with pytest.raises(fl.CheckError, match="no stage can go on"):
+    with pytest.raises(fl.errors.CheckError, match="no stage can go on"):
         late.check()
 
 
@@ -174,7 +174,7 @@ def test_random_schedules_differ_and_drop():
 
 
 def test_a_queue_that_never_gets_an_item_is_reported():
-    with pytest.raises(fl.CheckError, match=r"g\.late: took [\d,]+ items and yielded none"):
+    with pytest.raises(fl.errors.CheckError, match=r"g\.late: took [\d,]+ items and yielded none"):
         ASYNC.insert(after="batch", late=fl.Filter(lambda b: b.steps > 10**6)).check()
 
 

@@ -204,7 +204,7 @@ def test_an_operator_that_drops_a_field_shows_in_the_form_after_it():
 
 
 def without_reward(batch):
-    return fl.Batch({k: x for k, x in batch.data.items() if k != "reward"}, batch.columns)
+    return fl.extend.Batch({k: x for k, x in batch.data.items() if k != "reward"}, batch.columns)
 
 
 # -- functions of the user's own
@@ -297,10 +297,10 @@ def test_a_function_that_counts_for_itself_is_called_in_the_trace_as_in_the_run(
 
 
 @dataclass(frozen=True)
-class Twice(fl.Stateless):
+class Twice(fl.extend.Stateless):
     """Yields its item twice."""
 
-    def step(self, state: None, item: Any, ctx: fl.Context) -> Iterator[Any]:
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
         yield item
         yield item
 
@@ -351,7 +351,7 @@ def test_stock_graphs_have_lag_0(graph):
 
 
 def aged(batch):
-    return fl.Batch(
+    return fl.extend.Batch(
         batch.data, {**batch.columns, "version": (batch["reward"][0] * 0).astype(jnp.int32)}
     )
 
@@ -362,7 +362,7 @@ def test_a_version_that_is_computed_makes_the_lag_unknown():
 
 
 def test_an_on_policy_loss_on_data_of_unknown_age_is_reported():
-    with pytest.raises(fl.CheckError, match=r"g\.train: PPOLoss is on-policy"):
+    with pytest.raises(fl.errors.CheckError, match=r"g\.train: PPOLoss is on-policy"):
         recipe().insert(after="batch", own=fl.Map(aged)).compile()
 
 
@@ -389,7 +389,7 @@ def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
 def test_the_trace_computes_nothing_large():
     """2 million steps of a large network: shapes only, so neither the time nor the memory is
     there."""
-    policy = fl.Policy(fl.MLP, hidden=(8192, 8192))
+    policy = fl.Policy(fl.networks.MLP, hidden=(8192, 8192))
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
@@ -418,7 +418,7 @@ def test_the_trace_computes_nothing_large():
     assert compiled == [] and most < 16e6, "observations alone would take 32 MB, the weights 270 MB"
 
 
-class Holding(fl.Operator):
+class Holding(fl.extend.Operator):
     """Yields every third item; its state is `make()`, no pytree, and `add` counts up in it."""
 
     def __init__(self, make, add):
@@ -481,7 +481,7 @@ def test_a_map_that_reports_of_updates_and_passes_them_on_is_traced():
     graph = recipe().insert(after="train", log=fl.Map(lambda t: (float(t.metrics.values[0]), t)[1]))
     assert graph.compile().found.opaque == {}
     with pytest.raises(
-        fl.CheckError, match="on-policy, but it trains on data up to 32 updates old"
+        fl.errors.CheckError, match="on-policy, but it trains on data up to 32 updates old"
     ):
         graph.remove("sync").check()
 
@@ -502,7 +502,7 @@ def test_a_counter_of_numpy_is_part_of_the_period():
 
 def test_a_field_of_another_shape_names_who_yields_it():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"g\.short: yields reward \[8\] in a batch whose fields are \[16, 8, \.\.\.\]",
     ):
         recipe().insert(

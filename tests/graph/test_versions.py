@@ -6,7 +6,7 @@ import flowrl as fl
 from conftest import close, timeless
 from environments import Corridor
 
-MLP = fl.Policy(fl.MLP, hidden=(4,))
+MLP = fl.Policy(fl.networks.MLP, hidden=(4,))
 QUIET = {"envs_per_runner": 2, "rollout_length": 4}
 
 
@@ -17,8 +17,8 @@ def graph(env):
         "two",
         first=fl.Runners(env, MLP, **QUIET),
         second=fl.Runners(env, MLP, **QUIET),
-        quick=fl.Learner(MLP, fl.VTraceLoss(), fl.Adam(1e-3), runners="first"),
-        slow=fl.Learner(MLP, fl.VTraceLoss(), fl.Adam(1e-3), runners="second"),
+        quick=fl.Learner(MLP, fl.losses.VTraceLoss(), fl.Adam(1e-3), runners="first"),
+        slow=fl.Learner(MLP, fl.losses.VTraceLoss(), fl.Adam(1e-3), runners="second"),
     )
     g = g.then(
         a=fl.ParallelSample(runners="first"),

@@ -13,7 +13,7 @@ import flowrl as fl
 import vocabulary_stubs as v
 from flowrl.graph.protocols import refs
 
-POLICY = fl.Policy(fl.MLP)
+POLICY = fl.Policy(fl.networks.MLP)
 
 
 def graph(name, loss=None, **resources):
@@ -22,7 +22,7 @@ def graph(name, loss=None, **resources):
         name,
         **{
             "runners": runners,
-            "learner": fl.Learner(POLICY, loss or fl.PPOLoss(), fl.Adam()),
+            "learner": fl.Learner(POLICY, loss or fl.losses.PPOLoss(), fl.Adam()),
             **resources,
         },
     )
@@ -40,7 +40,7 @@ def ppo():
 
 
 def a2c_with_micro_batches():
-    return graph("a2c", fl.PGLoss()).then(
+    return graph("a2c", fl.losses.PGLoss()).then(
         sample=fl.ParallelSample(),
         batch=fl.Concat(500),
         adv=fl.Advantages(),
@@ -54,7 +54,7 @@ def a2c_with_micro_batches():
 
 def a3c():
     local = fl.chain(adv=fl.Advantages(), g=v.ComputeGradients())
-    return graph("a3c", fl.PGLoss()).then(
+    return graph("a3c", fl.losses.PGLoss()).then(
         grads=fl.ParallelSample(mode="async", local=local),
         apply=v.ApplyGradients(),
         sync=fl.SyncWeights(to="producer"),
@@ -63,7 +63,7 @@ def a3c():
 
 
 def impala():
-    return graph("impala", fl.VTraceLoss(ent_coef=0.01)).then(
+    return graph("impala", fl.losses.VTraceLoss(ent_coef=0.01)).then(
         sample=fl.ParallelSample(mode="async", in_flight=2),
         batch=fl.Concat(500),
         queue=fl.Queue(16),
@@ -80,11 +80,11 @@ def appo():
         .insert(after="queue", mix=fl.MixIn(batches=4, uses=2))
         .insert(after="train", target=fl.UpdateTarget(every=2))
     )
-    return edited.set("learner.loss", fl.APPOLoss(clip_ratio=0.4))
+    return edited.set("learner.loss", fl.losses.APPOLoss(clip_ratio=0.4))
 
 
 def dqn():
-    return graph("dqn", fl.DQNLoss(), replay=fl.Replay(50_000, prioritized=True)).then(
+    return graph("dqn", fl.losses.DQNLoss(), replay=fl.Replay(50_000, prioritized=True)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
         draw=fl.ReplaySample(batch_size=32, learning_starts=1000, updates_per_step=0.25),
@@ -97,7 +97,7 @@ def dqn():
 
 
 def apex():
-    start = graph("apex", fl.DQNLoss(), replay=fl.Replay(1_000_000, prioritized=True)).then(
+    start = graph("apex", fl.losses.DQNLoss(), replay=fl.Replay(1_000_000, prioritized=True)).then(
         sample=fl.ParallelSample(
             mode="async", in_flight=2, local=fl.chain(p=fl.InitialPriorities())
         ),
@@ -116,7 +116,7 @@ def apex():
 
 
 def cloning():
-    return graph("cloning", fl.PGLoss()).then(
+    return graph("cloning", fl.losses.PGLoss()).then(
         read=v.ReadDataset("expert.zarr"),
         batch=fl.Concat(2000),
         train=fl.TrainOneStep(),
@@ -127,7 +127,7 @@ def cloning():
 
 
 def online_with_demonstrations():
-    start = graph("demos", fl.DQNLoss(), replay=fl.Replay(50_000)).then(
+    start = graph("demos", fl.losses.DQNLoss(), replay=fl.Replay(50_000)).then(
         sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch_size=32)
     )
     return start.then(after=(), demo=v.ReadDataset("expert.zarr")).then(
@@ -141,8 +141,8 @@ def online_with_demonstrations():
 
 def two_algorithms():
     learners = {
-        "learner_a": fl.Learner(POLICY, fl.PPOLoss(), fl.Adam()),
-        "learner_b": fl.Learner(POLICY, fl.DQNLoss(), fl.Adam()),
+        "learner_a": fl.Learner(POLICY, fl.losses.PPOLoss(), fl.Adam()),
+        "learner_b": fl.Learner(POLICY, fl.losses.DQNLoss(), fl.Adam()),
     }
     start = fl.Graph(
         "two", runners=fl.Runners("CartPole-v1", POLICY), **learners, replay=fl.Replay(1000)
@@ -192,7 +192,7 @@ def phases():
     phase = v.Phase(
         {"offline": v.Until("updates", 1e4), "online": v.Until("env_steps", float("inf"))}
     )
-    return graph("phases", fl.DQNLoss(), replay=fl.Replay(10_000)).then(
+    return graph("phases", fl.losses.DQNLoss(), replay=fl.Replay(10_000)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
         draw=fl.ReplaySample(batch_size=16),
@@ -221,7 +221,7 @@ def league():
 def two_queues():
     """Actors, an assembler and a learner, each a stage; a zip joins within a stage, a queue may
     have two inputs."""
-    start = graph("pipeline", fl.VTraceLoss()).then(
+    start = graph("pipeline", fl.losses.VTraceLoss()).then(
         sample=fl.ParallelSample(mode="async"), assemble=fl.Queue(8), batch=fl.Concat(500)
     )
     start = start.then(after=(), more=fl.ParallelSample(mode="async"))
@@ -353,7 +353,7 @@ def test_appo_is_impala_edited():
     before, after = impala(), appo()
     assert (
         after.remove("mix", "target")
-        .set("learner.loss", fl.VTraceLoss(ent_coef=0.01))
+        .set("learner.loss", fl.losses.VTraceLoss(ent_coef=0.01))
         .rename("impala")
         == before
     )

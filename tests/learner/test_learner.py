@@ -24,13 +24,13 @@ class Small(nnx.Module):
     """A network that compiles quickly."""
 
     def __init__(self, obs_space, action_space, *, normalize=False, rngs):
-        self.norm = fl.RunningNorm(obs_space.shape) if normalize else None
+        self.norm = fl.networks.RunningNorm(obs_space.shape) if normalize else None
         self.hidden = nnx.Linear(
             obs_space.shape[0], 4, kernel_init=nnx.initializers.normal(0.5), rngs=rngs
         )
         self.out = nnx.Linear(
             4,
-            fl.action_outputs(action_space) + 1,
+            fl.networks.action_outputs(action_space) + 1,
             kernel_init=nnx.initializers.normal(0.5),
             rngs=rngs,
         )
@@ -152,9 +152,9 @@ def slow_update(learner, tx, loss, data, steps):
     return weights.params, opt, np.mean(losses)
 
 
-LOSS, ADAM = fl.PPOLoss(ent_coef=0.01), fl.Adam(1e-2, max_grad_norm=0.5)
+LOSS, ADAM = fl.losses.PPOLoss(ent_coef=0.01), fl.Adam(1e-2, max_grad_norm=0.5)
 BY_HAND = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5))
-SGD, PG, BY_HAND_SGD = fl.SGD(0.1), fl.PGLoss(), optax.sgd(0.1)
+SGD, PG, BY_HAND_SGD = fl.SGD(0.1), fl.losses.PGLoss(), optax.sgd(0.1)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -295,7 +295,7 @@ def test_the_runners_act_with_the_first_weights():
 
 def test_values_are_those_of_what_comes_after_the_last_rows():
     learner, data = fresh(PG, SGD), batch()
-    data = fl.Batch(data.data, {**data.columns, "bootstrap_obs": data["obs"][0] + 1})
+    data = fl.extend.Batch(data.data, {**data.columns, "bootstrap_obs": data["obs"][0] + 1})
     flat = learner.core.network.apply(learner.weights()[0], data.columns["bootstrap_obs"])[1]
     np.testing.assert_allclose(learner.values(data), flat, rtol=1e-5, atol=1e-6)
 
@@ -318,7 +318,7 @@ def log_prob(learner, rows):
 
 
 def test_target_kl_ends_the_update_before_the_step_that_goes_too_far():
-    learner = fresh(fl.PPOLoss(ent_coef=0.01, target_kl=0.01), ADAM)
+    learner = fresh(fl.losses.PPOLoss(ent_coef=0.01, target_kl=0.01), ADAM)
     rows = batch(invalid=False)
     rows = rows.with_(logp=log_prob(learner, rows))
     steps = list(orders(learner.state["core"]["key"], 20, 4))
@@ -352,7 +352,7 @@ def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works
 
 
 def test_an_update_that_is_not_finite_reports_no_priority_that_is_not():
-    class RemoteArray(fl.Loss):
+    class RemoteArray(fl.losses.Loss):
         needs, on_policy, priorities = ("advantage",), False, True
 
         def __call__(self, policy, params, batch):
@@ -383,7 +383,7 @@ def test_an_optimiser_state_that_overflows_is_bad_too():
 @pytest.mark.parametrize(("minibatch", "near"), [(5, "4 or 6"), (11, "6 or 12"), (24, "6 or 12")])
 def test_a_minibatch_that_does_not_divide_the_batch_names_the_nearest_that_do(minibatch, near):
     with pytest.raises(
-        fl.ContractError,
+        fl.errors.ContractError,
         match=rf"^minibatch_size={minibatch} does not divide the batch of 12 steps; take {near}$",
     ):
         fresh(PG, SGD).update(batch(), minibatch_size=minibatch)
@@ -414,7 +414,7 @@ def test_a_field_that_the_loss_needs_and_the_batch_lacks_is_named(lacking, text)
     short = Batch({k: v for k, v in batch().data.items() if k not in lacking}, batch().columns)
     learner = fresh(LOSS, ADAM)
     before = now(learner)
-    with pytest.raises(fl.ContractError, match=text):
+    with pytest.raises(fl.errors.ContractError, match=text):
         learner.update(short)
     assert_equal(now(learner), before)
     assert learner.state["version"] == 0
@@ -436,16 +436,16 @@ def test_a_batch_that_does_not_say_which_rows_are_valid_has_all_valid():
     ("settings", "text"),
     [
         (
-            {"policy": fl.MLP},
+            {"policy": fl.networks.MLP},
             r"^policy must be fl.Policy\(ModuleClass, \*\*settings\), got <class .*MLP'>$",
         ),
-        ({"loss": fl.PPOLoss}, "^loss must be one such as fl.PPOLoss"),
+        ({"loss": fl.losses.PPOLoss}, "^loss must be one such as fl.losses.PPOLoss"),
         ({"optimizer": "adam"}, "^optimizer must be one such as fl.Adam"),
     ],
     ids=["policy", "loss", "optimizer"],
 )
 def test_wrong_settings_are_refused_at_once(settings, text):
-    with pytest.raises(fl.SettingError, match=text):
+    with pytest.raises(fl.errors.SettingError, match=text):
         fl.Learner(**{"policy": POLICY, "loss": PG, "optimizer": SGD, **settings})
 
 
@@ -495,7 +495,7 @@ def test_an_update_looks_through_the_moments_from_before_it():
 
 
 def test_the_kl_penalty_adapts_from_update_to_update():
-    learner = fresh(fl.PPOLoss(kl_penalty_target=0.01), SGD)
+    learner = fresh(fl.losses.PPOLoss(kl_penalty_target=0.01), SGD)
     same = log_prob(learner, batch())
     told = [
         metrics_of(learner.update(batch().with_(logp=logp)))["kl_weight"]
@@ -511,7 +511,9 @@ class Dropping(nnx.Module):
 
     def __init__(self, obs_space, action_space, *, rngs):
         self.drop = nnx.Dropout(0.5, rngs=rngs)
-        self.heads = nnx.Linear(obs_space.shape[0], fl.action_outputs(action_space) + 1, rngs=rngs)
+        self.heads = nnx.Linear(
+            obs_space.shape[0], fl.networks.action_outputs(action_space) + 1, rngs=rngs
+        )
 
     def __call__(self, obs):
         out = self.heads(self.drop(obs))
@@ -522,7 +524,9 @@ class Counting(nnx.Module):
     """A module with a number that is not trained and counts its calls."""
 
     def __init__(self, obs_space, action_space, *, rngs):
-        self.heads = nnx.Linear(obs_space.shape[0], fl.action_outputs(action_space) + 1, rngs=rngs)
+        self.heads = nnx.Linear(
+            obs_space.shape[0], fl.networks.action_outputs(action_space) + 1, rngs=rngs
+        )
         self.calls = nnx.BatchStat(jnp.zeros(()))
 
     def __call__(self, obs):
@@ -550,7 +554,7 @@ def test_a_module_with_random_state_trains_and_draws_again_at_every_step():
 
 
 @dataclass(frozen=True)
-class Errors(fl.Loss):
+class Errors(fl.losses.Loss):
     """Moves values towards targets, and tells how far off each was."""
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "target")
@@ -587,7 +591,7 @@ def test_priorities_stand_in_the_order_of_the_rows_however_these_are_shuffled():
 
 
 @dataclass(frozen=True)
-class Hasty(fl.PGLoss):
+class Hasty(fl.losses.PGLoss):
     """Stops early, as it says, but does not say when."""
 
     @property
@@ -600,7 +604,7 @@ def test_a_loss_that_stops_early_says_when():
         "CartPole-v1", fl.PGSettings(envs_per_runner=2, rollout_length=4, batch_size=8)
     ).set("learner.loss", Hasty())
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"Hasty stops early, but does not say when: give it a method stop\(metrics\)",
     ):
         graph.check()
@@ -609,11 +613,11 @@ def test_a_loss_that_stops_early_says_when():
 def test_work_on_rollouts_is_no_way_out_after_a_replay():
     graph = (
         fl.dqn("CartPole-v1")
-        .set("learner.loss", fl.PPOLoss())
-        .set("learner.policy", fl.Policy(fl.MLP))
-        .set("runners.policy", fl.Policy(fl.MLP))
+        .set("learner.loss", fl.losses.PPOLoss())
+        .set("learner.policy", fl.Policy(fl.networks.MLP))
+        .set("runners.policy", fl.Policy(fl.networks.MLP))
     )
-    with pytest.raises(fl.CheckError) as refused:
+    with pytest.raises(fl.errors.CheckError) as refused:
         graph.check()
     assert (
         "PPOLoss needs the fields" in str(refused.value)

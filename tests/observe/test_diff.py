@@ -74,7 +74,7 @@ def test_equal_graphs_differ_in_nothing():
 
 
 def test_a_setting_is_reported_by_its_address_wherever_it_stands():
-    policy = fl.Policy(fl.MLP, hidden=(8,))
+    policy = fl.Policy(fl.networks.MLP, hidden=(8,))
     found = fl.diff(
         PLAN,
         PPO.set("learner.loss.clip_ratio", 0.1)
@@ -126,7 +126,7 @@ def test_long_values_are_cut_and_lines_end_with_no_spaces():
 
 
 def test_what_is_no_graph_is_reported():
-    with pytest.raises(fl.GraphError, match="diff takes two graphs, got a str"):
+    with pytest.raises(fl.errors.GraphError, match="diff takes two graphs, got a str"):
         fl.diff(PLAN, "appo")
 
 
@@ -137,7 +137,7 @@ def test_settings_by_address_are_numbers_where_they_are():
         and found["learner.loss"] == "PPOLoss"
         and found["runners.env"] == "CartPole-v1"
     )
-    assert found["runners.policy"] == "MLP" and found["runners.wrappers"] == "()"
+    assert found["runners.policy"] == "networks.MLP" and found["runners.wrappers"] == "()"
 
 
 # -- runs
@@ -175,9 +175,11 @@ def test_results_of_two_runs(tmp_path):
 
 def test_a_damaged_or_missing_file_is_reported(tmp_path):
     bad = left(tmp_path / "bad", ROWS, end="{\n{}\n")
-    with pytest.raises(fl.SaveError, match=r"rows\.jsonl, line 4 is damaged"):
+    with pytest.raises(fl.errors.SaveError, match=r"rows\.jsonl, line 4 is damaged"):
         fl.diff(PLAN, PLAN, results=(None, bad))
-    with pytest.raises(fl.SaveError, match=r"holds no rows\.jsonl: it is no run's directory"):
+    with pytest.raises(
+        fl.errors.SaveError, match=r"holds no rows\.jsonl: it is no run's directory"
+    ):
         fl.diff(PLAN, PLAN, results=(tmp_path, None))
 
 

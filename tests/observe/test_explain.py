@@ -263,7 +263,7 @@ def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
             minibatch_size=32,
             epochs=3,
             envs_per_runner=2,
-            policy=fl.Policy(fl.MLP, hidden=(24, 24)),
+            policy=fl.Policy(fl.networks.MLP, hidden=(24, 24)),
         ),
     )
     with fl.run(graph, trace=tmp_path / "trace.json") as run:

@@ -9,13 +9,13 @@ import flowrl as fl
 from flowrl.core.items import Metrics
 from flowrl.observe.looking import brief, comparison, number, stats, whole
 
-TRAINED = fl.Trained(
+TRAINED = fl.extend.Trained(
     8,
     Metrics(("loss", "kl"), np.float32([0.5, np.nan])),
     (np.float32(1), np.float32(2)),
     {"producer": np.arange(2)},
 )
-BATCH = fl.Batch(
+BATCH = fl.extend.Batch(
     {"reward": np.float32([[1, np.nan], [3, np.inf]]), "valid": np.ones((2, 2), bool)},
     {"version": np.int32([4, 5])},
 )
@@ -69,7 +69,7 @@ def test_an_item_as_text():
 )
 def test_what_is_no_comparison_is_reported(text):
     with pytest.raises(
-        fl.SettingError, match="takes a comparison of a name with a number, such as loss>10"
+        fl.errors.SettingError, match="takes a comparison of a name with a number, such as loss>10"
     ):
         comparison(text)
 

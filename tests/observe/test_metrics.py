@@ -20,7 +20,7 @@ from flowrl.core.events import Warned
 from flowrl.core.metrics import MOST, Metered, Summed, misnamed, summed
 from flowrl.rollout.runner import Runner
 
-TINY = fl.Policy(fl.MLP, hidden=(4,))
+TINY = fl.Policy(fl.networks.MLP, hidden=(4,))
 PPO = fl.ppo(
     "CartPole-v1",
     fl.PPOSettings(
@@ -38,7 +38,7 @@ LOOK = fl.Graph(
 
 
 @dataclass(frozen=True)
-class Tell(fl.Stateless):
+class Tell(fl.extend.Stateless):
     """Tells of each item what a function of the batch, compiled, gives."""
 
     name: str = "reward_sum"
@@ -53,7 +53,7 @@ def total(x):
 
 
 @dataclass(frozen=True)
-class Say(fl.Operator):
+class Say(fl.extend.Operator):
     """Tells these values, one of each item; nothing where it is None."""
 
     values: tuple[object, ...]
@@ -147,13 +147,13 @@ def test_sums_of_sums():
     ],
 )
 def test_what_is_no_metric_is_refused_when_the_graph_is_compiled(op, says):
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         LOOK.insert(after="sample", mine=op).compile()
 
 
 def test_a_metric_of_the_loss_is_not_reported_twice():
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"ppo\.mine: reports the metric 'entropy', which comes from the loss already; give "
         r"it another name",
     ):
@@ -162,7 +162,7 @@ def test_a_metric_of_the_loss_is_not_reported_twice():
 
 def test_within_a_compiled_function_there_is_nothing_to_report():
     with pytest.raises(
-        fl.ContractError,
+        fl.errors.ContractError,
         match="metric 'x' is reported within a compiled function; let that return it",
     ):
         jax.jit(lambda x: Metered().add("x", x))(1.0)
@@ -215,7 +215,7 @@ def test_a_program_refuses_it_by_node_and_line_and_with_the_way_out():
         r"ppo\.tell: reports the metric 'reward_sum' by ctx\.metric, which a program can't; let "
         r"the loss return it .* \(test_metrics\.py:\d+\)"
     )
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         fl.run(graph, runtime="xla")
     with fl.run(graph, steps=1) as run:
         assert "reward_sum" in next(run), "environments in JAX run without a program, too"
@@ -356,16 +356,18 @@ def test_what_is_no_number_is_refused(key, is_):
         rf"info\['{key}'\] of Telling is {is_}; metrics takes keys with one number per "
         rf"environment, \[1\]"
     )
-    with run, pytest.raises(fl.EnvironmentFailed, match=says):
+    with run, pytest.raises(fl.errors.EnvError, match=says):
         next(run)
 
 
 def test_what_runners_can_not_report_is_refused():
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"metrics: an environment in JAX returns no info with its steps; .* by ctx\.metric",
     ):
         fl.Runners(Corridor, TINY, metrics=("x",)).open()
-    with pytest.raises(fl.SettingError, match="metrics: the name of a metric is made of letters"):
+    with pytest.raises(
+        fl.errors.SettingError, match="metrics: the name of a metric is made of letters"
+    ):
         fl.Runners(Clockwork, TINY, metrics=("a>b",))
     assert misnamed("loss", "env/") == "" and misnamed("loss")

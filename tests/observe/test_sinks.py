@@ -19,7 +19,7 @@ from flowrl.core.items import Row
 from flowrl.observe import sinks
 from flowrl.observe.sinks import EventLog, columns, sink
 
-TINY = fl.Policy(fl.MLP, hidden=(4,))
+TINY = fl.Policy(fl.networks.MLP, hidden=(4,))
 PPO = fl.ppo(
     "CartPole-v1",
     fl.PPOSettings(
@@ -158,7 +158,9 @@ def test_csv_is_written_again_for_new_columns_and_every_line_is_there_at_once(tm
     ] == ["", "1.0", ""]
     to(Ended("closed"))
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
-    with pytest.raises(fl.SettingError, match="exists already, and nothing is ever overwritten"):
+    with pytest.raises(
+        fl.errors.SettingError, match="exists already, and nothing is ever overwritten"
+    ):
         fl.Csv(tmp_path / "rows.csv")
 
 
@@ -335,7 +337,7 @@ def test_a_sink_with_patience_gets_the_end_however_late(monkeypatch):
 def test_a_missing_package_is_named_before_anything_starts(make, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=rf"{extra} needs a package that is not there .*: .* -m pip install "
         rf"'flowrl\[{extra}\]'",
     ):
@@ -378,5 +380,5 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
     ],
 )
 def test_a_wrong_sink_is_reported(text, says, tmp_path):
-    with pytest.raises(fl.SettingError, match=says):
+    with pytest.raises(fl.errors.SettingError, match=says):
         sink(text, tmp_path)

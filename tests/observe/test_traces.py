@@ -16,12 +16,16 @@ from rich.console import Console
 
 import flowrl as fl
 from flowrl.core.clock import Mark, Span
-from flowrl.errors import RuntimeFailed
+from flowrl.errors import RunError
 from flowrl.observe import table
 from flowrl.observe.progress import Progress
 from flowrl.observe.trace import Trace
 
-SMALL = {"policy": fl.Policy(fl.MLP, hidden=(8,)), "envs_per_runner": 4, "rollout_length": 16}
+SMALL = {
+    "policy": fl.Policy(fl.networks.MLP, hidden=(8,)),
+    "envs_per_runner": 4,
+    "rollout_length": 16,
+}
 GRAPHS = {
     "ppo": lambda: fl.ppo(
         "CartPole-v1", fl.PPOSettings(**SMALL, batch_size=128, minibatch_size=64, epochs=3)
@@ -230,7 +234,7 @@ def test_a_trace_changes_no_result(tmp_path):
 
 def test_a_collector_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(
-        RuntimeFailed, match=r"the collector at http://127.0.0.1:9 did not take the trace"
+        RunError, match=r"the collector at http://127.0.0.1:9 did not take the trace"
     ):
         traced(GRAPHS["ppo"](), "local", 128, otlp="http://127.0.0.1:9")
 
@@ -239,12 +243,14 @@ def test_where_no_trace_can_go_is_reported_before_the_run(tmp_path):
     (tmp_path / "folder.json").mkdir()
     for wrong in ("folder.json", "trace.txt"):
         with pytest.raises(
-            fl.SettingError,
+            fl.errors.SettingError,
             match=rf"trace: .*{wrong} must be a file whose name ends in .json \(Perfetto opens "
             rf"it\) or .svg",
         ):
             fl.run(GRAPHS["ppo"](), trace=tmp_path / wrong)
-    with pytest.raises(fl.SettingError, match=r"trace: there is no folder .*nowhere for out.json"):
+    with pytest.raises(
+        fl.errors.SettingError, match=r"trace: there is no folder .*nowhere for out.json"
+    ):
         fl.run(GRAPHS["ppo"](), trace=tmp_path / "nowhere/out.json")
 
 

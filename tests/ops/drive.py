@@ -57,7 +57,7 @@ def batch(rows=2, columns=3, fill=0.0, **fields):
         "valid": np.ones((rows, columns), bool),
         **fields,
     }
-    return fl.Batch(
+    return fl.extend.Batch(
         data,
         {
             "bootstrap_obs": np.full((columns, 4), fill, np.float32),
@@ -70,7 +70,7 @@ def trained(steps, **metrics):
     """What an update of so many steps yields."""
     from flowrl.core.items import Metrics
 
-    return fl.Trained(steps, Metrics.pack({"loss": 0.0, **metrics}), (0.0, 0.0))
+    return fl.extend.Trained(steps, Metrics.pack({"loss": 0.0, **metrics}), (0.0, 0.0))
 
 
 class Calls:

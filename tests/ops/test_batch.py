@@ -30,15 +30,15 @@ def test_concat_counts_steps_by_their_number_also_the_invalid_ones():
 
 def test_concat_refuses_other_lengths_in_time_and_what_is_no_batch():
     with pytest.raises(
-        fl.ContractError,
+        fl.errors.ContractError,
         match="can't join 4 steps in time with 2; give all runners the same rollout_length",
     ):
         drive(fl.Concat(99), batch(2, 3), batch(4, 3))
     with pytest.raises(
-        fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
+        fl.errors.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
     ):
         drive(fl.Concat(99), trained(5))
-    with pytest.raises(fl.ContractError, match="needs a Batch, got a Trained"):
+    with pytest.raises(fl.errors.ContractError, match="needs a Batch, got a Trained"):
         drive(fl.Concat(99), batch(2, 3), trained(5))
 
 
@@ -100,15 +100,15 @@ def test_advantages_of_rows_that_are_not_valid_are_0():
 
 
 def test_advantages_name_the_fields_that_they_lack():
-    short = fl.Batch(
+    short = fl.extend.Batch(
         {"obs": np.zeros((2, 3)), "reward": np.zeros((2, 3)), "valid": np.ones((2, 3), bool)}
     )
     with pytest.raises(
-        fl.ContractError,
+        fl.errors.ContractError,
         match="needs the fields value, terminated, truncated, but the batch has obs, reward, valid",
     ):
         drive(fl.Advantages(), short, learner=Calls())
-    with pytest.raises(fl.ContractError, match="needs a Batch, got a str"):
+    with pytest.raises(fl.errors.ContractError, match="needs a Batch, got a str"):
         drive(fl.Advantages(), "a batch", learner=Calls())
 
 
@@ -125,7 +125,9 @@ def test_standardize_gives_mean_0_and_variance_1_over_valid_rows():
 def test_standardize_takes_any_field_and_leaves_equal_numbers_finite():
     ((got,),) = drive(fl.Standardize(field="reward"), batch(2, 3, 7.0))
     assert np.asarray(got["reward"]).tolist() == [[0.0] * 3] * 2
-    with pytest.raises(fl.ContractError, match="needs the field advantage, but the batch has obs"):
+    with pytest.raises(
+        fl.errors.ContractError, match="needs the field advantage, but the batch has obs"
+    ):
         drive(fl.Standardize(), batch(2, 3))
 
 
@@ -138,5 +140,5 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("make", "message"), SETTINGS, ids=[m for _, m in SETTINGS])
 def test_settings_out_of_range_are_refused(make, message):
-    with pytest.raises(fl.SettingError, match=message):
+    with pytest.raises(fl.errors.SettingError, match=message):
         make()

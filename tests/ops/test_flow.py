@@ -44,16 +44,16 @@ def test_an_error_of_the_function_comes_through_as_it_is(op):
 @pytest.mark.parametrize("op", [fl.Map, fl.Filter, fl.FlatMap])
 @pytest.mark.parametrize("wrong", [3, "abs"])
 def test_what_is_no_function_is_refused(op, wrong):
-    with pytest.raises(fl.SettingError, match="function"):
+    with pytest.raises(fl.errors.SettingError, match="function"):
         op(wrong)
 
 
 def test_a_gate_lets_nothing_through_until_so_many_steps_came():
     items = [batch(1, 4) for _ in range(5)]
     assert drive(fl.Gate(start=10), *items) == [[], [], [], [items[3]], [items[4]]]
-    with pytest.raises(fl.SettingError, match="at least 1"):
+    with pytest.raises(fl.errors.SettingError, match="at least 1"):
         fl.Gate(start=0)
-    with pytest.raises(fl.ContractError, match="counts steps, which an int has none of"):
+    with pytest.raises(fl.errors.ContractError, match="counts steps, which an int has none of"):
         drive(fl.Gate(start=1), 3)
 
 
@@ -83,9 +83,10 @@ def test_by_weights_the_order_is_fixed_and_a_node_that_is_ahead_waits():
 
 def test_merge_refuses_weights_that_make_no_sense_and_nodes_that_have_none():
     for weights in ({}, {"a": 0}, {"a": 0.5}):
-        with pytest.raises(fl.SettingError, match="whole numbers from 1 on"):
+        with pytest.raises(fl.errors.SettingError, match="whole numbers from 1 on"):
             fl.Merge(weights)
     with pytest.raises(
-        fl.ContractError, match="an item comes from c, which has no weight; weights are for a, b"
+        fl.errors.ContractError,
+        match="an item comes from c, which has no weight; weights are for a, b",
     ):
         merged(fl.Merge({"a": 1, "b": 1}), "c")

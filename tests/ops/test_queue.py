@@ -27,7 +27,9 @@ def test_what_is_older_than_max_lag_is_dropped(version, goes_on):
 
 
 def test_or_ends_the_run():
-    with pytest.raises(fl.ContractError, match="a batch is 3 updates old, more than max_lag=2"):
+    with pytest.raises(
+        fl.errors.ContractError, match="a batch is 3 updates old, more than max_lag=2"
+    ):
         drive(fl.Queue(2, max_lag=2, on_stale="error"), batch(), learner=Aged(3))
 
 
@@ -41,7 +43,7 @@ def test_or_ends_the_run():
     ],
 )
 def test_settings_are_checked(settings, says):
-    with pytest.raises(fl.SettingError, match=says):
+    with pytest.raises(fl.errors.SettingError, match=says):
         fl.Queue(**settings)
 
 

@@ -10,7 +10,7 @@ from drive import Calls, Context, batch, drive, trained
 import flowrl as fl
 
 
-class Held(fl.ReplayHandle):
+class Held(fl.extend.ReplayHandle):
     """A replay that only counts."""
 
     close = prioritize = stock = lambda *_: None
@@ -53,7 +53,7 @@ def test_replay_add_passes_on_what_it_adds():
     assert drive(fl.ReplayAdd(), item, replay=replay) == [[item]] and replay.calls == [
         ("add", item)
     ]
-    with pytest.raises(fl.ContractError, match="needs a Batch"):
+    with pytest.raises(fl.errors.ContractError, match="needs a Batch"):
         drive(fl.ReplayAdd(), 1, replay=replay)
 
 
@@ -96,7 +96,7 @@ def test_without_a_ratio_there_is_one_draw_with_each_item_and_adding_never_waits
 
 
 def test_a_priority_is_never_0():
-    with pytest.raises(fl.SettingError, match="eps must be above 0"):
+    with pytest.raises(fl.errors.SettingError, match="eps must be above 0"):
         fl.Replay(100, eps=0.0)
 
 
@@ -109,7 +109,7 @@ def test_a_priority_is_never_0():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(fl.SettingError, match="must be"):
+    with pytest.raises(fl.errors.SettingError, match="must be"):
         fl.ReplaySample(**wrong)
 
 
@@ -121,7 +121,7 @@ def test_first_priorities_are_how_far_off_the_newest_values_are():
     np.testing.assert_allclose(
         out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 6) - 1)], [abs(1 + 0.5 * 6 - 4)]]
     )
-    with pytest.raises(fl.SettingError, match="n_step at least 1"):
+    with pytest.raises(fl.errors.SettingError, match="n_step at least 1"):
         fl.InitialPriorities(n_step=0)
 
 
@@ -130,18 +130,18 @@ def test_priorities_go_back_to_where_their_rows_were_drawn():
         Calls(),
         {"slot": np.arange(4), "stamp": np.ones(4), "shard": np.zeros(4), "priority": np.ones(4)},
     )
-    update = fl.Trained(4, trained(4).metrics, (0.0, 0.0), feedback)
+    update = fl.extend.Trained(4, trained(4).metrics, (0.0, 0.0), feedback)
     assert drive(fl.UpdatePriorities(), update, replay=replay) == [[update]] and replay.calls == [
         ("prioritize", feedback)
     ]
-    with pytest.raises(fl.ContractError, match="put it after TrainOneStep"):
+    with pytest.raises(fl.errors.ContractError, match="put it after TrainOneStep"):
         drive(fl.UpdatePriorities(), batch(), replay=replay)
-    with pytest.raises(fl.ContractError, match="sampled without priorities"):
+    with pytest.raises(fl.errors.ContractError, match="sampled without priorities"):
         drive(fl.UpdatePriorities(), trained(4), replay=replay)
-    with pytest.raises(fl.ContractError, match="the loss reports no priority"):
+    with pytest.raises(fl.errors.ContractError, match="the loss reports no priority"):
         drive(
             fl.UpdatePriorities(),
-            fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"slot": np.arange(4)}),
+            fl.extend.Trained(4, trained(4).metrics, (0.0, 0.0), {"slot": np.arange(4)}),
             replay=replay,
         )
 

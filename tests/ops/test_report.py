@@ -93,7 +93,7 @@ def test_evaluate_plays_before_it_passes_its_item_on():
 
 def test_what_was_evaluated_comes_with_the_next_row():
     runners = fl.Runners(
-        "CartPole-v1", fl.Policy(fl.MLP, hidden=(4,)), envs_per_runner=2, rollout_length=2
+        "CartPole-v1", fl.Policy(fl.networks.MLP, hidden=(4,)), envs_per_runner=2, rollout_length=2
     ).open()
     try:
         drive(fl.Evaluate(every=1, episodes=3), "item", runners=runners)
@@ -123,5 +123,5 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("make", "message"), SETTINGS, ids=[m for _, m in SETTINGS])
 def test_settings_out_of_range_are_refused(make, message):
-    with pytest.raises(fl.SettingError, match=message):
+    with pytest.raises(fl.errors.SettingError, match=message):
         make()

@@ -32,7 +32,7 @@ def test_parallel_sample_is_a_source_and_writes_nothing():
 def test_runners_of_two_give_one_batch_side_by_side():
     runners = fl.Runners(
         "CartPole-v1",
-        fl.Policy(fl.MLP, hidden=(4,)),
+        fl.Policy(fl.networks.MLP, hidden=(4,)),
         num_runners=2,
         envs_per_runner=3,
         rollout_length=5,
@@ -55,7 +55,7 @@ SMALL = fl.PPOSettings(
     batch_size=32,
     epochs=1,
     minibatch_size=None,
-    policy=fl.Policy(fl.MLP, hidden=(4,)),
+    policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
 )
 
 
@@ -92,11 +92,11 @@ def one_in_three(batch):
     ],
 )
 def test_work_at_the_sampler_that_gives_no_one_batch_is_reported_before_the_run(chain, says):
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         fl.ppo("CartPole-v1", SMALL).set("sample.local", chain).check()
 
 
 @pytest.mark.parametrize("op", [fl.Concat(8), fl.TrainOneStep(), fl.ParallelSample(), fl.Report()])
 def test_what_has_a_state_or_an_effect_can_not_work_at_the_sampler(op):
-    with pytest.raises(fl.SettingError, match="local can't hold it="):
+    with pytest.raises(fl.errors.SettingError, match="local can't hold it="):
         fl.ParallelSample(local=fl.chain(it=op))

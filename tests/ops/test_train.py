@@ -37,7 +37,7 @@ def test_train_one_step_is_an_effect_on_its_learner():
 
 def test_train_one_step_takes_batches_only():
     with pytest.raises(
-        fl.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
+        fl.errors.ContractError, match="needs a Batch, got a Trained; put it where batches flow"
     ):
         drive(fl.TrainOneStep(), trained(5), learner=Calls())
 
@@ -51,5 +51,5 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("settings", "message"), SETTINGS, ids=[m for _, m in SETTINGS])
 def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(fl.SettingError, match=message):
+    with pytest.raises(fl.errors.SettingError, match=message):
         fl.TrainOneStep(**settings)

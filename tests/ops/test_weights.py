@@ -50,7 +50,9 @@ def test_sync_weights_publishes_with_every_so_many_items_and_steps():
 
 def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
     def update(*producers):
-        return fl.Trained(4, trained(4).metrics, (0.0, 0.0), {"producer": np.array(producers)})
+        return fl.extend.Trained(
+            4, trained(4).metrics, (0.0, 0.0), {"producer": np.array(producers)}
+        )
 
     learner, runners = Calls(weights=("w", 1)), Calls()
     drive(
@@ -63,16 +65,16 @@ def test_sync_weights_may_go_to_those_only_whose_samples_were_trained():
         runners=runners,
     )
     assert [dict(call[3:])["to"].tolist() for call in runners.calls] == [[0, 2], [1]]
-    with pytest.raises(fl.ContractError, match="lost the column producer"):
+    with pytest.raises(fl.errors.ContractError, match="lost the column producer"):
         drive(fl.SyncWeights(to="producer"), trained(4), learner=learner, runners=runners)
-    with pytest.raises(fl.SettingError, match="to must be all or producer"):
+    with pytest.raises(fl.errors.SettingError, match="to must be all or producer"):
         fl.SyncWeights(to="some")
 
 
 def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
     runners = fl.Runners(
         "CartPole-v1",
-        fl.Policy(fl.MLP, hidden=(4,)),
+        fl.Policy(fl.networks.MLP, hidden=(4,)),
         num_runners=2,
         envs_per_runner=1,
         rollout_length=2,
@@ -87,7 +89,7 @@ def test_a_runner_that_gets_no_weights_goes_on_with_its_own():
 
 def test_weights_that_come_too_seldom_for_the_loss_are_reported():
     with pytest.raises(
-        fl.CheckError, match="PPOLoss is on-policy, but it trains on data up to 1 update old"
+        fl.errors.CheckError, match="PPOLoss is on-policy, but it trains on data up to 1 update old"
     ):
         fl.ppo().set("sync.every", 2).check()
 

@@ -35,7 +35,7 @@ class World:
             "env": envs,
             "first": np.array([self.gone[e] - steps for e in envs], np.int32),
         }
-        return fl.Batch(data, columns), rows
+        return fl.extend.Batch(data, columns), rows
 
     def obs(self, env):
         return env * 10_000 + self.gone[env]

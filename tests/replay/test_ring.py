@@ -172,7 +172,7 @@ def test_rollouts_that_were_joined_are_added_one_after_the_other(order):
             batch, rows = world.fragment(env, 1, 4, version)
             world.added(env, rows)
             parts.append(batch)
-        told = ring.add(fl.Batch.join(parts))
+        told = ring.add(fl.extend.Batch.join(parts))
         agree(ring, world, 2)
         assert told["added"] == told["held"] == ring.real.sum() == 24 * (version + 1)
 

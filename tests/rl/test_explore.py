@@ -133,19 +133,19 @@ class Unbounded(Clockwork):
     ],
 )
 def test_what_does_not_fit_the_actions_is_reported(explore, env, says):
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         fl.ppo(env).set("runners.explore", explore).compile()
 
 
 @pytest.mark.parametrize("wrong", [{"start": 1.5}, {"end": -0.1}, {"steps": 0}, {"spread": -1.0}])
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(fl.SettingError, match="must be"):
+    with pytest.raises(fl.errors.SettingError, match="must be"):
         fl.EpsilonGreedy(**wrong)
-    with pytest.raises(fl.SettingError, match="must not be negative"):
+    with pytest.raises(fl.errors.SettingError, match="must not be negative"):
         fl.GaussianNoise(-1.0)
 
 
-class Softened(fl.Explore):
+class Softened(fl.extend.Explore):
     """A user's own, of which nothing is known."""
 
     def pick(self, dist, noise):
@@ -173,7 +173,7 @@ def test_a_policy_gradient_refuses_an_exploration_that_it_does_not_correct_for(g
         rf"{graph}\.runners: act by {type(explore).__name__}, for which \w+Loss does not correct: "
         rf".*; leave explore out, .*entropy bonus{own}$"
     )
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         made.set("runners.explore", explore).check()
 
 
@@ -185,8 +185,8 @@ def only_values(policy, params, batch):
 @pytest.mark.parametrize(
     ("loss", "explore"),
     [
-        (fl.PPOLoss(), Declared()),
-        (fl.PPOLoss(), fl.Sampled()),
+        (fl.losses.PPOLoss(), Declared()),
+        (fl.losses.PPOLoss(), fl.Sampled()),
         (only_values, fl.EpsilonGreedy()),
         (only_values, fl.Sampled()),
     ],

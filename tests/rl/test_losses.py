@@ -105,7 +105,7 @@ def slow_ppo(params, batch, clip, value, value_clip, entropy, kl_weight):
 )
 def test_ppo_equals_a_loop_over_valid_rows(settings):
     params, batch = example()
-    loss = fl.PPOLoss(**settings)
+    loss = fl.losses.PPOLoss(**settings)
     found, metrics = loss(discrete, params, {**batch, "kl_weight": 0.5})
     weight = 0.5 if loss.kl_penalty_target else 0.0
     wanted, parts = slow_ppo(
@@ -119,7 +119,7 @@ def test_ppo_equals_a_loop_over_valid_rows(settings):
 
 def test_ppo_jitted_equals_plain():
     params, batch = example()
-    loss = fl.PPOLoss(value_clip=0.3, ent_coef=0.01)
+    loss = fl.losses.PPOLoss(value_clip=0.3, ent_coef=0.01)
     run = lambda params, batch: loss(discrete, params, batch)
     for a, b in zip(
         jax.tree.leaves(run(params, batch)),
@@ -137,7 +137,7 @@ def test_the_policy_part_of_ppo_and_its_gradient_equal_rlax(clip):
     @jax.jit
     @jax.value_and_grad
     def ours(params):
-        return fl.PPOLoss(clip_ratio=clip)(discrete, params, batch)[1]["loss/policy"]
+        return fl.losses.PPOLoss(clip_ratio=clip)(discrete, params, batch)[1]["loss/policy"]
 
     @jax.jit
     @jax.value_and_grad
@@ -178,7 +178,7 @@ def test_no_gradient_flows_through_a_ratio_that_already_left_the_clip_range():
             return jnp.zeros(6)
 
     def loss(log_ratio):
-        return fl.PPOLoss(clip_ratio=0.2, vf_coef=0.0)(
+        return fl.losses.PPOLoss(clip_ratio=0.2, vf_coef=0.0)(
             lambda params, obs: (Fixed(params), rows), log_ratio, {**batch, "logp": rows}
         )[0]
 
@@ -208,7 +208,7 @@ def slow_pg(params, batch, value, entropy):
 @pytest.mark.parametrize("settings", [{}, {"vf_coef": 0.25, "ent_coef": 0.1}], ids=str)
 def test_pg_equals_a_loop_over_valid_rows(settings):
     params, batch = example()
-    loss = fl.PGLoss(**settings)
+    loss = fl.losses.PGLoss(**settings)
     (found, metrics), _ = gradients(loss, discrete, params, batch)
     np.testing.assert_allclose(
         found, slow_pg(params, batch, loss.vf_coef, loss.ent_coef), rtol=1e-4
@@ -218,7 +218,7 @@ def test_pg_equals_a_loop_over_valid_rows(settings):
 
 def test_the_pg_gradient_of_the_logits_is_probability_minus_choice_times_advantage():
     params, batch = example()
-    found = gradients(fl.PGLoss(), discrete, params, batch)[1]["actor"]
+    found = gradients(fl.losses.PGLoss(), discrete, params, batch)[1]["actor"]
     chosen = np.eye(ACTIONS)[batch["action"]]
     of_logits = (
         (jax.nn.softmax(batch["obs"] @ params["actor"]) - chosen)
@@ -229,8 +229,8 @@ def test_the_pg_gradient_of_the_logits_is_probability_minus_choice_times_advanta
 
 
 LOSSES = {
-    "ppo": fl.PPOLoss(ent_coef=0.01, value_clip=0.2, kl_penalty_target=0.01, target_kl=0.1),
-    "pg": fl.PGLoss(ent_coef=0.01),
+    "ppo": fl.losses.PPOLoss(ent_coef=0.01, value_clip=0.2, kl_penalty_target=0.01, target_kl=0.1),
+    "pg": fl.losses.PGLoss(ent_coef=0.01),
 }
 
 
@@ -331,7 +331,7 @@ TARGET = 0.01
     ids=str,
 )
 def test_the_kl_penalty_doubles_above_its_target_and_halves_below(kl, factor):
-    loss = fl.PPOLoss(kl_penalty_target=TARGET)
+    loss = fl.losses.PPOLoss(kl_penalty_target=TARGET)
     first = loss.init()
     assert first["kl_weight"] == np.float32(0.2)
     np.testing.assert_allclose(
@@ -340,7 +340,10 @@ def test_the_kl_penalty_doubles_above_its_target_and_halves_below(kl, factor):
 
 
 def test_the_kl_penalty_stays_within_bounds():
-    loss, low = fl.PPOLoss(kl_penalty_target=TARGET), fl.PPOLoss(kl_penalty_target=TARGET).init()
+    loss, low = (
+        fl.losses.PPOLoss(kl_penalty_target=TARGET),
+        fl.losses.PPOLoss(kl_penalty_target=TARGET).init(),
+    )
     high = low
     for _ in range(60):
         low, high = (
@@ -351,33 +354,33 @@ def test_the_kl_penalty_stays_within_bounds():
 
 
 def test_a_loss_without_a_kl_penalty_target_adapts_nothing():
-    for loss in (fl.PPOLoss(), fl.PGLoss()):
+    for loss in (fl.losses.PPOLoss(), fl.losses.PGLoss()):
         assert loss.init() == {} == loss.adapt({}, {"kl": 1.0})
 
 
 def test_stop_is_true_once_the_divergence_exceeds_one_and_a_half_targets():
     params, batch = example()
-    kl = float(fl.PPOLoss()(discrete, params, batch)[1]["kl"])
+    kl = float(fl.losses.PPOLoss()(discrete, params, batch)[1]["kl"])
     for target, stop in ((kl / 1.5 * 0.99, True), (kl / 1.5 * 1.01, False)):
-        loss = fl.PPOLoss(target_kl=target)
+        loss = fl.losses.PPOLoss(target_kl=target)
         assert loss.stops_early and bool(loss.stop(loss(discrete, params, batch)[1])) is stop
 
 
 def test_there_is_no_stop_without_target_kl():
-    assert not fl.PPOLoss().stops_early and not fl.PPOLoss().stop({"kl": 100.0})
+    assert not fl.losses.PPOLoss().stops_early and not fl.losses.PPOLoss().stop({"kl": 100.0})
 
 
 @pytest.mark.parametrize("clip", [0, -0.1])
 def test_clip_must_be_positive(clip):
-    with pytest.raises(fl.SettingError, match=rf"^clip_ratio must be above 0, got {clip}$"):
-        fl.PPOLoss(clip_ratio=clip)
+    with pytest.raises(fl.errors.SettingError, match=rf"^clip_ratio must be above 0, got {clip}$"):
+        fl.losses.PPOLoss(clip_ratio=clip)
 
 
-@pytest.mark.parametrize("wrong", [fl.PPOLoss, "ppo", 0.2, None], ids=str)
+@pytest.mark.parametrize("wrong", [fl.losses.PPOLoss, "ppo", 0.2, None], ids=str)
 def test_as_loss_says_what_a_loss_is(wrong):
     with pytest.raises(
-        fl.SettingError,
-        match=r"loss must be one such as fl.PPOLoss\(\) or a function .* got "
+        fl.errors.SettingError,
+        match=r"loss must be one such as fl.losses.PPOLoss\(\) or a function .* got "
         r".*(PPOLoss|ppo|0.2|None)",
     ):
         as_loss(wrong)
@@ -387,7 +390,7 @@ def test_as_loss_takes_ours_as_it_is_and_wraps_a_function():
     def mine(policy, params, batch):
         return params["a"] * batch["obs"], {"seen": batch["obs"]}
 
-    ours = fl.PGLoss()
+    ours = fl.losses.PGLoss()
     assert as_loss(ours) is ours
     wrapped = as_loss(mine)
     assert (
@@ -457,7 +460,7 @@ def columns_alone(loss, params, batch, target, valued=None):
 
 def test_the_vtrace_loss_equals_a_loop_over_valid_rows():
     batch, params = sequence(), np.random.default_rng(1).normal(0, 0.5, (3, 3)).astype(np.float32)
-    loss = fl.VTraceLoss(gamma=0.9, vtrace_lambda=0.8, vf_coef=0.3, ent_coef=0.02)
+    loss = fl.losses.VTraceLoss(gamma=0.9, vtrace_lambda=0.8, vf_coef=0.3, ent_coef=0.02)
     total = 0.0
     rows = columns_alone(loss, params, batch, params)
     for t, b, goal, advantage in rows:
@@ -478,7 +481,7 @@ def test_the_appo_loss_equals_a_loop_over_valid_rows(standardize, target_values)
         sequence(3),
         *(rng.normal(0, 0.5, (3, 3)).astype(np.float32) for _ in range(2)),
     )
-    loss = fl.APPOLoss(
+    loss = fl.losses.APPOLoss(
         clip_ratio=0.2,
         gamma=0.9,
         vf_coef=0.3,
@@ -518,6 +521,6 @@ def test_the_appo_loss_equals_a_loop_over_valid_rows(standardize, target_values)
 def test_no_gradient_flows_through_targets_or_the_target_network():
     batch, params = sequence(), np.ones((3, 3), np.float32)
     gradient = jax.grad(
-        lambda old: fl.APPOLoss()(linear, params, {**batch, "target_params": old})[0]
+        lambda old: fl.losses.APPOLoss()(linear, params, {**batch, "target_params": old})[0]
     )(params)
     assert not gradient.any()

@@ -21,8 +21,8 @@ from flowrl.rl.spaces import Spaces
 
 N = 5
 SMALL_CNN = {"channels": (4, 6), "kernels": (3, 2), "strides": (2, 1), "hidden": 8}
-MLP = fl.Policy(fl.MLP, hidden=(4,))
-CNN = fl.Policy(fl.CNN, **SMALL_CNN)
+MLP = fl.Policy(fl.networks.MLP, hidden=(4,))
+CNN = fl.Policy(fl.networks.CNN, **SMALL_CNN)
 BOX, DISCRETE = Box(-1, 1, (3,)), Discrete(3)
 
 ACTIONS = {
@@ -111,7 +111,7 @@ def test_any_network_fits_any_action_space(policy, action):
         for k, v in weights.params.items()
         if re.search(r"heads/(action/bias|log_std)", k)
     )
-    assert outputs == fl.action_outputs(ACTIONS[action])
+    assert outputs == fl.networks.action_outputs(ACTIONS[action])
 
 
 def test_a_channel_first_image_is_read_as_the_same_image_with_its_channels_last():
@@ -154,7 +154,7 @@ def test_bytes_are_divided_by_255():
 
 
 def test_a_discrete_observation_is_read_as_one_of_n():
-    net, weights = made(fl.Policy(fl.MLP, hidden=()), Discrete(4, start=-1))
+    net, weights = made(fl.Policy(fl.networks.MLP, hidden=()), Discrete(4, start=-1))
     logits = net.apply(weights, np.array([-1, 2, 0]))[0].logits
     np.testing.assert_allclose(
         logits,
@@ -166,7 +166,9 @@ def test_a_discrete_observation_is_read_as_one_of_n():
 
 
 def test_gaussian_deviations_are_parameters_that_do_not_depend_on_the_observation():
-    net, weights = initial(fl.Policy(fl.MLP, hidden=(4,), log_std=-0.7), BOX, ACTIONS["box"])
+    net, weights = initial(
+        fl.Policy(fl.networks.MLP, hidden=(4,), log_std=-0.7), BOX, ACTIONS["box"]
+    )
     np.testing.assert_allclose(net.apply(weights, some_obs(BOX))[0].log_std, np.full((N, 2), -0.7))
     assert weights.params["heads/log_std"].shape == (2,)
 
@@ -180,7 +182,8 @@ def test_a_fresh_policy_prefers_no_action():
 
 def test_a_shared_trunk_has_fewer_parameters():
     apart, together = (
-        made(fl.Policy(fl.MLP, hidden=(4, 4), shared=shared))[1].params for shared in (False, True)
+        made(fl.Policy(fl.networks.MLP, hidden=(4, 4), shared=shared))[1].params
+        for shared in (False, True)
     )
     assert sum(p.size for p in apart.values()) - sum(p.size for p in together.values()) == (
         3 * 4 + 4
@@ -189,7 +192,7 @@ def test_a_shared_trunk_has_fewer_parameters():
 
 
 def test_weights_have_readable_names():
-    _, weights = made(fl.Policy(fl.MLP, hidden=(4, 4), normalize=True))
+    _, weights = made(fl.Policy(fl.networks.MLP, hidden=(4, 4), normalize=True))
     trunks = [
         f"{trunk}/layers/{i}/{part}"
         for trunk in ("actor", "critic")
@@ -220,9 +223,13 @@ def test_init_is_a_function_of_the_key():
 
 
 def test_equal_policies_and_spaces_share_one_network():
-    a = network(fl.Policy(fl.MLP, hidden=(4,)), Spaces(Box(-1, 1, (3,)), Discrete(3)))
-    assert a is network(fl.Policy(fl.MLP, hidden=(4,)), Spaces(Box(-1, 1, (3,)), Discrete(3)))
-    assert a is not network(fl.Policy(fl.MLP, hidden=(5,)), Spaces(Box(-1, 1, (3,)), Discrete(3)))
+    a = network(fl.Policy(fl.networks.MLP, hidden=(4,)), Spaces(Box(-1, 1, (3,)), Discrete(3)))
+    assert a is network(
+        fl.Policy(fl.networks.MLP, hidden=(4,)), Spaces(Box(-1, 1, (3,)), Discrete(3))
+    )
+    assert a is not network(
+        fl.Policy(fl.networks.MLP, hidden=(5,)), Spaces(Box(-1, 1, (3,)), Discrete(3))
+    )
 
 
 # -- a user's own module
@@ -232,7 +239,9 @@ class Own(nnx.Module):
     def __init__(self, obs_space, action_space, *, outputs=None, gain=1.0, rngs):
         size = int(np.prod(obs_space.shape))
         self.policy = nnx.Linear(
-            size, fl.action_outputs(action_space) if outputs is None else outputs, rngs=rngs
+            size,
+            fl.networks.action_outputs(action_space) if outputs is None else outputs,
+            rngs=rngs,
         )
         self.value = nnx.Linear(size, 1, rngs=rngs)
         self.gain = gain
@@ -286,7 +295,7 @@ ERRORS = {
         DISCRETE,
         (
             r"^Own gave outputs \(3, 2\) and value \(3,\) for 3 observations; actions in .* need "
-            r"outputs \(3, 3\) and value \(3,\) .*fl.action_outputs"
+            r"outputs \(3, 3\) and value \(3,\) .*fl.networks.action_outputs"
         ),
     ),
     "no deviations": (
@@ -314,19 +323,19 @@ ERRORS = {
         r"Broken\(Box.*, Discrete\(3\), rngs=..., size=4\) failed: ZeroDivisionError: size 4",
     ),
     "an unknown setting": (
-        fl.Policy(fl.MLP, width=4),
+        fl.Policy(fl.networks.MLP, width=4),
         BOX,
         DISCRETE,
         r"MLP\(.*width=4\) failed: TypeError: .*'width'",
     ),
     "an unknown activation": (
-        fl.Policy(fl.MLP, activation="selu"),
+        fl.Policy(fl.networks.MLP, activation="selu"),
         BOX,
         DISCRETE,
         "activation must be one of tanh, relu, silu, gelu, got 'selu'",
     ),
     "an image too small": (
-        fl.Policy(fl.CNN),
+        fl.Policy(fl.networks.CNN),
         Box(0, 255, (8, 9, 3), np.uint8),
         DISCRETE,
         (
@@ -335,19 +344,19 @@ ERRORS = {
         ),
     ),
     "an image too small, channel first": (
-        fl.Policy(fl.CNN),
+        fl.Policy(fl.networks.CNN),
         Box(0, 255, (3, 8, 9), np.uint8),
         DISCRETE,
         r"images of \(8, 9\) are too small",
     ),
     "fewer strides than kernels": (
-        fl.Policy(fl.CNN, strides=(4, 2)),
+        fl.Policy(fl.networks.CNN, strides=(4, 2)),
         Box(0, 255, (40, 40, 3), np.uint8),
         DISCRETE,
         r"give as many of each; got channels=\(32, 64, 64\), kernels=\(8, 4, 3\), strides=\(4, 2\)",
     ),
     "kernels of one's own that don't fit": (
-        fl.Policy(fl.QNetwork, kernels=(4, 2, 3)),
+        fl.Policy(fl.networks.QNetwork, kernels=(4, 2, 3)),
         Box(0, 255, (7, 7, 3), np.uint8),
         DISCRETE,
         (
@@ -356,13 +365,13 @@ ERRORS = {
         ),
     ),
     "kernels for what is no image": (
-        fl.Policy(fl.QNetwork, kernels=(3,)),
+        fl.Policy(fl.networks.QNetwork, kernels=(3,)),
         BOX,
         DISCRETE,
         r"not Box\(.*; take MLP, or QNetwork without kernels",
     ),
     "action values of images, normalised": (
-        fl.Policy(fl.QNetwork, normalize=True),
+        fl.Policy(fl.networks.QNetwork, normalize=True),
         Box(0, 255, (84, 84, 4), np.uint8),
         DISCRETE,
         (
@@ -371,18 +380,18 @@ ERRORS = {
         ),
     ),
     "a number, normalised": (
-        fl.Policy(fl.MLP, normalize=True),
+        fl.Policy(fl.networks.MLP, normalize=True),
         Discrete(4),
         DISCRETE,
         r"Discrete\(4\) are read one-hot.*; leave normalize out",
     ),
     "squashed actions without bounds": (
-        fl.Policy(fl.SACNetwork),
+        fl.Policy(fl.networks.SACNetwork),
         BOX,
         Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
         (
             r"SACNetwork has actions in \[-1, 1\].* not finite; give it finite ones "
-            r".*TransformAction\(env, func, action_space=Box.*fl.MLP with ppo"
+            r".*TransformAction\(env, func, action_space=Box.*fl.networks.MLP with ppo"
         ),
     ),
     "no image": (
@@ -427,13 +436,13 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_does_not_fit_is_named(name):
     policy, obs, action, text = ERRORS[name]
-    with pytest.raises(fl.PolicyError, match=text):
+    with pytest.raises(fl.errors.PolicyError, match=text):
         Network(policy, Spaces(obs, action))
 
 
 def test_a_policy_takes_a_class():
     with pytest.raises(
-        fl.SettingError, match="^Policy takes a function or a class first, got 'mlp'$"
+        fl.errors.SettingError, match="^Policy takes a function or a class first, got 'mlp'$"
     ):
         fl.Policy("mlp")
 
@@ -499,7 +508,7 @@ def assert_moments_are_those_of(rest, x):
     np.testing.assert_allclose(rest["encoder/norm/count"], len(x), rtol=1e-5)
 
 
-NORMALIZED = fl.Policy(fl.MLP, hidden=(4,), normalize=True)
+NORMALIZED = fl.Policy(fl.networks.MLP, hidden=(4,), normalize=True)
 
 
 def test_moments_equal_those_of_all_valid_rows_ever_seen():
@@ -533,7 +542,7 @@ def test_a_batch_without_a_valid_row_leaves_the_moments():
 
 
 def test_the_normaliser_shifts_scales_and_clips():
-    norm = fl.RunningNorm((2,), clip=2.0)
+    norm = fl.networks.RunningNorm((2,), clip=2.0)
     norm.mean[...], norm.var[...] = jnp.array([1.0, -1.0]), jnp.array([4.0, 0.25])
     np.testing.assert_allclose(
         norm(jnp.array([[2.0, -0.5], [-99.0, 99.0]])), [[0.5, 1.0], [-2.0, 2.0]], rtol=1e-5
@@ -560,7 +569,9 @@ def test_acting_looks_through_the_moments_and_does_not_change_them():
 
 
 def test_has_finds_a_layer_anywhere_in_the_module():
-    assert made(NORMALIZED)[0].has(fl.RunningNorm) and not made(MLP)[0].has(fl.RunningNorm)
+    assert made(NORMALIZED)[0].has(fl.networks.RunningNorm) and not made(MLP)[0].has(
+        fl.networks.RunningNorm
+    )
 
 
 merge = jax.jit(merge_moments)
@@ -596,14 +607,16 @@ def test_moments_of_weights_that_sum_to_less_than_one():
 
 
 def test_policies_whose_settings_differ_in_type_alone_are_two():
-    one, other = fl.Policy(fl.MLP, slope=0), fl.Policy(fl.MLP, slope=0.0)
+    one, other = fl.Policy(fl.networks.MLP, slope=0), fl.Policy(fl.networks.MLP, slope=0.0)
     assert (
-        one != other and one != fl.Policy(fl.MLP, slope=False) and one == fl.Policy(fl.MLP, slope=0)
+        one != other
+        and one != fl.Policy(fl.networks.MLP, slope=False)
+        and one == fl.Policy(fl.networks.MLP, slope=0)
     )
-    assert fl.Policy(fl.MLP, sizes=(0,)) != fl.Policy(fl.MLP, sizes=(0.0,))
+    assert fl.Policy(fl.networks.MLP, sizes=(0,)) != fl.Policy(fl.networks.MLP, sizes=(0.0,))
     table = np.arange(3)
     assert (
-        fl.Policy(fl.MLP, table=table)
-        == fl.Policy(fl.MLP, table=table.copy())
-        != fl.Policy(fl.MLP, table=table + 1)
+        fl.Policy(fl.networks.MLP, table=table)
+        == fl.Policy(fl.networks.MLP, table=table.copy())
+        != fl.Policy(fl.networks.MLP, table=table + 1)
     )

@@ -97,7 +97,7 @@ def test_schedules_go_from_start_to_end_and_stay_there(schedule, wanted):
 
 @pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp, fl.SGD])
 def test_a_negative_rate_is_refused(kind):
-    with pytest.raises(fl.SettingError, match=r"^lr must not be negative, got -0.1$"):
+    with pytest.raises(fl.errors.SettingError, match=r"^lr must not be negative, got -0.1$"):
         kind(-0.1)
 
 
@@ -105,7 +105,7 @@ def test_a_negative_rate_is_refused(kind):
 @pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp, fl.SGD])
 def test_a_clip_that_would_stop_training_is_refused(kind, clip):
     with pytest.raises(
-        fl.SettingError, match=rf"^max_grad_norm must be above 0 or None, got {clip}$"
+        fl.errors.SettingError, match=rf"^max_grad_norm must be above 0 or None, got {clip}$"
     ):
         kind(max_grad_norm=clip)
 
@@ -117,7 +117,7 @@ def test_a_clip_that_would_stop_training_is_refused(kind, clip):
 )
 def test_what_is_no_optimiser_is_refused(wrong):
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"^optimizer must be one such as fl.Adam\(3e-4\) or an optax transformation, got ",
     ):
         as_transformation(wrong)
@@ -125,7 +125,7 @@ def test_what_is_no_optimiser_is_refused(wrong):
 
 def test_optax_takes_a_function():
     with pytest.raises(
-        fl.SettingError, match=r"^Optax takes a function or a class first, got 'lion'$"
+        fl.errors.SettingError, match=r"^Optax takes a function or a class first, got 'lion'$"
     ):
         fl.Optax("lion")
 
@@ -167,7 +167,7 @@ def test_it_prints_as_the_call_that_makes_it(value, text):
 def test_code_of_others_comes_back_only_where_it_is_allowed():
     text = to_text(fl.Optax(optax.lion, learning_rate=1e-2), defaults=False)
     with pytest.raises(
-        fl.SaveError,
+        fl.errors.SaveError,
         match="this needs code from 'optax._src.alias', which is not flowrl's own; allow it with "
         "--import optax",
     ):
@@ -175,12 +175,12 @@ def test_code_of_others_comes_back_only_where_it_is_allowed():
 
 
 def test_a_transformation_of_the_user_s_own_has_no_text():
-    with pytest.raises(fl.SaveError, match=r"can't be written to a file"):
+    with pytest.raises(fl.errors.SaveError, match=r"can't be written to a file"):
         to_text(optax.sgd(0.1), defaults=False, strict=True)
 
 
 def test_a_schedule_takes_numbers_of_numpy_and_no_nan():
     assert float(fl.Linear(np.float32(1e-3), 0, np.int64(100)).build()(50)) == pytest.approx(5e-4)
     for wrong in (math.nan, math.inf):
-        with pytest.raises(fl.SettingError, match="must be finite and not negative"):
+        with pytest.raises(fl.errors.SettingError, match="must be finite and not negative"):
             fl.Linear(wrong, 0.0, 5)

@@ -16,7 +16,9 @@ from flowrl.rl.policies import Memory, Weights, network
 from flowrl.rl.spaces import Spaces
 
 SPACES = Spaces(gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(2))
-CELLS = {name: fl.Policy(fl.RNN, hidden=(6,), cell=name, size=5) for name in ("lstm", "gru")}
+CELLS = {
+    name: fl.Policy(fl.networks.RNN, hidden=(6,), cell=name, size=5) for name in ("lstm", "gru")
+}
 
 
 def loud(weights):
@@ -77,10 +79,15 @@ def test_two_episodes_joined_are_each_alone(cell):
 
 @pytest.mark.parametrize(
     ("loss", "minibatch"),
-    [(fl.PPOLoss(), 64), (fl.PPOLoss(), None), (fl.VTraceLoss(), None), (fl.APPOLoss(), 32)],
+    [
+        (fl.losses.PPOLoss(), 64),
+        (fl.losses.PPOLoss(), None),
+        (fl.losses.VTraceLoss(), None),
+        (fl.losses.APPOLoss(), 32),
+    ],
 )
 def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
-    policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
+    policy = fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
@@ -104,7 +111,7 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
 def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
     """With the weights that acted, every probability ratio is 1: else the carry or a reset were
     wrong."""
-    policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
+    policy = fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
@@ -122,7 +129,7 @@ def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
 
 
 def test_minibatches_of_a_recurrent_policy_are_whole_columns():
-    policy = fl.Policy(fl.RNN, hidden=(8,), size=8)
+    policy = fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(
@@ -135,7 +142,7 @@ def test_minibatches_of_a_recurrent_policy_are_whole_columns():
         ),
     )
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match=r"minibatch_size=8 does not divide the batch of 128 steps of 8 columns with 16 "
         r"each, which stay whole; take 16 or 32",
     ):
@@ -161,13 +168,13 @@ class Forgets(Grows):
 
 def test_a_carry_of_another_form_and_none_at_all_are_reported():
     with pytest.raises(
-        fl.PolicyError,
+        fl.errors.PolicyError,
         match=r"Grows must return a carry of the shapes that it gets, float32\[3, 2\], but it "
         r"returned float32\[3, 4\]",
     ):
         network(fl.Policy(Grows), SPACES)
     with pytest.raises(
-        fl.PolicyError,
+        fl.errors.PolicyError,
         match=r"Forgets must return \(action outputs, value, carry\), but it returned a tuple of 2",
     ):
         network(fl.Policy(Forgets), SPACES)

@@ -80,7 +80,8 @@ def test_a_space_that_no_policy_fits_compares_but_does_not_come_back():
         != Spaces(gym.spaces.Dict(a=Discrete(3)), Discrete(2))
     )
     with pytest.raises(
-        fl.PolicyError, match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)"
+        fl.errors.PolicyError,
+        match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)",
     ):
         Spaces.from_json(spaces.json)
 
@@ -108,7 +109,7 @@ def test_observations_are_kept_small(space, dtype):
 )
 def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
     with pytest.raises(
-        fl.PolicyError,
+        fl.errors.PolicyError,
         match=r"are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation",
     ):
         _ = Spaces(space, Discrete(2)).obs_dtype
@@ -129,9 +130,11 @@ def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
 )
 def test_head(space, outputs, width, kind):
     found = head(space)
-    assert (found.outputs, found.width, found.kind) == (outputs, width, kind) and fl.action_outputs(
-        space
-    ) == outputs
+    assert (found.outputs, found.width, found.kind) == (
+        outputs,
+        width,
+        kind,
+    ) and fl.networks.action_outputs(space) == outputs
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_head(space, outputs, width, kind):
 )
 def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
     with pytest.raises(
-        fl.PolicyError,
+        fl.errors.PolicyError,
         match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one "
         r"axis\), MultiBinary, or Box of floats",
     ):

@@ -67,7 +67,7 @@ def slow(params, batch, double, delta, weighted):
 def test_dqn_is_what_a_loop_over_rows_finds(double, delta, weighted):
     params, batch = example()
     given = batch if weighted else {k: v for k, v in batch.items() if k != "weight"}
-    loss, metrics = fl.DQNLoss(double=double, huber=delta)(values, params, given)
+    loss, metrics = fl.losses.DQNLoss(double=double, huber=delta)(values, params, given)
     wanted, errors = slow(params, batch, double, delta, weighted)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     np.testing.assert_allclose(metrics["priority"], errors, rtol=1e-4, atol=1e-5)
@@ -84,13 +84,13 @@ def test_dqn_agrees_with_rlax():
         q, b["action"], b["reward"], b["discount"], behind, chooser
     )
     np.testing.assert_allclose(
-        fl.DQNLoss()(values, params, b)[1]["priority"], np.abs(error), rtol=1e-4, atol=1e-5
+        fl.losses.DQNLoss()(values, params, b)[1]["priority"], np.abs(error), rtol=1e-4, atol=1e-5
     )
 
 
 def test_no_gradient_flows_through_the_target_or_an_invalid_row():
     params, b = example()
-    grad = jax.grad(lambda p: fl.DQNLoss(huber=None)(values, p, b)[0])(params)
+    grad = jax.grad(lambda p: fl.losses.DQNLoss(huber=None)(values, p, b)[0])(params)
     signed = jax.vmap(rlax.double_q_learning)(
         b["obs"] @ params,
         b["action"],
@@ -106,7 +106,7 @@ def test_no_gradient_flows_through_the_target_or_an_invalid_row():
         )
     np.testing.assert_allclose(grad, by_hand, rtol=1e-4, atol=1e-6)
     broken = {**b, "reward": np.where(b["valid"], b["reward"], np.nan).astype(np.float32)}
-    assert np.isfinite(fl.DQNLoss()(values, params, broken)[0])
+    assert np.isfinite(fl.losses.DQNLoss()(values, params, broken)[0])
 
 
 def test_huber_is_that_of_optax():
@@ -132,7 +132,7 @@ def test_a_squashed_gaussian_is_that_of_distrax():
     np.testing.assert_allclose(dist.log_prob(action)[inside], logp[inside], rtol=1e-3, atol=1e-3)
     other = TanhGaussian(mean + 1, log_std)
     np.testing.assert_allclose(dist.kl(other), dist.plain.kl(other.plain))
-    with pytest.raises(fl.PolicyError, match="no entropy in closed form"):
+    with pytest.raises(fl.errors.PolicyError, match="no entropy in closed form"):
         dist.entropy()
 
 
@@ -179,7 +179,7 @@ def sac_example(seed=0):
 
 def test_sac_is_what_a_loop_over_rows_finds():
     params, b = sac_example()
-    loss, metrics = fl.SACLoss()(actor_critic, params, b)
+    loss, metrics = fl.losses.SACLoss()(actor_critic, params, b)
     noise = [
         jax.random.normal(jax.random.wrap_key_data(jnp.asarray(seed)), (2, 2)) for seed in b["seed"]
     ]
@@ -213,15 +213,15 @@ def test_sac_is_what_a_loop_over_rows_finds():
 
 def test_each_part_of_sac_trains_its_own_parameters():
     params, b = sac_example()
-    grad = jax.grad(lambda p: fl.SACLoss()(actor_critic, p, b)[0])(params)
-    critic = jax.grad(lambda p: fl.SACLoss()(actor_critic, p, b)[1]["loss/critic"])(params)
-    actor = jax.grad(lambda p: fl.SACLoss()(actor_critic, p, b)[1]["loss/actor"])(params)
+    grad = jax.grad(lambda p: fl.losses.SACLoss()(actor_critic, p, b)[0])(params)
+    critic = jax.grad(lambda p: fl.losses.SACLoss()(actor_critic, p, b)[1]["loss/critic"])(params)
+    actor = jax.grad(lambda p: fl.losses.SACLoss()(actor_critic, p, b)[1]["loss/actor"])(params)
     for name in ("w", "v"):
         np.testing.assert_allclose(grad[name], critic[name], rtol=1e-5)
         assert not actor[name].any() and critic[name].any()
     for name in ("actor", "log_std"):
         np.testing.assert_allclose(grad[name], actor[name], rtol=1e-5)
         assert not critic[name].any() and actor[name].any()
-    entropy = fl.SACLoss()(actor_critic, params, b)[1]["entropy"]
+    entropy = fl.losses.SACLoss()(actor_critic, params, b)[1]["entropy"]
     np.testing.assert_allclose(grad["log_alpha"], entropy + 2, rtol=1e-5)
     assert actor["log_alpha"] == critic["log_alpha"] == 0

@@ -15,7 +15,7 @@ from environments import vector_of
 from flowrl.graph.site import HereSite, Place
 
 GAMMA = 0.9
-POLICY = fl.Policy(fl.MLP, hidden=(4,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(4,))
 
 
 def expected(episode, step, length, n):

@@ -25,7 +25,10 @@ from flowrl.rollout.handle import EVALUATED
 from flowrl.rollout.runners import Runners
 
 SEED = 20
-PLAIN, RECURRENT = fl.Policy(fl.MLP, hidden=(8,)), fl.Policy(fl.RNN, hidden=(8,), size=8)
+PLAIN, RECURRENT = (
+    fl.Policy(fl.networks.MLP, hidden=(8,)),
+    fl.Policy(fl.networks.RNN, hidden=(8,), size=8),
+)
 
 
 @functools.cache
@@ -145,7 +148,7 @@ def test_a_vector_plays_the_episodes_that_single_environments_do(make, kind):
 def test_a_vector_that_does_not_say_how_it_resets_is_refused():
     single = trained("CartPole-v1")
     with pytest.raises(
-        fl.EnvironmentFailed,
+        fl.errors.EnvError,
         match=r"silent does not say how it resets: metadata\['autoreset_mode'\] is None",
     ):
         fl.TrainedPolicy(single.policy, single.spaces, single.weights, silent).evaluate(2)
@@ -205,7 +208,7 @@ class Endless(gym.Env):
         )
 
 
-class EndlessInJax(fl.JaxEnv):
+class EndlessInJax(fl.envs.JaxEnv):
     """A step is worth what the observation was; one that begins below 1/2 goes on for ever."""
 
     observation_space = gym.spaces.Box(-1e6, 1e6, (1,))
@@ -235,7 +238,7 @@ def in_a_run(env, **how):
         batch_size=32,
         minibatch_size=None,
         epochs=1,
-        policy=fl.Policy(fl.MLP, hidden=(8,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(8,)),
     )
     return fl.ppo(env, settings).insert(after="sync", play=fl.Evaluate(**how))
 
@@ -262,9 +265,13 @@ def test_an_episode_without_an_end_is_cut_counted_and_said(caplog):
 
 @pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (5, 0)])
 def test_no_episodes_and_no_steps_are_refused(episodes, max_steps):
-    with pytest.raises(fl.SettingError, match="episodes and max_steps must be at least 1, got"):
+    with pytest.raises(
+        fl.errors.SettingError, match="episodes and max_steps must be at least 1, got"
+    ):
         trained(Endless).evaluate(episodes, max_steps=max_steps)
-    with pytest.raises(fl.SettingError, match="every, episodes and max_steps must be at least 1"):
+    with pytest.raises(
+        fl.errors.SettingError, match="every, episodes and max_steps must be at least 1"
+    ):
         fl.Evaluate(
             episodes=episodes or 1, max_steps=max_steps or -1, every=1 if max_steps == 0 else 0
         )
@@ -493,7 +500,7 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(
         rollout_length=8,
         batch_size=16,
         minibatch_size=None,
-        policy=fl.Policy(fl.MLP, hidden=(8,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(8,)),
     )
     with fl.run(fl.ppo("CartPole-v1", settings), steps=10, out="run") as run:
         next(run)

@@ -21,8 +21,8 @@ from flowrl.rl.policies import network
 from flowrl.rollout.jax_runners import JaxRunners, core_of
 from flowrl.rollout.reward_scale import RewardScale
 
-MLP = fl.Policy(fl.MLP, hidden=(8,))
-LSTM = fl.Policy(fl.RNN, hidden=(8,), cell="lstm")
+MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
+LSTM = fl.Policy(fl.networks.RNN, hidden=(8,), cell="lstm")
 
 
 def opened(policy=MLP, **settings):
@@ -90,7 +90,7 @@ def test_what_is_reported_of_actions_is_what_the_policy_says_from_the_stored_car
         np.testing.assert_allclose(batch["value"], value, atol=1e-5)
 
 
-class Lives(fl.JaxEnv):
+class Lives(fl.envs.JaxEnv):
     """Lives from 2 to 7 steps, with a reward of 1 for each; the observation is what is left."""
 
     observation_space = gym.spaces.Box(0, 8, (1,))
@@ -205,7 +205,7 @@ def test_work_at_the_sampler_is_done_for_each_runner():
         and batch.shape == (4, 6)
         and seen == [(4, 3)] * 2
     )
-    with pytest.raises(fl.GraphError, match="with another local"):
+    with pytest.raises(fl.errors.GraphError, match="with another local"):
         runners.localize(fl.chain(other=fl.Map(lambda b: b)))
 
 
@@ -229,7 +229,7 @@ def test_a_reward_that_is_not_finite_is_found_in_rollouts_of_any_length(steps):
         policy=MLP,
     ).set("runners.env_settings", {"nan_at": 3})
     with (
-        pytest.raises(fl.EnvironmentFailed, match="reward that is not finite"),
+        pytest.raises(fl.errors.EnvError, match="reward that is not finite"),
         fl.run(graph, steps=200) as run,
     ):
         list(run)

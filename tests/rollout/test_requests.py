@@ -37,7 +37,7 @@ class Call:
 
 def test_every_worker_is_kept_busy_and_results_come_as_they_come_the_oldest_first():
     calls = Calls()
-    requests = fl.AsyncRequests(calls.submit, calls.wait, count=3, in_flight=2)
+    requests = fl.extend.AsyncRequests(calls.submit, calls.wait, count=3, in_flight=2)
     requests.fill()
     assert [c.worker for c in calls.made] == [0, 1, 2, 0, 1, 2]
     calls.there = [calls.made[2], calls.made[1]]
@@ -48,7 +48,7 @@ def test_every_worker_is_kept_busy_and_results_come_as_they_come_the_oldest_firs
 
 def test_those_of_one_worker_come_in_the_order_in_which_they_were_asked_for():
     calls = Calls()
-    requests = fl.AsyncRequests(calls.submit, calls.wait, count=1, in_flight=3)
+    requests = fl.extend.AsyncRequests(calls.submit, calls.wait, count=1, in_flight=3)
     requests.fill()
     calls.there = calls.made[::-1]
     assert [requests.next().result() for _ in range(3)] == [0, 1, 2]
@@ -56,7 +56,7 @@ def test_those_of_one_worker_come_in_the_order_in_which_they_were_asked_for():
 
 def test_what_a_dead_worker_still_sends_and_what_comes_twice_is_never_given():
     calls = Calls()
-    requests = fl.AsyncRequests(calls.submit, calls.wait, count=2, in_flight=2)
+    requests = fl.extend.AsyncRequests(calls.submit, calls.wait, count=2, in_flight=2)
     requests.fill()
     lost = requests.replace(0)
     assert [(r.worker, r.restart_count, r.number) for r in lost] == [(0, 0, 1), (0, 0, 3)]
@@ -74,7 +74,7 @@ def test_what_a_dead_worker_still_sends_and_what_comes_twice_is_never_given():
 
 def test_the_one_that_takes_too_long_is_named_and_one_whose_result_is_there_is_not():
     calls = Calls()
-    requests = fl.AsyncRequests(calls.submit, calls.wait, count=2)
+    requests = fl.extend.AsyncRequests(calls.submit, calls.wait, count=2)
     requests.fill()
     calls.there = [calls.made[1]]
     time.sleep(0.02)
@@ -93,7 +93,7 @@ def test_an_operator_of_ones_own_may_use_it_with_threads():
 
     slow = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        requests = fl.AsyncRequests(
+        requests = fl.extend.AsyncRequests(
             lambda i: pool.submit(lambda: (i == 0 and slow.wait(5)) or i), wait, count=2
         )
         requests.fill()
@@ -104,7 +104,7 @@ def test_an_operator_of_ones_own_may_use_it_with_threads():
 
 def test_who_was_not_asked_for_the_longest_time_is_asked_first():
     calls = Calls()
-    requests = fl.AsyncRequests(calls.submit, calls.wait, count=3)
+    requests = fl.extend.AsyncRequests(calls.submit, calls.wait, count=3)
     requests.fill()
     calls.there = [calls.made[0]]
     assert requests.next().worker == 0
@@ -125,7 +125,7 @@ def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch
         patience.append(timeout)
         return 0
 
-    requests = fl.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
+    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
     requests.fill()
     for now[0] in (1.0, 5.0):
         requests.next(timeout=6.0)
@@ -145,10 +145,10 @@ def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_star
         patience.append(timeout)
         return next(results)
 
-    requests = fl.AsyncRequests(Calls().submit, wait, count=1)
+    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1)
     for seconds in (6, 12):
         requests.fill()
-        with pytest.raises(fl.Late, match=f"worker 0 gave nothing for {seconds} s"):
+        with pytest.raises(fl.extend.Late, match=f"worker 0 gave nothing for {seconds} s"):
             requests.next(timeout=6.0)
         requests.replace(0)
     for _ in range(2):

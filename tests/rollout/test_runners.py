@@ -21,7 +21,7 @@ from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 
-POLICY = fl.Policy(fl.MLP, hidden=(8,))
+POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 FRAGMENT = 9
 
 
@@ -135,9 +135,9 @@ def _network(runners):
 @pytest.mark.parametrize(
     ("env", "policy"),
     [
-        ("CartPole-v1", fl.Policy(fl.MLP, hidden=(8,))),
-        ("Pendulum-v1", fl.Policy(fl.MLP, hidden=(8,), normalize=True)),
-        ("FrozenLake-v1", fl.Policy(fl.MLP, hidden=(8,))),
+        ("CartPole-v1", fl.Policy(fl.networks.MLP, hidden=(8,))),
+        ("Pendulum-v1", fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True)),
+        ("FrozenLake-v1", fl.Policy(fl.networks.MLP, hidden=(8,))),
         (environments.next_step, POLICY),
     ],
     ids=["discrete", "continuous", "discrete observations", "user's vector"],
@@ -198,14 +198,14 @@ def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypat
     monkeypatch.setattr(
         runners.pool,
         "submit",
-        lambda i, *args: Failed(fl.RuntimeFailed("gone")) if i in lost else submit(i, *args),
+        lambda i, *args: Failed(fl.errors.RunError("gone")) if i in lost else submit(i, *args),
     )
     result = runners.evaluate(episodes=4, seed=1)
     assert np.isnan(result["eval/return_mean"]) == (len(lost) == 2)
     monkeypatch.setattr(
-        runners.pool, "submit", lambda i, *args: Failed(fl.EnvironmentFailed("broken"))
+        runners.pool, "submit", lambda i, *args: Failed(fl.errors.EnvError("broken"))
     )
-    with pytest.raises(fl.EnvironmentFailed):
+    with pytest.raises(fl.errors.EnvError):
         runners.evaluate(episodes=4, seed=1)
     runners.close()
 
@@ -292,25 +292,28 @@ def test_a_fault_names_runner_environment_and_cause(how, says):
         warnings.simplefilter(
             "ignore", RuntimeWarning
         )  # gymnasium's own arithmetic on the planted NaN
-        with pytest.raises(fl.EnvironmentFailed, match=says.replace("of faulty", r"of .*faulty")):
+        with pytest.raises(fl.errors.EnvError, match=says.replace("of faulty", r"of .*faulty")):
             sampled(faulty, 2)
 
 
 def test_an_unknown_environment_gives_the_nearest():
     with pytest.raises(
-        fl.SettingError, match=r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'\?"
+        fl.errors.SettingError,
+        match=r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'\?",
     ):
         fl.Runners("CartPol-v1", POLICY).spaces()
 
 
 def test_what_can_not_be_an_environment_is_refused():
-    with pytest.raises(fl.EnvironmentFailed, match=r"made an int; it must be a gymnasium.Env"):
+    with pytest.raises(fl.errors.EnvError, match=r"made an int; it must be a gymnasium.Env"):
         fl.Runners(lambda: 3, POLICY).spaces()
-    with pytest.raises(fl.EnvironmentFailed, match="could not be made: RuntimeError: no display"):
+    with pytest.raises(fl.errors.EnvError, match="could not be made: RuntimeError: no display"):
         fl.Runners(_no_display, POLICY).spaces()
-    with pytest.raises(fl.SettingError, match="vector of 4 environments, but envs_per_runner=5"):
+    with pytest.raises(
+        fl.errors.SettingError, match="vector of 4 environments, but envs_per_runner=5"
+    ):
         sampled(environments.next_step, 1, envs=5)
-    with pytest.raises(fl.EnvironmentFailed, match="does not say how it resets"):
+    with pytest.raises(fl.errors.EnvError, match="does not say how it resets"):
         sampled(environments.silent, 1)
 
 
@@ -381,7 +384,7 @@ def test_environments_are_closed_where_the_next_one_can_not_be_made():
         return made[-1]
 
     with pytest.raises(
-        fl.EnvironmentFailed,
+        fl.errors.EnvError,
         match=r"make could not be made: OSError: no third one \(test_runners\.py:\d+\)",
     ):
         make_vector(make, 4, (), {})
@@ -390,7 +393,7 @@ def test_environments_are_closed_where_the_next_one_can_not_be_made():
 
 def test_a_vector_that_fails_to_reset_is_named():
     with pytest.raises(
-        fl.EnvironmentFailed,
+        fl.errors.EnvError,
         match=r"runners, runner 0: bad_vector raised in reset: OSError: no such level "
         r"\(test_runners\.py:\d+\)",
     ):
@@ -439,7 +442,7 @@ def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
     def told(count):
         runners = fl.Runners(
             "CartPole-v1",
-            fl.Policy(fl.MLP, hidden=(4,)),
+            fl.Policy(fl.networks.MLP, hidden=(4,)),
             num_runners=count,
             envs_per_runner=1,
             rollout_length=4,

@@ -194,7 +194,7 @@ def test_a_fault_in_an_environment_ends_the_run_with_its_address_and_keeps_the_r
     run = fl.run(graph, runtime=runtime, out=tmp_path / "run")
     with (
         pytest.raises(
-            fl.EnvironmentFailed, match=r"ppo\.sample: runners, runner [01]: " + FAULTS[how]
+            fl.errors.EnvError, match=r"ppo\.sample: runners, runner [01]: " + FAULTS[how]
         ),
         run,
     ):
@@ -211,7 +211,7 @@ def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_nam
     graph = on(runtime).insert(after="norm", poison=Poison(from_=3)).set("report.every", 2)
     with (
         pytest.raises(
-            fl.NotFinite,
+            fl.errors.NotFiniteError,
             match=r"ppo: update 3, of row 2, gave a loss or weights that are not finite",
         ),
         fl.run(graph, runtime=runtime) as run,
@@ -223,7 +223,7 @@ def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_nam
 
 
 @dataclass(frozen=True)
-class Poison(fl.Operator):
+class Poison(fl.extend.Operator):
     """Makes the advantages NaN from a given batch on."""
 
     from_: int

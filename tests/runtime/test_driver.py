@@ -34,7 +34,7 @@ SMALL = fl.PGSettings(
     envs_per_runner=1,
     rollout_length=8,
     batch_size=16,
-    policy=fl.Policy(fl.MLP, hidden=(4,)),
+    policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
 )
 
 
@@ -123,7 +123,7 @@ def test_what_a_node_lacks_is_found_in_what_it_caused():
         try:
             import no_such_module  # noqa: F401
         except ImportError as error:
-            raise fl.EnvironmentFailed("could not be made") from error
+            raise fl.errors.EnvError("could not be made") from error
 
     with (
         pytest.raises(SettingError, match=r"node .* has no module 'no_such_module'") as raised,
@@ -134,8 +134,8 @@ def test_what_a_node_lacks_is_found_in_what_it_caused():
         raised.value.facts["module"] == "no_such_module"
         and pickle.loads(pickle.dumps(raised.value)).facts == raised.value.facts
     )
-    with pytest.raises(fl.EnvironmentFailed, match="another"), on_this_node():
-        raise fl.EnvironmentFailed("another")
+    with pytest.raises(fl.errors.EnvError, match="another"), on_this_node():
+        raise fl.errors.EnvError("another")
     with (
         pytest.raises(SettingError, match="from the beginning"),
         on_this_node(SettingError("from the beginning")),

@@ -17,7 +17,7 @@ from conftest import same
 from flowrl.core.clock import by_kind
 from flowrl.core.items import Batch
 from flowrl.core.remote import RemoteArray, join, near
-from flowrl.errors import RuntimeFailed, SettingError
+from flowrl.errors import RunError, SettingError
 from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
 from flowrl.runtime.driver import DriverContext
@@ -40,7 +40,7 @@ IMPALA = fl.impala(
         **SMALL,
         batch_size=128,
         report_every=3,
-        policy=fl.Policy(fl.RNN, hidden=(8,), size=8, cell="lstm"),
+        policy=fl.Policy(fl.networks.RNN, hidden=(8,), size=8, cell="lstm"),
     ),
 )
 
@@ -351,7 +351,7 @@ def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_th
     graph = fl.impala("CartPole-v1", fl.IMPALASettings(**SMALL, batch_size=128, report_every=3))
     runtime = fl.RayRuntime(place={"learner": fl.Actor(), "sample": fl.Actor(count=2)})
     with (
-        pytest.raises(RuntimeFailed, match=r"learner's process ended"),
+        pytest.raises(RunError, match=r"learner's process ended"),
         fl.run(graph, runtime=runtime) as run,
     ):
         for _ in range(4):

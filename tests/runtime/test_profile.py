@@ -118,7 +118,7 @@ def test_waiting_for_the_slowest_is_reported_with_what_would_fix_it(tmp_path):
         batch_size=20,
         epochs=1,
         minibatch_size=None,
-        policy=fl.Policy(fl.MLP, hidden=(4,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     )
     graph = fl.ppo(Lame, settings).set("runners.env_settings", {"mark": str(tmp_path / "mark")})
     with fl.run(graph, runtime="ray") as run:

@@ -108,7 +108,7 @@ def test_a_ray_that_can_not_be_reached_or_refuses_its_settings_is_one_clear_erro
         for wrong in ({"address": "127.0.0.1:1"}, {"init": {"num_cpus": -3}}):
             try:
                 fl.run(fl.ppo("CartPole-v1"), runtime=fl.RayRuntime(**wrong))
-            except fl.RuntimeFailed as error:
+            except fl.errors.RunError as error:
                 print(error)
         """,
         stdout=subprocess.PIPE,
@@ -134,7 +134,9 @@ def test_an_actor_that_dies_is_named():
         )
     )
     with (
-        pytest.raises(fl.RuntimeFailed, match=r"ppo\.sample: runners, worker [01]'s process ended"),
+        pytest.raises(
+            fl.errors.RunError, match=r"ppo\.sample: runners, worker [01]'s process ended"
+        ),
         fl.run(graph, runtime=RAY) as run,
     ):
         list(run)
@@ -149,7 +151,7 @@ def impala(env="CartPole-v1", **runners):
         rollout_length=20,
         batch_size=80,
         report_every=5,
-        policy=fl.Policy(fl.MLP, hidden=(8,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(8,)),
     )
     graph = fl.impala(env, settings)
     for name, value in runners.items():
@@ -217,7 +219,7 @@ def test_an_environment_that_raises_costs_its_process_nothing():
 
 
 def test_how_many_processes_is_checked():
-    with pytest.raises(fl.SettingError, match="processes must be at least 1 or None, got 0"):
+    with pytest.raises(fl.errors.SettingError, match="processes must be at least 1 or None, got 0"):
         fl.RayRuntime(processes=0)
 
 
@@ -265,7 +267,7 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
     graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=1)
     with (
         pytest.raises(
-            fl.RuntimeFailed,
+            fl.errors.RunError,
             match=r"impala\.sample: runners, worker [01]'s process ended.*restarted 1 time in a "
             r"row, and failed again",
         ),
@@ -278,7 +280,7 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
 def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_runner(runtime):
     graph = impala(Faulty, env_settings={"at": 100, "how": "raise"})
     with (
-        pytest.raises(fl.EnvironmentFailed, match="a joint broke"),
+        pytest.raises(fl.errors.EnvError, match="a joint broke"),
         fl.run(graph, runtime=runtime) as run,
     ):
         list(run)
@@ -297,7 +299,7 @@ def test_what_fails_only_where_the_actors_are_is_named():
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.wrappers", (FailsInAnActor,))
     with (
         pytest.raises(
-            fl.EnvironmentFailed,
+            fl.errors.EnvError,
             match=r"ppo\.sample: runners, runner [01]: CartPole-v1 could not be made: "
             r"LookupError: only here",
         ),
@@ -341,7 +343,7 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
 
 @pytest.mark.usefixtures("ray_up")
 def test_lambdas_run_and_more_runners_than_cores_do_too():
-    policy = fl.Policy(fl.MLP, hidden=(4,))
+    policy = fl.Policy(fl.networks.MLP, hidden=(4,))
     settings = fl.PPOSettings(
         num_runners=5,
         envs_per_runner=1,

@@ -16,7 +16,7 @@ from flowrl.runtime.threads import Threads
 CAPACITY = 3
 
 
-class Makes(fl.Stateless):
+class Makes(fl.extend.Stateless):
     """Makes numbers, and notes while it does so. With number `fails` it raises."""
 
     source: ClassVar[bool] = True
@@ -35,15 +35,15 @@ class Makes(fl.Stateless):
 
 
 @dataclass(frozen=True)
-class Queue(fl.Stateless):
-    queue: ClassVar[fl.Bounds] = fl.Bounds(CAPACITY)
+class Queue(fl.extend.Stateless):
+    queue: ClassVar[fl.extend.Bounds] = fl.extend.Bounds(CAPACITY)
 
     def step(self, state, item, ctx):
         yield item
 
 
 @dataclass(frozen=True)
-class Closes(fl.Stateless):
+class Closes(fl.extend.Stateless):
     reports: ClassVar[bool] = True
 
     def step(self, state, item, ctx):

@@ -19,7 +19,7 @@ from flowrl.runtime.fused import Periodicity, periodicity
 from flowrl.runtime.members import Swept, substituted
 
 ENV = "gymnax:CartPole-v1"
-MLP = fl.Policy(fl.MLP, hidden=(16,))
+MLP = fl.Policy(fl.networks.MLP, hidden=(16,))
 SMALL = {"envs_per_runner": 4, "rollout_length": 16, "policy": MLP}
 ASYNC = {"num_runners": 2, **SMALL, "batch_size": 128, "report_every": 1}
 LEAST = {
@@ -27,7 +27,7 @@ LEAST = {
     "rollout_length": 4,
     "batch_size": 8,
     "report_every": 2,
-    "policy": fl.Policy(fl.MLP, hidden=(4,)),
+    "policy": fl.Policy(fl.networks.MLP, hidden=(4,)),
 }
 PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch_size=64, epochs=1, minibatch_size=None))
 GRAPHS = {
@@ -44,7 +44,7 @@ TINY = fl.ppo(
         batch_size=8,
         epochs=1,
         minibatch_size=None,
-        policy=fl.Policy(fl.MLP, hidden=(4,)),
+        policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     ),
 ).set("runners.env", Corridor)
 
@@ -98,7 +98,7 @@ def halved(batch):
 
 
 def test_recurrent_policies_and_scaled_rewards_run_in_a_program():
-    policy = fl.Policy(fl.RNN, hidden=(4,), cell="gru")
+    policy = fl.Policy(fl.networks.RNN, hidden=(4,), cell="gru")
     graph = (
         fl.impala(ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "policy": policy}))
         .set("runners.normalize_rewards", 0.99)
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
         import os, signal, sys, flowrl as fl
         sys.path.insert(0, "tests")
         from environments import Corridor
-        policy = fl.Policy(fl.MLP, hidden=(4,))
+        policy = fl.Policy(fl.networks.MLP, hidden=(4,))
         settings = fl.PPOSettings(
             envs_per_runner=2, rollout_length=4, batch_size=8, epochs=1, minibatch_size=None,
             policy=policy,
@@ -184,7 +184,7 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
         "fix the environment"
     )
     with (
-        pytest.raises(fl.EnvironmentFailed, match=says),
+        pytest.raises(fl.errors.EnvError, match=says),
         fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run,
     ):
         list(run)
@@ -194,7 +194,7 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
 
 
 @dataclass(frozen=True)
-class Fades(fl.Operator):
+class Fades(fl.extend.Operator):
     """Rewards are raised by a number that falls with each batch."""
 
     scale: object
@@ -225,11 +225,11 @@ def test_a_python_number_that_never_repeats_itself_is_reported_by_node():
         r"ppo\.fade: its state\['scale'\] is a Python number that never repeats itself; .* begin "
         r"with np\.float32\(0\) or np\.int32\(0\)"
     )
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         fl.run(TINY.insert(after="sample", fade=Fades(4.0)), runtime="xla")
 
 
-class Switches(fl.Operator):
+class Switches(fl.extend.Operator):
     """An array of NumPy becomes one of JAX with the first batch, within the program."""
 
     def init(self):
@@ -249,12 +249,12 @@ def test_an_array_that_changes_its_kind_is_reported_by_node():
         r"mine\['mean'\] was value .* and became array \(2,\); an array in a state is one of JAX "
         r"from the beginning, such as jnp\.zeros\(3\)"
     )
-    with pytest.raises(fl.GraphError, match=says):
+    with pytest.raises(fl.errors.GraphError, match=says):
         fl.run(TINY.insert(after="sample", mine=Switches()), runtime="xla")
 
 
 @dataclass(frozen=True)
-class Poisons(fl.Operator):
+class Poisons(fl.extend.Operator):
     """Makes the advantages of one batch NaN, by a count that goes on within a program."""
 
     at: int
@@ -275,7 +275,7 @@ def poisoned(x, bad):
 def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(runtime):
     graph = TINY.insert(after="adv", poison=Poisons(4))
     with (
-        pytest.raises(fl.NotFinite, match=r"update 5, of row 5"),
+        pytest.raises(fl.errors.NotFiniteError, match=r"update 5, of row 5"),
         fl.run(graph, runtime=runtime) as run,
     ):
         list(run)
@@ -317,28 +317,30 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
     for gamma, rows in zip((0.5, 0.99), run.curves().rows, strict=True):
         close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rtol=1e-3)
     with pytest.raises(
-        fl.SettingError, match=r"unknown setting 'epochs'.*Only fractional numbers can be swept"
+        fl.errors.SettingError,
+        match=r"unknown setting 'epochs'.*Only fractional numbers can be swept",
     ):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
     with pytest.raises(
-        fl.SettingError, match=r"sweep: min_fraction shapes the program and is no number in it"
+        fl.errors.SettingError,
+        match=r"sweep: min_fraction shapes the program and is no number in it",
     ):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(min_fraction=[0.5, 1.0])))
-    with pytest.raises(fl.SettingError, match="gamma must be from 0 to 1, got 1.5"):
+    with pytest.raises(fl.errors.SettingError, match="gamma must be from 0 to 1, got 1.5"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.9, 1.5])))
     with pytest.raises(
-        fl.SettingError,
+        fl.errors.SettingError,
         match=r"learner\.optimizer\.lr is meant by lr and by learner\.optimizer\.lr",
     ):
         fl.run(
             TINY,
             runtime=fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3], **{"learner.optimizer.lr": [1e-3]})),
         )
-    with pytest.raises(fl.CheckError, match=r"ppo\.learner: TracerBoolConversionError"):
+    with pytest.raises(fl.errors.CheckError, match=r"ppo\.learner: TracerBoolConversionError"):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(weight_decay=[0.0, 0.1])))
-    with pytest.raises(fl.SettingError, match="lr has no values"):
+    with pytest.raises(fl.errors.SettingError, match="lr has no values"):
         fl.Sweep(lr=[])
-    with pytest.raises(fl.GraphError, match="this is one run"):
+    with pytest.raises(fl.errors.GraphError, match="this is one run"):
         fl.run(TINY).curves()
 
 
@@ -353,7 +355,7 @@ def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
 def test_a_nan_names_its_seed():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
     with (
-        pytest.raises(fl.EnvironmentFailed, match=r"seed [0-3]: environment [01], .* before row 3"),
+        pytest.raises(fl.errors.EnvError, match=r"seed [0-3]: environment [01], .* before row 3"),
         fl.run(bad, runtime=fl.XlaRuntime(seeds=4, chunk=8)) as run,
     ):
         list(run)
@@ -367,7 +369,7 @@ def test_a_nan_names_its_seed():
 def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
     many = fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3, 1e38]), chunk=4)
     with (
-        pytest.raises(fl.NotFinite, match=r"lr=1e\+38, seed 0: update"),
+        pytest.raises(fl.errors.NotFiniteError, match=r"lr=1e\+38, seed 0: update"),
         fl.run(TINY, runtime=many, out=tmp_path / "run") as run,
     ):
         list(run)
@@ -451,7 +453,7 @@ def by_value(batch):
 )
 def test_what_can_not_be_traced_is_refused_with_its_line_and_the_way_out(edit, says):
     graph = edit(PPO)
-    with pytest.raises(fl.CheckError, match=says):
+    with pytest.raises(fl.errors.CheckError, match=says):
         fl.run(graph, runtime="xla")
 
 
@@ -498,7 +500,7 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
         (PPO.set("report.every", 6), Periodicity(0, 6, 1)),
         (
             PPO.set("sync.every", 2)
-            .set("learner.loss", fl.VTraceLoss())
+            .set("learner.loss", fl.losses.VTraceLoss())
             .remove("adv", "norm")
             .set("report.every", 6),
             Periodicity(0, 6, 2),
@@ -512,9 +514,11 @@ def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expect
 
 
 def test_a_period_that_is_too_long_is_refused():
-    graph = PPO.set("sync.every", 101).set("learner.loss", fl.VTraceLoss()).remove("adv", "norm")
+    graph = (
+        PPO.set("sync.every", 101).set("learner.loss", fl.losses.VTraceLoss()).remove("adv", "norm")
+    )
     with pytest.raises(
-        fl.CheckError,
+        fl.errors.CheckError,
         match="it repeats itself only after 101 rounds, and a program unrolls 64 at most",
     ):
         fl.run(graph, runtime="xla")
