@@ -1,0 +1,6 @@
+"""Losses, and the class to write one of your own on."""
+
+from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
+from flowrl.rl.value_losses import DQNLoss, SACLoss
+
+__all__ = ["APPOLoss", "DQNLoss", "Loss", "PGLoss", "PPOLoss", "SACLoss", "VTraceLoss"]
