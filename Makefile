@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
+DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test check format learn bench pictures lock clean
+.PHONY: help run test check format docs learn bench pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -26,6 +27,10 @@ check: $(DEV) ## format, lint, types, layers, words, sizes, docstrings
 format: $(DEV) ## put the code into the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(DOCS) ## build the documentation into docs/_build/html; warnings are errors
+	$(BIN)/python docs/gallery.py
+	$(BIN)/python -m sphinx -W --keep-going -q -j 2 docs docs/_build/html
 
 learn: $(READY) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
@@ -48,9 +53,10 @@ lock: ## choose the newest versions that fit and write the locks
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group dev -o requirements-dev.lock pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group build -c requirements-dev.lock -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group docs -c requirements-dev.lock -o requirements-docs.lock pyproject.toml
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .venv-peers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
@@ -62,6 +68,10 @@ $(READY): requirements.lock pyproject.toml
 
 $(DEV): $(READY) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+$(DOCS): $(DEV) requirements-docs.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	@touch $@
 
 $(PEERS):

@@ -169,8 +169,9 @@ class Graph:
     def __repr__(self) -> str:
         return self.text(defaults=False, strict=False)
 
-    def _repr_markdown_(self) -> str:
-        return f"```mermaid\n{self.draw('mermaid')}```"
+    def _repr_svg_(self) -> str:
+        # A notebook shows this.
+        return self.draw("svg")
 
     def text(self, *, defaults: bool = True, strict: bool = True) -> str:
         """Return the graph as the Python that builds it; `Graph.from_text` reads it back.

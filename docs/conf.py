@@ -1,0 +1,51 @@
+"""Settings of the documentation: `make docs` builds it, and executes every code cell."""
+
+import importlib.metadata
+import os
+import sysconfig
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+project = "flowrl"
+author = "the flowrl authors"
+copyright = "the flowrl authors"
+version = release = importlib.metadata.version("flowrl")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+html_theme = "sphinx_book_theme"
+html_title = "flowrl"
+html_static_path = ["_static"]
+html_css_files = ["flowrl.css"]
+html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1}
+html_copy_source = False
+
+# Every link to a page or to a heading of one must lead somewhere.
+nitpicky = False
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+# Cells run in a folder of their own, beside the installed commands.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ["COLUMNS"] = "100"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+copybutton_prompt_text = "$ "

@@ -1,0 +1,121 @@
+"""Write the gallery: a page for each stock graph, made from the graph itself."""
+
+import inspect
+from pathlib import Path
+
+import flowrl as fl
+from flowrl.algos import STOCK
+from flowrl.cli.commands import documented
+
+PICTURES = Path(__file__).parent / "pictures"
+PARENTS = {"a2c": "pg", "ppo": "a2c", "impala": "ppo", "appo": "impala", "sac": "dqn"} | {
+    "apex": "dqn"
+}
+"""By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
+CONTINUOUS = ("sac",)
+"""The stock graphs that take only continuous actions."""
+
+SETTINGS = {
+    name.removesuffix("Settings").lower(): name for name in fl.__all__ if "Settings" in name
+}
+"""By stock graph: the name of the class of its settings."""
+
+PAGE = """# {name}
+
+{summary}
+
+:::{{div}} wide
+![The graph of {name}: operators from left to right, resources below]({name}.svg)
+:::
+
+## Plan
+
+What a run with the default settings on {env} does, as `flowrl plan {name} --env {env}` prints it:
+
+```text
+{plan}
+```
+
+## Settings
+
+| setting | meaning |
+|---|---|
+{settings}
+
+## Learning
+
+{learning}
+
+{parent}"""
+
+INDEX = """# Gallery
+
+Each page shows a stock graph: its picture, its plan, its settings, how it learns, and how it
+differs from the graph before it.
+
+```{{toctree}}
+:maxdepth: 1
+
+{names}
+```
+"""
+
+
+def graph_of(name):
+    """Return a stock graph with its default settings."""
+    env = "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"
+    return getattr(fl, name)(env), env
+
+
+def page(name):
+    """Return the page of a stock graph."""
+    graph, env = graph_of(name)
+    function = getattr(fl, name)
+    kind = getattr(fl, SETTINGS[name])
+    rows = [
+        f"| `{setting}` | {meaning.replace('|', chr(92) + '|')} |"
+        for setting, meaning in documented(kind).items()
+    ]
+    return PAGE.format(
+        name=name,
+        env=env,
+        summary=inspect.cleandoc(function.__doc__).split("\n\n")[0],
+        plan=graph.compile(),
+        settings="\n".join(rows),
+        learning=learning(name),
+        parent=parent(name, graph),
+    )
+
+
+def learning(name):
+    """Return the learning curve of a stock graph, as `make pictures` measured it."""
+    caption = f"Return over environment steps of {name}: the interquartile mean over seeds"
+    text = (PICTURES / f"curve_{name}.txt").read_text().strip()
+    return f"![{caption}](../pictures/curve_{name}.svg)\n\n{text}"
+
+
+def parent(name, graph):
+    """Return how a stock graph differs from the one before it, if there is one."""
+    if name not in PARENTS:
+        return ""
+    before = PARENTS[name]
+    found = fl.diff(graph_of(before)[0], graph)
+    return f"## What is different from {before}\n\n```text\n{found}\n```\n"
+
+
+def main():
+    """Write all pages and pictures into docs/gallery, each only where it changed."""
+    folder = PICTURES.parent / "gallery"
+    folder.mkdir(exist_ok=True)
+    files = {"index.md": INDEX.format(names="\n".join(STOCK))}
+    for name in STOCK:
+        files |= {f"{name}.md": page(name), f"{name}.svg": graph_of(name)[0].draw("svg")}
+    for file, text in files.items():
+        path = folder / file
+        # Sphinx reads again only what is newer than its last build.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
