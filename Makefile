@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test check format docs learn bench pictures lock clean
+.PHONY: help run test check format docs dist learn bench pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -31,6 +31,14 @@ format: $(DEV) ## put the code into the house's format
 docs: $(DOCS) ## build the documentation into docs/_build/html; warnings are errors
 	$(BIN)/python docs/gallery.py
 	$(BIN)/python -m sphinx -W --keep-going -q -j 2 docs docs/_build/html
+
+dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in an empty environment
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --quiet --outdir dist .
+	rm -rf build/dist-env
+	$(PYTHON) -m venv build/dist-env
+	build/dist-env/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock dist/*.whl
+	cd build && dist-env/bin/flowrl env && dist-env/bin/flowrl run ppo --env CartPole-v1 --steps 5_000 --out dist-run && dist-env/bin/flowrl eval dist-run
 
 learn: $(READY) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
@@ -56,7 +64,7 @@ lock: ## choose the newest versions that fit and write the locks
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group docs -c requirements-dev.lock -o requirements-docs.lock pyproject.toml
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .venv-peers build docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }

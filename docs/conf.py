@@ -42,6 +42,8 @@ os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ[
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["COLUMNS"] = "100"
+# A page may import an example, and what it writes itself.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "examples"), "."])
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"

@@ -39,11 +39,12 @@ __all__ = [
 
 
 class FlowrlError(Exception):
-    """Base of all errors here.
+    """Base class of all errors that flowrl raises on purpose.
 
     Args:
         message: what is wrong, and the way out.
-        where: an address such as ``ppo.train``; the runtimes fill it in where it is empty.
+        where: address such as ``ppo.train``; the runtimes fill it in where it is empty (default
+            empty).
         facts: what is known of the error as plain numbers and words, which `flowrl why` reads.
     """
 
@@ -67,15 +68,15 @@ class FlowrlError(Exception):
 
 
 class GraphError(FlowrlError):
-    """A graph is built wrongly."""
+    """A graph is built wrongly: a name, an edge or an edit does not fit."""
 
 
 class CheckError(GraphError):
-    """A check found problems in a graph.
+    """A check found problems in a graph; the message lists all of them.
 
     Args:
         name: the name of the graph.
-        problems: all problems, a line each.
+        problems: all problems, a line each, which the attribute `problems` holds as a tuple.
     """
 
     def __init__(self, name: str, problems: Iterable[str]) -> None:
@@ -96,23 +97,26 @@ def _rebuild_check_error(message: str, problems: tuple[str, ...]) -> CheckError:
 
 
 class SettingError(FlowrlError):
-    """A setting is unknown, or can't take the value that it was given."""
+    """A setting is unknown, or can't take the value that it was given.
+
+    For a name of another library the message gives flowrl's name.
+    """
 
 
 class ContractError(FlowrlError):
-    """An item lacks what an operator or resource needs of it."""
+    """An item lacks what an operator or resource needs of it, such as a field of a batch."""
 
 
 class PolicyError(FlowrlError):
-    """A network does not fit its spaces."""
+    """A network does not fit the spaces of its environment."""
 
 
 class EnvError(FlowrlError):
-    """An environment raised, or broke its declared spaces."""
+    """An environment raised, gave NaN or infinity, or broke its declared spaces."""
 
 
 class NotFiniteError(FlowrlError):
-    """A loss is NaN or infinite."""
+    """A loss or weights became NaN or infinite; the weights are as they were before that update."""
 
 
 class RunError(FlowrlError):

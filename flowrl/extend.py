@@ -32,7 +32,7 @@ from flowrl.learner.learner import LearnerHandle
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.rl.explore import Explore
 from flowrl.rollout.handle import RunnersHandle
-from flowrl.rollout.requests import AsyncRequests, Late
+from flowrl.rollout.requests import AsyncRequests, LateError
 from flowrl.runtime.base import Runtime, Session
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "Event",
     "Explore",
     "Handle",
-    "Late",
+    "LateError",
     "LearnerHandle",
     "Observer",
     "Operator",

@@ -38,8 +38,7 @@ from flowrl.runtime.closing import interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
 
 PROFILE_SECONDS = 10.0
-"""Seconds between two profiles that are written to a run's directory, so that `flowrl explain` also
-works for runs that go on or were killed."""
+"""Seconds between two profiles in a run's directory, for `flowrl explain` of runs that go on."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
@@ -61,27 +60,29 @@ def run(
     otlp: str | None = None,
     record: bool | Record = False,
 ) -> Run:
-    """Run a graph. Iterate over the result for its Rows.
+    """Start a run of a graph, and return it: iterate over it for its rows of results.
 
-    Use the result as a context manager, so that everything is shut down.
+    Use it as a context manager, so that everything is shut down.
 
     Args:
-        graph: what to run. It is compiled first, unless it is a plan already.
-        runtime: ``local``, ``ray``, ``xla``, or a runtime such as ``fl.RayRuntime(address=...)``.
-        seed: of every random number in the run.
-        steps: stop with the first Row that has this many environment steps.
-        until: stop with the first Row of which this is true.
-        out: a new directory for rows, graph, plan and policy; they are written as the run goes and
-            when it is closed.
-        observers: called with the run's events. Where none takes warnings, these go to the logger
-            ``flowrl``.
-        trace: a file for what every process did and when, of the last of the run. Perfetto opens
-            it; if its name ends in ``.svg``, it is a picture of a stretch of it.
-        otlp: the address of a collector of OpenTelemetry that the same is sent to, such as
-            ``http://localhost:4318``.
-        record: keep updates in `out`, so that `flowrl rerun` can run them again and `flowrl why`
-            can report what they were made of; True for `fl.Record()`, which keeps the first and
-            those that stand out.
+        graph: graph or plan to run; a graph is compiled first.
+        runtime: ``local`` (default), ``ray``, ``xla``, or a value such as ``fl.RayRuntime()``.
+        seed: seed of every random number in the run, from 0 to 2**32 - 1 (default 0).
+        steps: number of environment steps: the run ends with the first row that reaches it; None:
+            no limit (default None).
+        until: function of a row: the run ends with the first row of which it is true; None: no goal
+            (default None).
+        out: new directory for rows, graph, plan and policy, written as the run goes and when it is
+            closed; None: nothing is written (default None).
+        observers: objects that are called with the run's events, such as `Csv` (default none).
+            Where none takes warnings, these go to the logger ``flowrl``.
+        trace: file for what every process did and when, of the last part of the run; None: no file
+            (default None). Perfetto opens it; if its name ends in ``.svg``, it is a picture of a
+            stretch of it.
+        otlp: address of a collector of OpenTelemetry that receives the same, such as
+            ``http://localhost:4318``; None: nothing is sent (default None).
+        record: whether updates are kept in `out`, so that `flowrl rerun` can run them again and
+            `flowrl why` can report their batches; True: `fl.Record()` (default False).
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -175,10 +176,12 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
 
 
 class Run:
-    """A graph at work: an iterator of Rows, and a context manager that shuts everything down."""
+    """A graph at work: an iterator of rows, and a context manager that shuts everything down."""
 
     graph: Graph
+    """The graph that runs."""
     plan: Plan
+    """The graph's plan."""
 
     def __init__(
         self,
@@ -200,10 +203,9 @@ class Run:
         self.plan = plan
         self.graph = plan.graph
         self.rows: list[Row] = []
-        """The Rows so far."""
+        """The rows so far."""
         self.reason: str | None = None
-        """Why the run ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``; None
-        while it goes on."""
+        """``until``, ``steps``, ``closed``, ``interrupted``, ``failed``; None while it goes on."""
         self._steps, self._until = steps, until
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
@@ -363,7 +365,7 @@ class Run:
         """Save rows, graph, plan and policy as they are now.
 
         Args:
-            path: of a new directory.
+            path: path of a new directory.
 
         Raises:
             SaveError: it exists already, or the policy's class has no name that leads back to it.

@@ -59,11 +59,12 @@ class A2CSettings:
 def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of A2C: one gradient step on each small batch.
 
-    It takes the policy gradient with n-step advantages. Sampling is synchronous.
+    It takes the policy gradient with n-step advantages (the synchronous version of A3C, Mnih et
+    al. 2016). Sampling is synchronous, so the policy lag is 0.
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `A2CSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `A2CSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -74,11 +74,11 @@ def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None, **chan
     """Return the graph of Ape-X: three stages that go on side by side.
 
     The first samples into the replay, the second samples batches from the replay, and the third,
-    after a queue, learns.
+    after a queue, learns (Horgan et al. 2018).
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `ApexSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `ApexSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

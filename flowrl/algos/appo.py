@@ -55,11 +55,12 @@ class APPOSettings(IMPALASettings):
 def appo(env: Make = "CartPole-v1", settings: APPOSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of APPO: the two stages of `impala`, with a target network.
 
-    The target network is updated once in every `target_update_every` updates.
+    The target network is updated once in every `target_update_every` updates (IMPACT, Luo et al.
+    2020).
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `APPOSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `APPOSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -90,11 +90,13 @@ class DQNSettings:
 def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of DQN: sample, add to the replay, sample from the replay, train.
 
-    Every ratio between these steps is a setting.
+    Every ratio between these steps is a setting. The algorithm is that of Mnih et al. (2015), with
+    double Q-learning (van Hasselt et al. 2016), and by choice a dueling network (Wang et al. 2016),
+    prioritized replay (Schaul et al. 2016) and returns of several steps.
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `DQNSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `DQNSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

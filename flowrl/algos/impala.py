@@ -75,11 +75,12 @@ def impala(
 ) -> Graph:
     """Return the graph of IMPALA: two stages, sampling and learning, with a queue between them.
 
-    The runners get new weights after every update.
+    The runners get new weights after every update, and V-trace corrects for the policy lag
+    (Espeholt et al. 2018).
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `IMPALASettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `IMPALASettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -55,11 +55,12 @@ class PGSettings:
 def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of the policy gradient: one gradient step on each large batch.
 
-    Advantages are returns minus a learned value. Sampling is synchronous.
+    Advantages are returns minus a learned value (Sutton et al. 2000; Williams 1992). Sampling is
+    synchronous, so the policy lag is 0.
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `PGSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `PGSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -74,11 +74,12 @@ class PPOSettings:
 def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of PPO: several epochs of minibatches on each batch.
 
-    Its loss is the clipped surrogate objective. Sampling is synchronous, so the policy lag is 0.
+    Its loss is the clipped surrogate objective (Schulman et al. 2017), on advantages by generalised
+    advantage estimation. Sampling is synchronous, so the policy lag is 0.
 
     Args:
-        env: the environment: an id, or a function that makes one (default "CartPole-v1").
-        settings: the settings; None for the defaults of `PPOSettings`.
+        env: id of an environment, or a function that makes one (default "CartPole-v1").
+        settings: settings of the algorithm; None: those of `PPOSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -68,11 +68,12 @@ class SACSettings:
 def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of SAC: stochastic actions go into a replay, from which it learns.
 
-    By default there is one update for every environment step.
+    By default there is one update for every environment step. The temperature is learned
+    (Haarnoja et al. 2018b).
 
     Args:
-        env: the environment: an id, or a function that makes one (default "Pendulum-v1").
-        settings: the settings; None for the defaults of `SACSettings`.
+        env: id of an environment, or a function that makes one (default "Pendulum-v1").
+        settings: settings of the algorithm; None: those of `SACSettings()` (default None).
         **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
 
     Raises:

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     from flowrl.running import Run
 
 
+REPORTED = (
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "networkx",
+    "ale-py", "gymnax", "brax",
+)  # fmt: skip
+"""The packages whose versions `flowrl env` prints; the last ones come with extras."""
+
+
 def list_stock(_: argparse.Namespace) -> int:
     """Print the names and first lines of the stock graphs."""
     from flowrl.algos import STOCK
@@ -45,6 +52,36 @@ def list_stock(_: argparse.Namespace) -> int:
     for name in STOCK:
         module = importlib.import_module(f"flowrl.algos.{name}")
         print(f"{name:<8} {(module.__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def env(_: argparse.Namespace) -> int:
+    """Print what a report of a fault needs: versions, extras, devices and the machine."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import jax
+
+    import flowrl
+
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "not installed"
+
+    lines = {
+        "flowrl": flowrl.__version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "cores": str(os.cpu_count()),
+        "devices": ", ".join(
+            f"{device.platform} ({device.device_kind})" for device in jax.devices()
+        ),
+    }
+    lines |= {name: installed(name) for name in REPORTED}
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        print(f"{name:<{width}}  {text}")
     return 0
 
 

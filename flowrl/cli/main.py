@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_graph_commands(command: Command) -> None:
     """Add the commands that look at a graph without running it."""
     command("list", "list the stock graphs", commands.list_stock)
+    command("env", "print versions and devices, for a report of a fault", commands.env)
     _graph_arguments(
         command("check", "check a graph and report everything that is wrong", commands.check)
     )

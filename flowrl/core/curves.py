@@ -22,20 +22,20 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True)
 class Curves:
-    """The Rows of many runs, in groups of runs that differ only in their seeds."""
+    """The rows of many runs, in groups of runs that differ only in their seeds."""
 
     labels: tuple[str, ...]
     """The name of each run."""
     groups: tuple[str, ...]
-    """The group of each run: the settings by which it differs from others, without its seed."""
+    """The group of each run, named by its settings that differ from those of other groups."""
     rows: tuple[tuple[Row, ...], ...]
-    """The Rows of each run."""
+    """The rows of each run."""
 
     def of(self, column: str) -> dict[str, Array]:
         """Return a column by group, as an array ``[runs, rows]``.
 
         Args:
-            column: its name. A Row without it counts as NaN.
+            column: name of the column. A row without it counts as NaN.
 
         Raises:
             SaveError: there is no such column.
@@ -54,10 +54,10 @@ class Curves:
         replacement.
 
         Args:
-            column: its name.
+            column: name of the column (default ``return_mean``).
 
         Returns:
-            By group: the mean ``[rows]``, and the lower and the upper bound ``[rows]``.
+            The mean ``[rows]``, and the lower and the upper bound ``[rows]``, by group.
 
         Raises:
             SaveError: there is no such column.
@@ -90,8 +90,8 @@ class Curves:
         """Draw the interquartile means over environment steps, each with its interval.
 
         Args:
-            path: of the file, such as ``curves.svg`` or ``curves.png``.
-            column: what is drawn.
+            path: path of the file, such as ``curves.svg`` or ``curves.png``.
+            column: name of the column that is drawn (default ``return_mean``).
 
         Raises:
             SaveError: matplotlib is not installed, or there is no such column.
@@ -102,7 +102,7 @@ class Curves:
         """Return the picture that `picture` draws as the text of an SVG.
 
         Args:
-            column: what is drawn.
+            column: name of the column that is drawn (default ``return_mean``).
 
         Raises:
             SaveError: matplotlib is not installed, or there is no such column.

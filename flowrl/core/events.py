@@ -27,6 +27,7 @@ class Took(NamedTuple):
     """A node is about to take an item; only for observers that are `live`."""
 
     node: str
+    """The name of the node."""
     source: str | None
     """The node that yielded the item; None at a root."""
     item: Any
@@ -41,6 +42,7 @@ class OperatorRan(NamedTuple):
     """
 
     node: str
+    """The name of the node."""
     seconds: float
     """The node's own seconds, without those of the nodes after it."""
     steps: int
@@ -58,6 +60,7 @@ class QueueLevel(NamedTuple):
     """An item was put into a queue or taken from it."""
 
     queue: str
+    """The name of the queue's node."""
     level: int
     """The items that the queue holds now."""
     capacity: int
@@ -71,6 +74,7 @@ class Dropped(NamedTuple):
     """
 
     queue: str
+    """The name of the queue's node."""
     steps: int
     """The steps in the item."""
 
@@ -79,6 +83,7 @@ class WeightsSent(NamedTuple):
     """A policy version was published to runners."""
 
     resource: str
+    """The name of the runners."""
     version: int
     """The policy version."""
     bytes: int
@@ -89,6 +94,7 @@ class Restarted(NamedTuple):
     """A worker was started again."""
 
     resource: str
+    """The name of the resource that the worker belongs to."""
     worker: int
     """The index of the worker."""
     because: str
@@ -101,6 +107,7 @@ class Updating(NamedTuple):
     """A learner is about to be updated; only for observers that are `live`."""
 
     resource: str
+    """The name of the learner."""
     version: int
     """The policy version before the update, which is number `version` + 1."""
     state: Any
@@ -111,7 +118,7 @@ class Updating(NamedTuple):
     batch: Any
     """The batch of the update."""
     settings: dict[str, Any]
-    """How the batch is used: ``epochs``, ``minibatch`` in steps, ``shuffle``."""
+    """``epochs``, ``minibatch`` (in steps) and ``shuffle``, by which the batch is used."""
     core: Any
     """The learner's pure functions, with its policy, spaces, loss and optimiser."""
 
@@ -120,6 +127,7 @@ class Updated(NamedTuple):
     """A learner was updated; only for observers that are `live`."""
 
     resource: str
+    """The name of the learner."""
     version: int
     """The policy version before the update, as in `Updating`."""
     trained: Any
@@ -127,22 +135,24 @@ class Updated(NamedTuple):
 
 
 class RowClosed(NamedTuple):
-    """A Row closed."""
+    """A row of results closed."""
 
     row: Row
+    """The row."""
 
 
 class Warned(NamedTuple):
     """Something is odd, and the run goes on."""
 
     text: str
+    """What is odd, and what can be done."""
 
 
 class Ended(NamedTuple):
     """The run is over."""
 
     reason: str
-    """Why it ended: ``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``."""
+    """``until``, ``steps``, ``closed``, ``interrupted`` or ``failed``."""
     error: BaseException | None = None
     """The error, if the run failed."""
 
@@ -172,16 +182,16 @@ CLOSING_SECONDS = 5.0
 
 
 class Observer(Protocol):
-    """A function that takes the events of the kinds that it names.
+    """A callable that takes the events of the kinds that it names; it needs no base class.
 
-    It runs in a thread of the stream, so that it never holds the run up. One with ``live = True``
-    is called at once, where the event happens. One that needs more than `CLOSING_SECONDS` to end
-    has a longer patience: ``patience = 60.0``.
+    It runs in a thread of the stream, so that it never holds the run up. One with the attribute
+    ``live = True`` is called in the run's own thread, where the event happens. When a run ends, an
+    observer has 5 seconds to take what waits for it, or as many as its attribute ``patience`` says.
     """
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """The kinds of events that it takes."""
+        """The kinds of events that it takes, such as ``(RowClosed, Ended)``."""
 
     def __call__(self, event: Any) -> None:
         """Take one event; an error here switches the observer off and never stops the run."""

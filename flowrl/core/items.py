@@ -54,7 +54,7 @@ class Batch:
             the last row), ``version`` (the policy version of the behaviour policy), ``producer``
             (the runner's index), ``env`` (the environment's number, counted over all runners) and
             ``first`` (the steps that the environment had taken before the first row: a rollout
-            continues the one before if its ``first`` is where that one ended).
+            continues the one before if its ``first`` is where that one ended) (default none).
     """
 
     data: dict[str, Array]
@@ -62,13 +62,13 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(T, B)``: steps in time, and columns."""
+        """The pair (T, B) of the steps in time and the number of columns."""
         rows, columns = next(iter(self.data.values())).shape[:2]
         return rows, columns
 
     @property
     def steps(self) -> int:
-        """T x B, masked rows included; a static number."""
+        """The number of steps, T x B, masked rows included; it is a static number."""
         rows, columns = self.shape
         return int(rows * columns)
 
@@ -211,14 +211,17 @@ class Metrics:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Trained:
-    """Result of one `learner.update`: the steps of its batch, its metrics and its policy lag."""
+    """Result of one `learner.update`, which flows downstream of `TrainOneStep`."""
 
     steps: int = field(metadata={"static": True})
     """The steps of the batch."""
     metrics: Metrics
     """The metrics of the update."""
     lag: tuple[Array, Array]
-    """Mean and maximum of (policy version before the update - policy version of the data)."""
+    """Mean and maximum of the policy lag, in updates.
+
+    It is the policy version before the update less that of the data.
+    """
     feedback: dict[str, Array] = field(default_factory=dict)
     """Arrays ``[B]``, one number per column, for the producers of the batch.
 
@@ -253,6 +256,9 @@ COLUMNS = (
 
 class Row(Mapping[str, float]):
     """One row of results: a read-only mapping from names to numbers, NaN where there is none yet.
+
+    Args:
+        values: the numbers by column.
 
     >>> Row({"row": 1, "loss": 0.5})["loss"]
     0.5

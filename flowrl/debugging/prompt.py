@@ -67,13 +67,13 @@ def debug(
     environment opens pdb, as in every run of the local runtime.
 
     Args:
-        graph: the graph or plan to run.
-        seed: the seed of every random number in the run (default 0).
+        graph: graph or plan to run.
+        seed: seed of every random number in the run (default 0).
         stdin: where commands are read from; standard input by default. Its end quits.
         stdout: where everything is written; standard output by default.
 
     Returns:
-        The run as it was left: closed, with its rows and its policy.
+        The run as it was left, closed, with its rows and its policy.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.

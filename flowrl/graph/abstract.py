@@ -16,7 +16,7 @@ from flowrl.graph.protocols import Workers
 from flowrl.graph.site import HereSite, Place
 
 
-class Opaque(FlowrlError):
+class OpaqueError(FlowrlError):
     """Error of a user's function that works neither on shapes nor on zeros.
 
     What it returns is unknown before the run.
@@ -73,7 +73,7 @@ class AbstractSite(HereSite):
         The function is traced, or where that fails run once on zeros.
 
         Raises:
-            Opaque: both fail, or what it returned on zeros is a number that depends on them.
+            OpaqueError: both fail, or what it returned on zeros is a number that depends on them.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
         try:
@@ -86,24 +86,24 @@ class AbstractSite(HereSite):
                 # A write to a read-only array is the function's own mistake, too.
                 if type(error) is type(untraceable) or "read-only" in str(error):
                     raise
-                raise Opaque(f"{type(untraceable).__name__}: {untraceable}") from untraceable
+                raise OpaqueError(f"{type(untraceable).__name__}: {untraceable}") from untraceable
             # Numbers that were computed from zeros say nothing about the run.
             given = {id(x) for x in jax.tree.leaves(args)}
             computed = [x for x in jax.tree.leaves(result) if id(x) not in given]
             if any(isinstance(x, bool | int | float | np.generic) for x in computed):
-                raise Opaque("what it returns depends on values") from untraceable
+                raise OpaqueError("what it returns depends on values") from untraceable
             return jax.tree.map(lambda x: x if id(x) in given else _shape_of(x), result)
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Return whether a predicate holds, where static facts decide it.
 
         Raises:
-            Opaque: values decide it.
+            OpaqueError: values decide it.
         """
         try:
             return bool(_traced(fn, *args))
         except Exception as untraceable:
-            raise Opaque("it decides by values") from untraceable
+            raise OpaqueError("it decides by values") from untraceable
 
     def workers(
         self,

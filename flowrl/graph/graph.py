@@ -28,7 +28,7 @@ class Node:
 
 
 class Chain(values.Printed, Mapping[str, Operator]):
-    """Named operators in a row, as a value: `fl.chain(adv=..., train=...)`."""
+    """Named operators in a row, as a value that `fl.chain(adv=..., train=...)` makes."""
 
     def __init__(self, ops: Mapping[str, Operator]) -> None:
         self._ops = dict(ops)

@@ -364,16 +364,16 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a queue may hold."""
+    """What a queue may hold, and what it does when it is full."""
 
     capacity: int
     """The largest number of items."""
     full: str = "block"
-    """What happens where there is no capacity left: ``block``, ``drop_oldest``, ``drop_newest``."""
+    """``block``, ``drop_oldest`` or ``drop_newest``, where there is no capacity left."""
     order: str = "fifo"
-    """The order in which items are taken: ``fifo`` or ``lifo``."""
+    """``fifo`` or ``lifo``, the order in which items are taken."""
     max_lag: int | None = None
-    """The largest policy lag, in updates, of what comes out, if the queue sees to that."""
+    """The largest policy lag of what comes out, in updates; None for any."""
 
 
 class Operator(ABC):

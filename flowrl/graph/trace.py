@@ -21,7 +21,7 @@ from flowrl.core.compiled import explained
 from flowrl.core.events import OperatorRan, Stream, Tap
 from flowrl.core.items import Batch, Filling, Trained
 from flowrl.errors import FlowrlError
-from flowrl.graph.abstract import AbstractSite, Opaque, abstract
+from flowrl.graph.abstract import AbstractSite, OpaqueError, abstract
 from flowrl.graph.graph import Graph
 from flowrl.graph.period import REPORTED, ROUNDS, ROWS, Did, Noted, Search, Static
 from flowrl.graph.protocols import Handle
@@ -439,7 +439,7 @@ class Tracer:
 
     def failed(self, node: str, error: Exception) -> None:
         """Note a node's error."""
-        if isinstance(error, Opaque):
+        if isinstance(error, OpaqueError):
             self.found.opaque[node] = error.message
         elif isinstance(error, FlowrlError):
             self.found.problems.append((node, error.message))

@@ -317,10 +317,11 @@ class Learner(Resource):
     """A policy in training.
 
     Args:
-        policy: the policy to train, the same as its runners act with.
-        loss: one such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
-        optimizer: one such as `Adam`, or an optax transformation.
-        runners: the runners whose spaces it is made for; they get its first weights.
+        policy: policy to train, the same as its runners act with.
+        loss: loss such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
+        optimizer: optimiser such as `Adam`, or an optax transformation.
+        runners: name of the runners whose spaces it is made for; they get its first weights
+            (default ``runners``).
 
     Raises:
         SettingError: one of them is of another kind, or is not hashable.

@@ -38,12 +38,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Diff:
-    """The comparison of two graphs. `print` shows it; what is alike is only counted."""
+    """The comparison of two graphs, which `print` shows; it is true where anything differs."""
 
     names: tuple[str, str]
-    """What the two graphs are called."""
+    """The names of the two graphs."""
     parts: tuple[Part, ...]
-    """Nodes, settings, plan, and results if there are any."""
+    """What differs in nodes, settings, plan and, where there are runs, results."""
 
     def __bool__(self) -> bool:
         """Whether anything differs."""
@@ -83,11 +83,11 @@ def diff(
     Settings are those of nodes and resources, by address.
 
     Args:
-        a: a graph or its plan.
-        b: the other graph or its plan.
-        names: what to call them; their own names by default.
-        results: the directories of their runs, whose rows are compared too; None for a graph
-            without a run.
+        a: graph or plan.
+        b: other graph or plan.
+        names: what to call the two; None: their own names (the default).
+        results: directories of their runs, whose rows are compared too; None for a graph without a
+            run (default (None, None)).
 
     Raises:
         GraphError: one of them is no graph.

@@ -49,11 +49,11 @@ class Record:
     their median distance from it.
 
     Args:
-        every: record also each update whose number this divides; None (the default) for no others.
-        around: how many updates before a notable one (not finite, or an outlier) are recorded with
-            it; 2 by default.
-        most_bytes: the most bytes of all records on disk; 2 GiB by default. Updates that were kept
-            by `every` are removed first, then the oldest of the others, the very first last.
+        every: record also each update whose number this divides; None: no others (default None).
+        around: updates before a notable one (not finite, or an outlier) that are recorded with it
+            (default 2).
+        most_bytes: most bytes of all records on disk (default 2 GiB). Updates that were kept by
+            `every` are removed first, then the oldest of the others, the very first last.
 
     Raises:
         SettingError: a number is too small.

@@ -45,7 +45,7 @@ may be large."""
 
 @dataclass(frozen=True)
 class TrainedPolicy:
-    """A policy with its weights, ready to act, to be evaluated, and to be saved."""
+    """A trained policy with its weights, ready to act and to be evaluated."""
 
     policy: Policy
     """The description of the policy."""
@@ -54,9 +54,9 @@ class TrainedPolicy:
     weights: Weights
     """Its trained weights."""
     env: Make | None = None
-    """The environment that it was trained in: an id, a class or a function; None if not known."""
+    """The id, class or function of the environment that it was trained in; None if not known."""
     wrappers: tuple[Callable[[Any], Any], ...] = ()
-    """What wraps the environment."""
+    """The functions that wrap the environment, the innermost first."""
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     action_values: bool = False
@@ -65,7 +65,7 @@ class TrainedPolicy:
 
     @property
     def drawn(self) -> Explore:
-        """How actions are chosen where they are not greedy.
+        """The exploration by which actions are chosen where they are not greedy.
 
         They are sampled from the distribution; with action values they are chosen
         epsilon-greedily with an epsilon of 0.05, with which Mnih et al. (2015) evaluate.
@@ -367,10 +367,11 @@ def load(
     """Load a policy that a run saved, after checking every file against the manifest.
 
     Args:
-        path: the run's directory.
-        allow: packages beyond flowrl that may be imported for the user's own classes and functions.
-        env: an id, class or function in place of the saved environment, with the saved wrappers and
-            settings around it.
+        path: directory of the run.
+        allow: packages beyond flowrl that may be imported for the user's own classes and functions
+            (default none).
+        env: id, class or function in place of the saved environment, with the saved wrappers and
+            settings around it; None: the saved environment (default None).
 
     Raises:
         SaveError: there is no such run, a file is damaged, or a package would be needed that is not

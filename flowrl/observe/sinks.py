@@ -196,7 +196,7 @@ class Csv(Sink):
     written again with them.
 
     Args:
-        path: of the file.
+        path: path of the file, which must be new.
 
     Raises:
         SettingError: the file exists already.
@@ -256,7 +256,7 @@ class TensorBoard(Sink):
     Numbers that are not finite are left out.
 
     Args:
-        folder: where the files are written; several runs may share it.
+        folder: folder where the files are written; several runs may share it.
 
     Raises:
         SettingError: the package is not installed.
@@ -304,7 +304,7 @@ class WandB(Sink):
     The graph's settings are the configuration of the run there.
 
     Args:
-        project: the name of the project.
+        project: name of the project.
         settings: more keyword arguments for `wandb.init`, such as ``name="first"`` or
             ``mode="offline"``.
 
@@ -345,9 +345,10 @@ class MLflow(Sink):
     at once.
 
     Args:
-        experiment: the name of the experiment, which is made if there is none.
-        name: of the run there; the graph's name by default.
-        uri: of the tracking server; by default MLFLOW_TRACKING_URI, or what MLflow itself takes.
+        experiment: name of the experiment, which is made if there is none.
+        name: name of the run there; None: the graph's name (the default).
+        uri: address of the tracking server; None: MLFLOW_TRACKING_URI, or what MLflow itself takes
+            (the default).
 
     Raises:
         SettingError: the package is not installed.

@@ -47,7 +47,7 @@ class Concat(Operator):
     It never splits a rollout.
 
     Args:
-        batch_size: least number of steps (T x B) of a batch that it yields.
+        batch_size: least number of environment steps (T x B) of a batch that it yields.
 
     Raises:
         ContractError: two batches have different lengths in time.
@@ -86,10 +86,11 @@ class Advantages(Stateless):
     rollout it bootstraps from the value that the learner gives now.
 
     Args:
-        gamma: discount.
-        gae_lambda: weight of longer estimates: 1 for discounted returns, 0 for one-step
-            differences.
-        learner: the learner that gives the value of the observation after each column.
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        gae_lambda: weight of longer estimates, from 0 to 1: 1 gives discounted returns, 0 one-step
+            differences (default 0.95).
+        learner: name of the learner that gives the value of the observation after each column
+            (default ``learner``).
 
     Raises:
         ContractError: the batch has no ``reward value terminated truncated``.
@@ -158,7 +159,7 @@ class Standardize(Stateless):
     """Shift and scale a field to mean 0 and variance 1 over the valid rows of the batch.
 
     Args:
-        field: name of the field.
+        field: name of the field that is changed, ``[T, B]`` (default ``advantage``).
 
     Raises:
         ContractError: the batch has no such field.

@@ -21,7 +21,7 @@ class Map(Stateless):
     neither works, the plan says that it ends there.
 
     Args:
-        fn: a function from an item to an item.
+        fn: function from an item to an item.
 
     Raises:
         SettingError: `fn` is no function.
@@ -45,7 +45,7 @@ class Filter(Stateless):
     plan says that it ends there.
 
     Args:
-        keep: a function from an item to a truth value.
+        keep: function from an item to a truth value: True passes the item on.
 
     Raises:
         SettingError: `keep` is no function.
@@ -69,7 +69,7 @@ class FlatMap(Stateless):
     It is compiled as `Map` is.
 
     Args:
-        fn: a function from an item to any number of items.
+        fn: function from an item to any number of items.
 
     Raises:
         SettingError: `fn` is no function.
@@ -90,7 +90,7 @@ class Gate(Operator):
     """Let no item through until a number of steps came, and from then on every item.
 
     Args:
-        start: steps (T x B) of the items that it holds back, before it opens.
+        start: steps (T x B) of the items that it holds back before it opens, at least 1.
 
     Raises:
         SettingError: `start` is below 1.
@@ -128,7 +128,8 @@ class Merge(Operator):
     node wait as its weight says, that node waits, too.
 
     Args:
-        weights: by node, the number of its items in each round; None to yield items as they come.
+        weights: by node, the number of its items in each round; None yields items as they come
+            (default None).
 
     Raises:
         SettingError: a weight is no whole number from 1 on.

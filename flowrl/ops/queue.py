@@ -28,17 +28,20 @@ class Queue(Stateless):
     The nodes before it are one stage, those after it another.
 
     Args:
-        capacity: items that it holds.
-        full: what happens to an item that comes when it is full: it waits (``block``, so the stage
-            before waits too), or the oldest or newest item is dropped (``drop_oldest``,
-            ``drop_newest``).
-        order: which item comes out first: the oldest (``fifo``) or the newest (``lifo``).
-        max_lag: the greatest policy lag, in updates, of a batch that comes out; None for any.
-        on_stale: what happens to an older batch: it is dropped (``drop``), or ends the run with an
-            error (``error``); or there is none, for no sample is requested as long as it could
-            become older (``pace``): sampling then waits for learning.
-        learner: the learner whose policy version is compared with the batch's.
-        runners: the runners whose requests are delayed where they are paced.
+        capacity: items that the queue holds, at least 1 (default 16).
+        full: what happens to an item that comes when the queue is full: it waits (``block``, so the
+            stage before waits too), or the oldest or the newest item is dropped (``drop_oldest``,
+            ``drop_newest``) (default ``block``).
+        order: which item comes out first: the oldest (``fifo``) or the newest (``lifo``) (default
+            ``fifo``).
+        max_lag: largest policy lag, in updates, of a batch that comes out; None: any lag (default
+            None).
+        on_stale: what happens to a batch beyond `max_lag`: it is dropped (``drop``), or it ends the
+            run with an error (``error``); or sampling waits for learning, so that no batch can
+            become so old (``pace``) (default ``drop``).
+        learner: name of the learner whose policy version is compared with the batch's (default
+            ``learner``).
+        runners: name of the runners whose requests are delayed by ``pace`` (default ``runners``).
 
     Raises:
         SettingError: a setting is out of its range, or settings contradict each other.
@@ -114,9 +117,9 @@ class MixIn(Operator):
     Each batch that comes is yielded, and after it the oldest ones that have uses left.
 
     Args:
-        batches: the most batches that are kept; the oldest is dropped first, even if it has uses
-            left.
-        uses: how often each is yielded in all.
+        batches: most batches that are kept; the oldest is dropped first, even if it has uses left
+            (default 4).
+        uses: times that each batch is yielded, the first time included (default 2).
 
     Raises:
         SettingError: one of them is below 1.

@@ -32,7 +32,7 @@ class ReplayAdd(Stateless):
     """Add every batch of experience to the replay, and pass the item on.
 
     Args:
-        replay: the replay that it is added to.
+        replay: name of the replay that receives the steps (default ``replay``).
 
     Raises:
         ContractError: a field or column that a replay needs is missing.
@@ -67,11 +67,13 @@ class ReplaySample(Stateless):
     of an environment, is ``batch_size x updates_per_step``.
 
     Args:
-        batch_size: transitions of a batch.
-        learning_starts: steps that must have been added before the first batch.
-        updates_per_step: batches for each step (a fraction); None for one with each item, or at a
-            start for as many as the nodes after it can take.
-        replay: the replay that is sampled.
+        batch_size: transitions in a batch.
+        learning_starts: environment steps that must have been added before the first batch (default
+            1).
+        updates_per_step: batches for each environment step that is added, a fraction or a number
+            above 0; None: one batch with each item or, at a start, as many as the nodes after it
+            can take (default None).
+        replay: name of the replay that is sampled (default ``replay``).
 
     Raises:
         SettingError: a number is out of its range.
@@ -151,9 +153,9 @@ class InitialPriorities(Stateless):
     rows the highest priority so far.
 
     Args:
-        gamma: discount.
-        n_step: steps of a return, as in the replay.
-        learner: the learner that gives action values.
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        n_step: environment steps of a return, as in the replay (default 1).
+        learner: name of the learner that gives action values (default ``learner``).
 
     Raises:
         SettingError: a number is out of its range.
@@ -235,7 +237,7 @@ class UpdatePriorities(Stateless):
     The priority of a transition is how far off the update found its value to be.
 
     Args:
-        replay: the replay that they were sampled from.
+        replay: name of the replay that the transitions were sampled from (default ``replay``).
 
     Raises:
         ContractError: the item has no priorities, or the replay keeps none.

@@ -26,10 +26,11 @@ class Report(Operator):
     seconds passed since the last one. Changing these never changes what is learned.
 
     Args:
-        every: items of a Row, at least.
-        every_steps: steps (T x B) of those items, at least.
-        every_seconds: seconds, at least. If set, the plan's numbers are those per item.
-        runners: the runners whose episodes are reported.
+        every: least number of items in a row (default 1).
+        every_steps: least number of environment steps (T x B) of those items (default 0).
+        every_seconds: least number of seconds between two rows (default 0.0). If it is set, the
+            plan's numbers are those per item.
+        runners: name of the runners whose episodes are reported (default ``runners``).
 
     Raises:
         SettingError: a number is out of its range.
@@ -97,11 +98,12 @@ class Evaluate(Operator):
     had not ended after `max_steps`, of which the returns until then count.
 
     Args:
-        every: items between two evaluations.
-        episodes: episodes of each evaluation.
-        seed: of the environments, the same each time.
-        max_steps: steps after which an episode is cut off.
-        runners: the runners that play, with the weights that they have.
+        every: items between two evaluations (default 100).
+        episodes: episodes of each evaluation (default 10).
+        seed: seed of the environments, the same in each evaluation (default 0).
+        max_steps: steps after which an episode is cut off (default 30_000).
+        runners: name of the runners that play, with the weights that they have (default
+            ``runners``).
 
     Raises:
         SettingError: a number is below 1.

@@ -27,14 +27,15 @@ class ParallelSample(Stateless):
     ``[rollout_length, envs_per_runner]`` are yielded as they come.
 
     Args:
-        mode: ``sync`` or ``async``.
-        min_fraction: the share of the runners whose rollouts end a round, above 0 and up to 1;
-            rollouts of the others are in a later round, with their true policy version.
-        in_flight: requests to each runner at once, with ``mode="async"``.
+        mode: ``sync`` samples in rounds, ``async`` takes rollouts as they come (default ``sync``).
+        min_fraction: share of the runners whose rollouts end a round, above 0 and up to 1; rollouts
+            of the others are in a later round, with their true policy version (default 1.0).
+        in_flight: requests to each runner at the same time, with ``mode="async"`` (default 2).
         local: operators that every rollout goes through where it is sampled, before it is sent: an
-            `fl.chain(...)` of operators without a state that yield one batch for each. In place of
-            the learner they find the weights of the behaviour policy, so `Advantages` works there.
-        runners: the runners that are asked.
+            `fl.chain(...)` of operators without a state that yield one batch for each; None: no
+            operators (default None). In place of the learner they find the weights of the behaviour
+            policy, so `Advantages` works there.
+        runners: name of the runners that sample (default ``runners``).
 
     Raises:
         SettingError: a setting is out of its range, or `local` holds an operator that can't work

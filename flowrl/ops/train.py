@@ -29,11 +29,12 @@ class TrainOneStep(Stateless):
     A batch is one update and one compiled call, whatever its epochs.
 
     Args:
-        epochs: how often each step of the batch is used.
-        minibatch_size: steps per gradient step; None for the whole batch.
-        shuffle: whether each epoch shuffles the minibatches again, or takes them in order. The
-            latter is enough for what comes in random order, as from a replay.
-        learner: the learner that is trained.
+        epochs: passes over the batch in one update (default 1).
+        minibatch_size: steps (or transitions) per gradient step; None: the whole batch (default
+            None).
+        shuffle: whether each epoch shuffles the minibatches again, or takes them in order (default
+            True). The latter is enough for what comes in random order, as from a replay.
+        learner: name of the learner that is trained (default ``learner``).
 
     Raises:
         SettingError: a number is below 1.
@@ -91,11 +92,11 @@ class UpdateTarget(Operator):
     last time.
 
     Args:
-        every: items between two moves.
-        every_steps: steps (T x B) of those items.
-        tau: the share of the way that it moves (Polyak averaging), above 0; 1 copies the
-            parameters.
-        learner: the learner whose target network it is.
+        every: items between two moves (default 1).
+        every_steps: environment steps (T x B) of those items (default 0).
+        tau: share of the way that the target network moves (Polyak averaging), above 0; 1 copies
+            the parameters (default 1.0).
+        learner: name of the learner whose target network moves (default ``learner``).
 
     Raises:
         SettingError: a number is out of its range.

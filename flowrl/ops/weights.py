@@ -25,15 +25,15 @@ class SyncWeights(Operator):
     both `every` items and `every_steps` steps came since the last time.
 
     Args:
-        every: items between two times.
-        every_steps: steps (T x B) of those items.
-        to: ``all`` runners, or the ``producer`` (those runners only whose samples were trained on
-            since the last time).
-        wait: whether to wait for the weights to be computed; no sample is then requested with
-            older ones. If not, the learner goes on at once, and samples may still be requested
-            with the older ones.
-        learner: the learner whose weights are published.
-        runners: the runners that get them.
+        every: items between two publications (default 1).
+        every_steps: environment steps (T x B) of those items (default 0).
+        to: ``all`` runners, or the ``producer``: only those runners whose samples were trained on
+            since the last time (default ``all``).
+        wait: whether to wait for the weights to be computed; no sample is then requested with older
+            ones (default True). If not, the learner goes on at once, and samples may still be
+            requested with the older ones.
+        learner: name of the learner whose weights are published (default ``learner``).
+        runners: name of the runners that receive them (default ``runners``).
 
     Raises:
         SettingError: a setting is out of its range.

@@ -26,23 +26,27 @@ class Replay(Resource):
     0 where the episode terminated. An episode that was truncated goes on from its last observation.
 
     Args:
-        buffer_size: steps that it holds, those between two episodes included.
+        buffer_size: environment steps that it holds, masked rows between two episodes included.
         prioritized: whether transitions are sampled by priority (Schaul et al. 2016), with
-            importance weights as the field ``weight``; if not, each is as likely as any other.
-        n_step: steps of a return.
-        gamma: discount.
+            importance weights as the field ``weight``; if not, each is as likely as any other
+            (default False).
+        n_step: environment steps of a return (default 1).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         shards: parts, each with its own environments: one is in this process; several are where the
-            workers of the runtime are. A replay over environments in JAX lies on the device, and
-            is one part whatever this says.
-        alpha: the power of a priority; with 0 all are sampled alike.
-        beta: the power of the importance weights, at first.
-        beta_steps: steps added over which beta rises to 1, where the correction is whole; 0 for
-            never. Schaul et al. (2016) let it rise over the run, whose length a replay does not
-            know: give it the steps of the run, or those over which the policy still changes much.
-        eps: a number added to every priority, so that none is 0.
-        extra: more fields to store; a transition has them as they were at its first step.
-        restarts: how often in a row a shard whose process ended is restarted, empty; 0 for never.
-        runners: the runners whose experience it holds.
+            workers of the runtime are (default 1). A replay over environments in JAX lies on the
+            device, and is one part whatever this says.
+        alpha: exponent of a priority; with 0 all transitions are sampled alike (default 0.6).
+        beta: exponent of the importance weights, at first (default 0.4).
+        beta_steps: environment steps added over which beta rises to 1, where the correction is
+            whole; 0: never (default 100_000). Schaul et al. (2016) let it rise over the run, whose
+            length a replay does not know: give it the steps of the run, or those over which the
+            policy still changes much.
+        eps: number added to every priority, so that none is 0 (default 1e-6).
+        extra: names of more fields to store; a transition has them as they were at its first step
+            (default none).
+        restarts: restarts in a row of a shard whose process ended; it is then empty; 0: none
+            (default 3).
+        runners: name of the runners whose experience it holds (default ``runners``).
 
     Raises:
         SettingError: a number is out of its range.

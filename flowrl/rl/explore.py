@@ -21,7 +21,7 @@ Array = Any
 
 
 class Explore(ABC):
-    """A way to pick actions from a policy's distribution."""
+    """Base class of explorations: frozen settings that choose actions from distributions."""
 
     samples: ClassVar[bool] = False
     """Whether actions are sampled from the policy's own distribution.
@@ -55,7 +55,7 @@ class Explore(ABC):
 
 @dataclass(frozen=True)
 class Sampled(Explore):
-    """Stochastic policy: actions are sampled from the policy's distribution."""
+    """Stochastic policy, whose actions are sampled from its distribution; it has no settings."""
 
     samples: ClassVar[bool] = True
 
@@ -74,11 +74,11 @@ class EpsilonGreedy(Explore):
     and the spread 7).
 
     Args:
-        start: epsilon at first, from 0 to 1.
-        end: epsilon at last, from 0 to 1.
-        steps: environment steps over which epsilon falls, of all environments of all runners
-            together.
-        spread: how differently environments explore; 0 for all alike.
+        start: probability of a random action at first, from 0 to 1 (default 1.0).
+        end: probability of a random action at last, from 0 to 1 (default 0.05).
+        steps: environment steps over which it falls, of all environments of all runners together
+            (default 10_000).
+        spread: how differently environments explore; 0: all alike (default 0.0).
 
     Raises:
         SettingError: one of these is out of its range.
@@ -139,7 +139,8 @@ class GaussianNoise(Explore):
     """Greedy action with normal noise added, clipped to [-1, 1] (TD3, Fujimoto et al. 2018).
 
     Args:
-        deviation: the standard deviation of the noise, where 1 is half the range of an action.
+        deviation: standard deviation of the noise, where 1 is half the range of an action; at least
+            0 (default 0.1).
 
     Raises:
         SettingError: the deviation is negative.

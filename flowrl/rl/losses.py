@@ -55,7 +55,7 @@ def without_masked_nans(rows: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class Loss(ABC):
-    """A loss with settings, and the requirements by which graphs are checked."""
+    """Base class of losses: frozen settings, and the requirements by which graphs are checked."""
 
     needs: ClassVar[tuple[str, ...]]
     """The fields that a batch must have."""
@@ -85,7 +85,7 @@ class Loss(ABC):
     values: ClassVar[bool] = False
     """Whether the policy's action outputs are action values, from which no actions are sampled."""
     random: ClassVar[bool] = False
-    """Whether the loss takes ``seed``: random ``uint32[N, 2]``, other numbers for every update.
+    """Whether the loss takes the field ``seed``, random ``uint32[N, 2]``, new with every update.
 
     `jax.random.wrap_key_data` makes a key of each row.
     """
@@ -148,15 +148,14 @@ class PPOLoss(Loss):
     Equation 8 is added where `kl_penalty_target` is set.
 
     Args:
-        clip_ratio: how far the probability ratio may move from 1.
-        vf_coef: coefficient of the value loss.
-        value_clip: how far a value may move from the old one; None for any distance (Engstrom et
-            al. 2020 found no need of it).
-        ent_coef: coefficient of the entropy bonus.
-        kl_penalty_target: the KL divergence in nats that an adaptive penalty steers to; None for no
-            penalty.
-        target_kl: an update ends as soon as a minibatch's KL divergence in nats exceeds 1.5 times
-            this; None for never.
+        clip_ratio: how far the probability ratio may move from 1 (default 0.2).
+        vf_coef: coefficient of the value loss (default 0.5).
+        value_clip: how far a value may move from the old value; None: any distance (Engstrom et al.
+            2020 found no need of it; default None).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
+        kl_penalty_target: KL divergence in nats that an adaptive penalty steers to; None: no
+            penalty (default None).
+        target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
 
     Raises:
         SettingError: `clip_ratio` is not above 0.
@@ -247,8 +246,8 @@ class PGLoss(Loss):
     """Policy gradient with a learned baseline (Sutton et al. 2000; A2C: Mnih et al. 2016).
 
     Args:
-        vf_coef: coefficient of the value loss.
-        ent_coef: coefficient of the entropy bonus.
+        vf_coef: coefficient of the value loss (default 0.5).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
     """
 
     vf_coef: float = 0.5
@@ -278,12 +277,14 @@ class VTraceLoss(Loss):
     This is the loss of IMPALA.
 
     Args:
-        gamma: discount per step.
-        vtrace_lambda: the factor by which longer traces decay per step; 1 for no such decay.
-        rho_clip: the largest importance ratio of a step's own error.
-        c_clip: the largest importance ratio by which later errors are passed back through a step.
-        vf_coef: coefficient of the value loss.
-        ent_coef: coefficient of the entropy bonus.
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        vtrace_lambda: the factor by which longer traces decay per step; 1 for no such decay
+            (default 1.0).
+        rho_clip: the largest importance ratio of a step's own error (default 1.0).
+        c_clip: the largest importance ratio by which later errors are passed back through a step
+            (default 1.0).
+        vf_coef: coefficient of the value loss (default 0.5).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
     """
 
     gamma: float = 0.99
@@ -331,23 +332,25 @@ class APPOLoss(Loss):
     """Asynchronous PPO: the clipped surrogate on V-trace advantages (IMPACT, Luo et al. 2020).
 
     It is equation 3 of the paper with its target network. The target network is the policy that
-    probability ratios are clipped around and that V-trace evaluates. It does not change between two
-    `UpdateTarget`s, so many updates on data of any age stay near one policy.
+    probability ratios are clipped around and that V-trace evaluates. It does not change until
+    `UpdateTarget` moves it, so many updates on data of any age stay near one policy.
 
     Args:
-        clip_ratio: how far the probability ratio may move from 1.
-        standardize: shift and scale the advantages of a minibatch to mean 0 and variance 1. Near
-            the optimum, where all advantages are small, this scales noise up to the size that the
-            signal had before.
+        clip_ratio: how far the probability ratio may move from 1 (default 0.2).
+        standardize: shift and scale the advantages of a minibatch to mean 0 and variance 1 (default
+            False). Near the optimum, where all advantages are small, this scales noise up to the
+            size that the signal had before.
         target_values: take the values in V-trace from the target network, as IMPACT does, and not
-            from the newest parameters, as RLlib does.
-        gamma: discount per step.
-        vtrace_lambda: the factor by which longer traces decay per step; 1 for no such decay.
-        rho_clip: the largest importance ratio of a step's own error.
-        c_clip: the largest importance ratio by which later errors are passed back through a step.
-        vf_coef: coefficient of the value loss.
-        ent_coef: coefficient of the entropy bonus.
-        kl_coef: coefficient of the KL divergence from the target network.
+            from the newest parameters, as RLlib does (default False).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        vtrace_lambda: the factor by which longer traces decay per step; 1 for no such decay
+            (default 1.0).
+        rho_clip: the largest importance ratio of a step's own error (default 1.0).
+        c_clip: the largest importance ratio by which later errors are passed back through a step
+            (default 1.0).
+        vf_coef: coefficient of the value loss (default 0.5).
+        ent_coef: coefficient of the entropy bonus (default 0.0).
+        kl_coef: coefficient of the KL divergence from the target network (default 0.0).
 
     Raises:
         SettingError: `clip_ratio` is not above 0.

@@ -12,7 +12,15 @@ Array = Any
 
 
 def mean(x: Array, weight: Array) -> Array:
-    """Return the mean of `x` weighed by `weight`, of the same shape; 0 where all weights are 0."""
+    """Return the mean of `x` weighed by `weight`; 0 where all weights are 0.
+
+    Args:
+        x: numbers ``[N]`` or ``[T, B]``; those of weight 0 may be NaN.
+        weight: weights of the same shape, such as the field ``valid`` of a batch.
+
+    Returns:
+        A scalar.
+    """
     w = weight.astype(jnp.float32)
     total = jnp.sum(w)
     # A masked number may be NaN, and NaN times 0 is NaN: it is replaced before it is weighed.

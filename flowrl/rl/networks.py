@@ -35,14 +35,15 @@ class MLP(nnx.Module):
     """Fully connected actor and critic, with a trunk each or a shared one.
 
     Args:
-        obs_space: the environment's observation space.
-        action_space: the environment's action space.
-        hidden: the widths of the layers of each trunk.
-        activation: tanh, relu, silu or gelu.
-        shared: use one trunk for both.
-        normalize: shift and scale observations by running moments (`RunningNorm`).
-        log_std: the initial log-deviation of Gaussian actions.
-        rngs: the random keys of the initial weights.
+        obs_space: observation space of the environment.
+        action_space: action space of the environment.
+        hidden: widths of the layers of each trunk (default (64, 64)).
+        activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``tanh``).
+        shared: whether actor and critic share one trunk (default False).
+        normalize: whether to shift and scale observations by running moments (`RunningNorm`)
+            (default False).
+        log_std: initial logarithm of the standard deviation of Gaussian actions (default 0.0).
+        rngs: random keys of the initial weights.
     """
 
     def __init__(
@@ -124,16 +125,17 @@ class RNN(nnx.Module):
     It is for environments of which one observation does not show the whole state.
 
     Args:
-        obs_space: the environment's observation space.
-        action_space: the environment's action space.
-        hidden: the widths of the layers before the cell.
-        cell: lstm or gru.
-        size: the width of the cell.
-        activation: tanh, relu, silu or gelu.
-        shared: use one trunk and cell for actor and critic; else each has its own.
-        normalize: shift and scale observations by running moments (`RunningNorm`).
-        log_std: the initial log-deviation of Gaussian actions.
-        rngs: the random keys of the initial weights.
+        obs_space: observation space of the environment.
+        action_space: action space of the environment.
+        hidden: widths of the layers before the cell (default (64,)).
+        cell: ``lstm`` or ``gru`` (default ``lstm``).
+        size: width of the cell (default 64).
+        activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``tanh``).
+        shared: whether actor and critic share trunk and cell (default False).
+        normalize: whether to shift and scale observations by running moments (`RunningNorm`)
+            (default False).
+        log_std: initial logarithm of the standard deviation of Gaussian actions (default 0.0).
+        rngs: random keys of the initial weights.
     """
 
     def __init__(
@@ -352,14 +354,14 @@ class CNN(nnx.Module):
     divided by 255.
 
     Args:
-        obs_space: the environment's observation space.
-        action_space: the environment's action space.
-        channels: the filters of each convolution.
-        kernels: the sizes of the convolutions in pixels.
-        strides: the strides of the convolutions in pixels.
-        hidden: the width of the fully connected layer after them.
-        log_std: the initial log-deviation of Gaussian actions.
-        rngs: the random keys of the initial weights.
+        obs_space: observation space of the environment.
+        action_space: action space of the environment.
+        channels: number of filters of each convolution (default (32, 64, 64)).
+        kernels: sizes of the convolutions in pixels (default (8, 4, 3)).
+        strides: strides of the convolutions in pixels (default (4, 2, 1)).
+        hidden: width of the fully connected layer after them (default 512).
+        log_std: initial logarithm of the standard deviation of Gaussian actions (default 0.0).
+        rngs: random keys of the initial weights.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class RunningNorm(nnx.Module):
     once per `learner.update`, by that batch, and are sent along with the weights.
 
     Args:
-        shape: the shape of one observation.
-        clip: the largest absolute value that the layer returns, in standard deviations.
+        shape: shape of one observation.
+        clip: largest absolute value that the layer returns, in standard deviations (default 10.0).
     """
 
     def __init__(self, shape: tuple[int, ...], clip: float = 10.0) -> None:

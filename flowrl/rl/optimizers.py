@@ -156,12 +156,14 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), or AdamW (Loshchilov and Hutter 2019) with `weight_decay`.
 
     Args:
-        lr: the learning rate, a number or a schedule.
-        eps: added to the root of the second moment; 1e-5 is usual for on-policy methods.
-        max_grad_norm: the largest global norm of the gradients; None for any.
-        b1: the decay of the moving average of gradients.
-        b2: the decay of the moving average of squared gradients.
-        weight_decay: the coefficient of the decay of weights; 0 for none.
+        lr: learning rate, a number or a schedule such as `Linear` (default 3e-4).
+        eps: number added to the root of the second moment; 1e-5 is usual for on-policy methods
+            (default 1e-5).
+        max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
+            (default None).
+        b1: decay of the moving average of gradients, from 0 to 1 (default 0.9).
+        b2: decay of the moving average of squared gradients, from 0 to 1 (default 0.999).
+        weight_decay: coefficient of the decay of weights; 0: none (default 0.0).
 
     Raises:
         SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
@@ -195,10 +197,11 @@ class RMSProp(Optimizer):
     A2C and IMPALA used that scale.
 
     Args:
-        lr: the learning rate, a number or a schedule.
-        decay: the decay of the moving average of squared gradients.
-        eps: added under the root.
-        max_grad_norm: the largest global norm of the gradients; None for any.
+        lr: learning rate, a number or a schedule such as `Linear` (default 7e-4).
+        decay: decay of the moving average of squared gradients, from 0 to 1 (default 0.99).
+        eps: number added under the root (default 1e-5).
+        max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
+            (default None).
 
     Raises:
         SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
@@ -223,9 +226,10 @@ class SGD(Optimizer):
     """Stochastic gradient descent, with momentum where it is above 0.
 
     Args:
-        lr: the learning rate, a number or a schedule.
-        momentum: the decay of the moving sum of gradients; 0 for no momentum.
-        max_grad_norm: the largest global norm of the gradients; None for any.
+        lr: learning rate, a number or a schedule such as `Linear` (default 0.01).
+        momentum: decay of the moving sum of gradients, from 0 to 1; 0: no momentum (default 0.0).
+        max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
+            (default None).
 
     Raises:
         SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
@@ -245,9 +249,17 @@ class SGD(Optimizer):
 
 
 class Optax(Spec):
-    """A user's own optax transformation, given by the function that makes it and its settings.
+    """Optax transformation as a value: the function that makes it, and its settings.
 
-    ``Optax(optax.lion, learning_rate=1e-4)`` is one.
+    ``Optax(optax.lion, learning_rate=1e-4)`` is one. Unlike the transformation itself it compares,
+    prints, and can be saved with a run.
+
+    Args:
+        fn: the function that makes the transformation.
+        **settings: its keyword arguments.
+
+    Raises:
+        SettingError: `fn` can't be called.
     """
 
     def build(self) -> optax.GradientTransformation:

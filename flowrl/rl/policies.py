@@ -42,6 +42,14 @@ class Policy(Spec):
 
     A module whose attribute ``squashed`` is True has Gaussians that are squashed into [-1, 1] by
     tanh, as those of `SACNetwork` are.
+
+    Args:
+        fn: the module class, or a function that returns a module.
+        **settings: its keyword arguments beside the spaces and ``rngs``.
+
+    Raises:
+        SettingError: `fn` can't be called.
+        PolicyError: the module does not fit the spaces, when a graph with it is checked.
     """
 
 

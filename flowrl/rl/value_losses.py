@@ -65,8 +65,9 @@ class DQNLoss(Loss):
 
     Args:
         double: the newest parameters choose the next action and the target network evaluates it
-            (van Hasselt et al. 2016, equation 4).
-        huber: the error from which on the loss is linear; None for squares throughout.
+            (van Hasselt et al. 2016, equation 4) (default True).
+        huber: absolute error from which on the loss is linear; None: squares throughout (default
+            1.0).
 
     Raises:
         SettingError: `huber` is not above 0.
@@ -130,8 +131,8 @@ class SACLoss(Loss):
     the logarithm of the temperature.
 
     Args:
-        target_entropy: the entropy in nats that the temperature steers to; None for minus the
-            number of the action's parts (table 1).
+        target_entropy: entropy in nats that the temperature steers to; None: minus the number of
+            the action's dimensions (table 1) (default None).
     """
 
     target_entropy: float | None = None

@@ -45,19 +45,19 @@ class QNetwork(nnx.Module):
     images with 3 axes go through convolutions where `channels`, `kernels` or `strides` are given.
 
     Args:
-        obs_space: the environment's observation space.
-        action_space: the environment's action space, which must be one of n actions.
-        hidden: the widths of the fully connected layers; after convolutions there is one such
-            layer, of the last of these widths.
-        activation: tanh, relu, silu or gelu.
-        dueling: compute the value of the observation and the advantages of actions separately
-            (Wang et al. 2016, equation 9).
-        normalize: shift and scale observations by running moments (`RunningNorm`); not for images
-            that go through convolutions.
-        channels: the filters of each convolution; None for (32, 64, 64).
-        kernels: the sizes of the convolutions in pixels; None for (8, 4, 3).
-        strides: the strides of the convolutions in pixels; None for (4, 2, 1).
-        rngs: the random keys of the initial weights.
+        obs_space: observation space of the environment.
+        action_space: action space of the environment, which must be one of n actions.
+        hidden: widths of the fully connected layers; after convolutions there is one such layer, of
+            the last of these widths (default (64, 64)).
+        activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``relu``).
+        dueling: whether to compute the value of the observation and the advantages of actions
+            separately (Wang et al. 2016, equation 9) (default False).
+        normalize: whether to shift and scale observations by running moments (`RunningNorm`); not
+            for images that go through convolutions (default False).
+        channels: number of filters of each convolution; None: (32, 64, 64) (default None).
+        kernels: sizes of the convolutions in pixels; None: (8, 4, 3) (default None).
+        strides: strides of the convolutions in pixels; None: (4, 2, 1) (default None).
+        rngs: random keys of the initial weights.
 
     Raises:
         PolicyError: actions are not one of n, or `normalize` is set for images.
@@ -116,12 +116,12 @@ class SACNetwork(nnx.Module):
     The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy.
 
     Args:
-        obs_space: the environment's observation space.
-        action_space: the environment's action space, which must be a Box of floats.
-        hidden: the widths of the layers of the policy and of each critic.
-        activation: tanh, relu, silu or gelu.
-        alpha: the initial temperature.
-        rngs: the random keys of the initial weights.
+        obs_space: observation space of the environment.
+        action_space: action space of the environment, which must be a Box of floats.
+        hidden: widths of the layers of the policy and of each critic (default (256, 256)).
+        activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``relu``).
+        alpha: initial temperature (default 1.0).
+        rngs: random keys of the initial weights.
 
     Raises:
         PolicyError: actions are not in a Box.

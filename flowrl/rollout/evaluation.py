@@ -45,8 +45,8 @@ class Evaluation:
             return until then.
         digests: ``uint64[episodes]``, of all observations and rewards: episodes with equal ones are
             copies of each other.
-        max_steps: after so many steps an episode was cut.
-        sampled: whether actions were those of the stochastic policy, not greedy.
+        max_steps: steps after which an episode was cut (default 30_000).
+        sampled: whether actions were those of the stochastic policy, not greedy (default False).
     """
 
     returns: Array
@@ -118,7 +118,7 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the mean must know: how many episodes were cut or are copies."""
+        """Sentences on how many episodes were cut or are copies of others, if any are."""
         notes, count, cut = [], len(self), int(self.cut.sum())
         if cut:
             were = "was" if cut == 1 else "were"

@@ -27,7 +27,7 @@ from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.published import Published, WeightsByRunner
-from flowrl.rollout.requests import AsyncRequests, Late
+from flowrl.rollout.requests import AsyncRequests, LateError
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 from flowrl.rollout.sample import Sample
@@ -275,7 +275,7 @@ class GymRunners(RunnersHandle):
         while True:
             try:
                 request = self.requests.next(self.spec.timeout)
-            except Late as late:
+            except LateError as late:
                 # Its request is still pending, so the restart finds it among the lost ones.
                 self._restart_late(late)
                 continue
@@ -301,7 +301,7 @@ class GymRunners(RunnersHandle):
         self._received_in_total += 1
         here().mark("came", f"{self.site.name}, {runner}")
 
-    def _restart_late(self, late: Late) -> None:
+    def _restart_late(self, late: LateError) -> None:
         """Restart a runner that let its oldest request wait for too long."""
         runner = late.worker
         text = f"{self.site.name}, runner {runner} gave nothing for {late.seconds:g} s"

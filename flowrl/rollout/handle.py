@@ -176,6 +176,6 @@ class RunnersHandle(Handle):
             max_steps: after so many steps an episode is cut; its return so far then counts.
 
         Returns:
-            By the names in `EVALUATED`: the mean, standard deviation, minimum and maximum of the
-            returns, and how many episodes were cut.
+            The mean, standard deviation, minimum and maximum of the returns, and how many episodes
+            were cut, by the names of their columns in a row.
         """

@@ -34,12 +34,12 @@ class Request:
         return self.future.result()
 
 
-class Late(TimeoutError):
+class LateError(TimeoutError):
     """A worker let a call wait for too long.
 
     Args:
-        worker: the number of the worker.
-        seconds: how long the call waited.
+        worker: number of the worker.
+        seconds: seconds that the call waited.
     """
 
     def __init__(self, worker: int, seconds: float) -> None:
@@ -80,11 +80,11 @@ class AsyncRequests:
     worker still sends is ignored.
 
     Args:
-        submit: starts a call to a worker by its number.
-        wait: returns which of several futures is done, or the first to be, within so many seconds
-            (None for any); None where none is.
-        count: the number of workers.
-        in_flight: calls to each worker at once.
+        submit: function that starts a call to a worker, given the worker's number.
+        wait: function that returns which of several futures is done, or the first to be, within so
+            many seconds (None: no limit); None where none is.
+        count: number of workers.
+        in_flight: calls to each worker at the same time (default 1).
 
     >>> from flowrl.core.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
@@ -166,7 +166,7 @@ class AsyncRequests:
             The request whose result is there.
 
         Raises:
-            Late: a worker took longer, and no other has a result.
+            LateError: a worker took longer, and no other has a result.
             LookupError: no worker has been called.
         """
         if not any(self.going):
@@ -183,7 +183,7 @@ class AsyncRequests:
         with WAITING:
             found = self.wait([request.future for request in oldest], seconds_left)
         if found is None:
-            raise Late(most_urgent, (timeout or 0.0) * self.patience[most_urgent])
+            raise LateError(most_urgent, (timeout or 0.0) * self.patience[most_urgent])
         worker = oldest[found].worker
         # From now on the worker can work on its next call, if there is one.
         self.since[worker] = time.monotonic()

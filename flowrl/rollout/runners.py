@@ -30,28 +30,29 @@ class Runners(Resource):
     has `rollout_length` steps per environment.
 
     Args:
-        env: a Gymnasium id, or a function that makes an environment (or a vector of exactly
-            `envs_per_runner`).
-        policy: the policy that picks the actions.
-        num_runners: runners: one after another in this process; on Ray each a thread, in processes
-            that they share.
-        envs_per_runner: environments per runner.
-        rollout_length: steps per environment and call.
-        wrappers: put around each environment, the first one innermost.
-        env_settings: keyword arguments for making an environment.
+        env: Gymnasium id, or a function or class that makes an environment (or a vector of exactly
+            `envs_per_runner`). ``gymnax:NAME`` and ``brax:NAME`` are environments written in JAX.
+        policy: policy that chooses the actions.
+        num_runners: number of runners: one after another in this process; on Ray each is a thread,
+            in processes that they share (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 128).
+        wrappers: functions put around each environment, the first one innermost (default none).
+        env_settings: keyword arguments for making an environment (default none).
         timeout: seconds that a rollout may take on Ray; a runner that takes longer is killed and
             restarted. The timeout doubles after each restart in a row, for starting takes part of
-            it. None for any.
-        restarts: how often in a row a runner whose process ended or hung is restarted; 0 for never.
+            it. None: no limit (default None).
+        restarts: restarts in a row of a runner whose process ended or hung; 0: none (default 3).
         on_error: what happens when an environment raises or breaks its spaces: ``stop`` the run, or
-            ``restart`` its runner.
-        explore: how actions are picked from the policy's distribution.
-        normalize_rewards: the discount of the returns whose running deviation rewards are divided
-            by, each runner's by its own; None for no scaling.
-        clip_rewards: the bound of the rewards that are learned from, once they are scaled; None for
-            any. Episode returns are those of the environment, neither scaled nor clipped.
+            ``restart`` its runner (default ``stop``).
+        explore: how actions are chosen from the policy's distribution (default `Sampled`).
+        normalize_rewards: discount factor of the returns whose running standard deviation rewards
+            are divided by, each runner's by its own; None: no scaling (default None).
+        clip_rewards: bound of the absolute rewards that are learned from, once they are scaled;
+            None: no bound (default None). Episode returns are those of the environment, neither
+            scaled nor clipped.
         metrics: keys of the `info` that Gymnasium environments return with a step, numbers that
-            each Row reports as ``env/KEY``, ``/min`` and ``/max``.
+            each row reports as ``env/KEY``, ``env/KEY/min`` and ``env/KEY/max`` (default none).
 
     Raises:
         SettingError: a setting has a value that it can't have.

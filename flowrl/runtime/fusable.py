@@ -114,7 +114,11 @@ def fusable(plan: Plan) -> Periodicity:
             ],
         )
     if found is None:
-        raise CheckError(name, [f"{name}: no steady period was found, of which a program is made"])
+        text = (
+            "no steady period was found, of which a program is made; choose rates that divide one "
+            "another, such as a Report(every) that is a multiple of the updates after one sample"
+        )
+        raise CheckError(name, [f"{name}: {text}"])
     if found.unit > UNROLLED:
         raise CheckError(name, [f"{name}: {too_long(found.unit)}"])
     return found

@@ -141,14 +141,14 @@ class Tracing:
         Only then does the reporting operator take all items that reached it.
 
         Raises:
-            Uneven: the reporting operator closes a row before the last item.
+            UnevenError: the reporting operator closes a row before the last item.
             GraphError: the graph does not repeat itself in a program.
         """
         if count == 1:
             return self.rounds(rounds)
         # Nodes after the reporting operator would have to run within the scan.
         if self.reporting.downstream or self.reporting.outlets:
-            raise Uneven
+            raise UnevenError
         ledger = self.place.ledger
         arrays, structure, newest = self.state.get()
         start = _Start(structure, newest, self.reporting.state, counted(ledger))
@@ -209,7 +209,7 @@ class Tracing:
             for source, item in zip(sources, items, strict=True):
                 # This row would report resources as they are after all units, not its own.
                 if rows:
-                    raise Uneven
+                    raise UnevenError
                 of_unit = jax.tree.map(lambda x, i=i: x[i], item)
                 self.loop.enter(self.reporting, of_unit, source, rows)
         return rows
@@ -267,7 +267,7 @@ class Tracing:
         return Segment(run, *facts)
 
 
-class Uneven(GraphError):
+class UnevenError(GraphError):
     """A row closes within a repeating unit."""
 
     def __init__(self) -> None:

@@ -21,9 +21,10 @@ class LocalRuntime:
     """One plain loop in one thread of this process.
 
     Args:
-        schedule: the order of the stages of a graph with queues: ``lockstep``, in which each stage
+        schedule: order of the stages of a graph with queues: ``lockstep``, in which each stage
             takes one turn a round, if it can; or ``random``, in which a stage is picked by the
-            run's seed, so that what may happen side by side can be tried out.
+            run's seed, so that what may happen side by side can be tried out (default
+            ``lockstep``).
 
     Raises:
         SettingError: `schedule` is neither of these.

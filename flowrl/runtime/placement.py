@@ -29,11 +29,12 @@ class Actor:
     """A process of its own for a resource, or for the functions of a stage.
 
     Args:
-        count: how many processes a stage takes in turn, one after another.
-        gpus: GPUs of each process; None for one, if it is for a resource and the cluster has any.
-        options: more options of the Ray actor, such as ``{"resources": {"big": 1}}``. An error is
-            raised for what the nodes that are up do not have: a cluster that grows on demand must
-            have grown before.
+        count: number of processes that a stage takes in turn, one after another (default 1).
+        gpus: GPUs of each process, or a share of one; None: one, if it is for a resource and the
+            cluster has any (default None).
+        options: more options of the Ray actor, such as ``{"resources": {"big": 1}}`` (default
+            none). An error is raised for what the nodes that are up do not have: a cluster that
+            grows on demand must have grown before.
 
     Raises:
         SettingError: a count below 1 or a negative share of GPUs.

@@ -437,22 +437,23 @@ class RayRuntime:
     """Runners as Ray actors; the learner and the loop in this process.
 
     Args:
-        address: of a running Ray to join; None starts one on this machine, its dashboard off, and
-            ends it afterwards.
+        address: address of a running Ray to join; None starts one on this machine, its dashboard
+            off, and ends it afterwards (default None).
         place: by the name of a resource, or of the first node of a stage: the `Actor` that it has
-            of its own. A stage that updates such a resource runs its functions there. Rollouts and
-            batches then go from process to process by reference, never through this one. With the
-            learner on a GPU, this process needs none: start it with ``JAX_PLATFORMS=cpu``.
-        processes: how many processes share the runners of a resource, which are threads there; None
-            for twice as many as there are cores. More of them only cost memory, start-up and
-            changes of context; fewer share one interpreter, whose Python code runs one thread at a
-            time.
+            of its own (default none). A stage that updates such a resource runs its functions
+            there. Rollouts and batches then go from process to process by reference, never through
+            this one. With the learner on a GPU, this process needs none: start it with
+            ``JAX_PLATFORMS=cpu``.
+        processes: number of processes that share the runners of a resource, which are threads
+            there; None: twice as many as there are cores (default None). More of them only cost
+            memory, start-up and changes of context; fewer share one interpreter, whose Python code
+            runs one thread at a time.
         init: more keyword arguments for `ray.init`. ``{"runtime_env": {"working_dir": "."}}``
-            copies this folder to every node, where modules of your own in it are imported from
-            then.
+            copies this folder to every node, where modules of your own in it are imported from then
+            (default none).
         imports: modules by name, or files by path (``envs.py``), that every process imports before
-            anything else. Environments that are registered in this process are known to all of them
-            anyway.
+            anything else (default none). Environments that are registered in this process are known
+            to all of them anyway.
 
     Raises:
         SettingError: `processes` is no positive number, `place` holds something else than `Actor`,

@@ -28,7 +28,7 @@ from flowrl.graph.versions import later
 from flowrl.runtime.base import Session
 from flowrl.runtime.counted import add
 from flowrl.runtime.fusable import fusable, refuse, too_long
-from flowrl.runtime.fused import UNROLLED, Periodicity, Segment, Tracing, Uneven
+from flowrl.runtime.fused import UNROLLED, Periodicity, Segment, Tracing, UnevenError
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
 from flowrl.runtime.state import differing, strong
@@ -142,7 +142,7 @@ class Fused:
         segment, structure = self.tracing.segment, self.structure
         try:
             return segment(structure, arrays, lambda: self.tracing.units(period // unit, unit))
-        except Uneven:
+        except UnevenError:
             if period > UNROLLED:
                 raise GraphError(too_long(period), self.graph.name) from None
             return segment(structure, arrays, lambda: self.tracing.rounds(period))
@@ -323,12 +323,14 @@ class XlaRuntime:
     """The whole graph as one XLA program, for environments written in JAX.
 
     Args:
-        chunk: periods of the plan (a Row, where the plan gives no other number) that the program
-            runs before it returns their rows; None for as many as take about half a second. A run
-            stops at the end of a chunk: at a goal, Ctrl-C, and an update that is not finite.
-        seeds: how many runs go on at once, of consecutive seeds from the run's seed on; None for
-            one run that is not mapped.
-        sweep: settings of which the runs have different values, each with all seeds.
+        chunk: periods of the plan (a row, where the plan gives no other number) that the program
+            runs before it returns their rows; None: as many as take about half a second (default
+            None). A run stops at the end of a chunk: at a goal, Ctrl-C, and an update that is not
+            finite.
+        seeds: number of runs that go on at once, of consecutive seeds from the run's seed on; None:
+            one run that is not mapped (default None).
+        sweep: settings of which the runs have different values, each with all seeds; None: no sweep
+            (default None).
 
     Raises:
         SettingError: `chunk` or `seeds` is below 1.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import flowrl as fl
-from flowrl.rollout.requests import Late
+from flowrl.rollout.requests import LateError
 
 
 class Calls:
@@ -79,7 +79,7 @@ def test_the_one_that_takes_too_long_is_named_and_one_whose_result_is_there_is_n
     calls.there = [calls.made[1]]
     time.sleep(0.02)
     assert requests.next(timeout=0.01).worker == 1
-    with pytest.raises(Late, match="worker 0 gave nothing for 0.01 s"):
+    with pytest.raises(LateError, match="worker 0 gave nothing for 0.01 s"):
         requests.next(timeout=0.01)
 
 
@@ -148,7 +148,7 @@ def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_star
     requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1)
     for seconds in (6, 12):
         requests.fill()
-        with pytest.raises(fl.extend.Late, match=f"worker 0 gave nothing for {seconds} s"):
+        with pytest.raises(fl.extend.LateError, match=f"worker 0 gave nothing for {seconds} s"):
             requests.next(timeout=6.0)
         requests.replace(0)
     for _ in range(2):
