@@ -57,9 +57,9 @@ def act(params: Params, obs: Any, key: Any, turn: Any) -> Any:
 
 
 def loss_of(params: Params, target: Params, b: dict[str, Any]) -> Any:
-    behind = b["reward"] + GAMMA * (1.0 - b["terminated"]) * net(target, b["next_obs"]).max(1)
+    target_value = b["reward"] + GAMMA * (1.0 - b["terminated"]) * net(target, b["next_obs"]).max(1)
     value = jnp.take_along_axis(net(params, b["obs"]), b["action"][:, None], 1)[:, 0]
-    return optax.huber_loss(value, behind).mean()
+    return optax.huber_loss(value, target_value).mean()
 
 
 def updates(params: Params, opt: Any, rows: dict[str, Any]) -> Any:
@@ -167,14 +167,14 @@ def make(rounds: int, hidden: int) -> Any:
             obs, state = jax.tree.map(pick, begun, (new, after))
             return (state, obs, jnp.where(over, 0.0, total)), (row, (over, total))
 
-        (state, obs, returns), (fragment, (over, totals)) = jax.lax.scan(
+        (state, obs, returns), (rollout, (over, totals)) = jax.lax.scan(
             step, (state, obs, returns), jax.random.split(k_steps, STEPS)
         )
         at = number * STEPS % rows
         held = jax.tree.map(
             lambda all_, new: jax.lax.dynamic_update_slice(all_, new, (at, *[0] * (all_.ndim - 1))),
             held,
-            fragment,
+            rollout,
         )
         slots = jax.random.randint(
             k_draw, (UPDATES * BATCH,), 0, jnp.minimum((number + 1) * STEPS, rows) * ENVS

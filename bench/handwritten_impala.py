@@ -135,7 +135,7 @@ def train(
     while True:
         (ref,), _ = ray.wait(list(going))
         now = time.perf_counter()
-        began = began or now  # the first fragment is here
+        began = began or now  # the first rollout is here
         if start is None and now - began > warm_up:
             start, steps = now, 0
         if start is not None and now - start > seconds:

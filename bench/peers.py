@@ -60,7 +60,7 @@ def stable_baselines(form: str) -> dict[str, float]:
 
 
 def cpprb(form: str) -> dict[str, float]:
-    """Its prioritized buffer: each draw with new priorities behind it."""
+    """Its prioritized buffer: each draw with new priorities after it."""
     from cpprb import PrioritizedReplayBuffer
 
     shape, dtype, size = FORMS[form]
@@ -120,7 +120,7 @@ def sac(hidden: str) -> dict[str, float]:
 
 
 def speed(model: Any, before: int, steps: int) -> float:
-    """Steps a second behind the first ones."""
+    """Steps a second after the first ones."""
     model.learn(before, log_interval=10**9)
     start = time.perf_counter()
     model.learn(steps, log_interval=10**9, reset_num_timesteps=False)

@@ -31,7 +31,7 @@ def main() -> None:
     drawn = console.export_svg(title="flowrl run impala --runtime ray")
     (PICTURES / "table.svg").write_text(
         re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8"
-    )  # fonts from elsewhere
+    )  # fonts that would be loaded from other hosts
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def ours(form: str, prioritized: bool) -> dict[str, float]:
 
 
 def one(form: str, prioritized: bool, steps: int, draws: bool = True) -> dict[str, float]:
-    """The same with fragments of so many steps."""
+    """The same with rollouts of so many steps."""
     obs = observations(form)
     size = FORMS[form][2]
     ring = Ring(fl.Replay(size, prioritized=prioritized), size // ENVS, ENVS, 0, 0)

@@ -27,7 +27,7 @@ from flowrl.rollout.runner import Runner
 from flowrl.runtime.ray import RayWorkers
 
 ROOT = Path(__file__).parents[1]
-RUNNERS, FRAGMENT, SECONDS, TIMES = 24, 100, 20.0, 3
+RUNNERS, ROLLOUT, SECONDS, TIMES = 24, 100, 20.0, 3
 SHORT, LONG, EVERY = 0.003, 0.1, 50
 
 
@@ -54,10 +54,10 @@ class SlowSteps(gym.Env[Any, int]):
 def limits() -> tuple[float, float]:
     """Steps per second with all environments always busy, and with a barrier after each rollout."""
     rng = np.random.default_rng(0)
-    rounds = SHORT * FRAGMENT + (LONG - SHORT) * rng.binomial(
-        FRAGMENT, 1 / EVERY, (20_000, RUNNERS)
+    rounds = SHORT * ROLLOUT + (LONG - SHORT) * rng.binomial(
+        ROLLOUT, 1 / EVERY, (20_000, RUNNERS)
     ).max(axis=1)
-    return RUNNERS / (SHORT + (LONG - SHORT) / EVERY), RUNNERS * FRAGMENT / float(rounds.mean())
+    return RUNNERS / (SHORT + (LONG - SHORT) / EVERY), RUNNERS * ROLLOUT / float(rounds.mean())
 
 
 def graphs() -> dict[str, fl.Graph]:
@@ -65,8 +65,8 @@ def graphs() -> dict[str, fl.Graph]:
     settings = fl.IMPALASettings(
         num_runners=RUNNERS,
         envs_per_runner=1,
-        rollout_length=FRAGMENT,
-        batch_size=RUNNERS * FRAGMENT // 4,
+        rollout_length=ROLLOUT,
+        batch_size=RUNNERS * ROLLOUT // 4,
         report_every=1,
         policy=policy,
     )
@@ -172,7 +172,7 @@ Written by `make bench` ([bench/slow_steps.py](../../bench/slow_steps.py)): {mac
 
 {RUNNERS} runners of one environment each, whose steps sleep {SHORT * 1000:.0f} ms, and one in
 {EVERY} of them {LONG * 1000:.0f} ms; IMPALA, and the same graph without its queue, so that all wait
-for all after every {FRAGMENT} steps. The limits are those of the sleeping alone. {TIMES} runs of
+for all after every {ROLLOUT} steps. The limits are those of the sleeping alone. {TIMES} runs of
 {SECONDS:.0f} s each once all runners are up, the median and the lowest; "first row" is from the
 command to the first trained batch.
 

@@ -19,7 +19,7 @@ class TD3Network(fl.networks.SACNetwork):
 
 @dataclass(frozen=True)
 class TD3Loss(fl.losses.Loss):
-    """Twin critics that learn from smoothed target actions, and an actor that climbs the first."""
+    """Two critics that learn from smoothed target actions, and an actor that climbs the first."""
 
     smoothing: float = 0.2  # deviation of the noise on target actions
     noise_clip: float = 0.5  # its largest size

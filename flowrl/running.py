@@ -330,7 +330,7 @@ class Run:
         return TrainedPolicy(learner.policy, spaces, weights, env, wrappers, settings, loss_values)
 
     def counts(self) -> Counter[str]:
-        """Return what was done so far, by the counters of `Plan.per_row`."""
+        """Return what was done so far, by counter, such as ``updates`` or ``sampled_steps``."""
         return self._session.counts()
 
     def audit(self) -> Audit:

@@ -83,7 +83,7 @@ class SlowSync(fl.SyncWeights):
 
 @dataclass(frozen=True)
 class Naps(fl.extend.Operator):
-    """Passes items on at once, and naps with every so manieth."""
+    """Passes items on at once, and naps with every n-th."""
 
     every: int
     seconds: float

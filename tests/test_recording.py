@@ -411,16 +411,16 @@ def test_disk_and_memory_are_bounded(three, tmp_path, monkeypatch):
 
 
 def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_goes_on(tmp_path):
-    told = []
+    reported = []
     run = recorded(
         PPO,
         tmp_path / "run",
         2,
         record=Record(most_bytes=1000),
-        observers=[Tap(told.append, Warned)],
+        observers=[Tap(reported.append, Warned)],
     )
     assert len(run.rows) == 2
-    assert "but records may take most_bytes=1 KB; allow more" in told[0].text
+    assert "but records may take most_bytes=1 KB; allow more" in reported[0].text
 
 
 def test_a_killed_run_leaves_whole_records(tmp_path):

@@ -206,11 +206,11 @@ def test_a_policy_of_the_users_own_needs_leave_to_be_imported(tmp_path):
 def test_a_lambda_runs_but_is_not_saved_and_a_policy_without_a_name_is_refused_at_the_start(
     tmp_path,
 ):
-    told = Notes()
+    reported = Notes()
     graph = PPO.set("runners.env", lambda: Clockwork((5,)))
-    with fl.run(graph, steps=60, out=tmp_path / "r", observers=[told]) as run:
+    with fl.run(graph, steps=60, out=tmp_path / "r", observers=[reported]) as run:
         list(run)
-    assert "graph.txt can't be read back" in told.of(Warned)[0].text
+    assert "graph.txt can't be read back" in reported.of(Warned)[0].text
     with pytest.raises(fl.errors.SaveError, match="the environment of this policy is not known"):
         fl.load(tmp_path / "r").evaluate(1)
 

@@ -61,6 +61,9 @@ def chain(**ops: Operator | Chain) -> Chain:
 
     ``then(a=chain(adv=..., train=...))`` adds the nodes ``a.adv`` and ``a.train``.
 
+    Args:
+        **ops: the operators, or other chains, by name.
+
     Raises:
         GraphError: it is empty, or one of its values is no operator.
     """
@@ -68,11 +71,7 @@ def chain(**ops: Operator | Chain) -> Chain:
 
 
 def _flatten(ops: Mapping[str, Operator | Chain], where: str) -> dict[str, Operator]:
-    """Return operators by full name, each chain as the nodes that it stands for.
-
-    Raises:
-        GraphError: a value is no operator, a name is no identifier, or there is nothing.
-    """
+    """Return operators by full name, each chain as the nodes that it stands for."""
     flat: dict[str, Operator] = {}
     for name, op in ops.items():
         if isinstance(op, Chain):
@@ -115,8 +114,11 @@ class Graph:
     """
 
     name: str
+    """The name of the graph."""
     resources: Mapping[str, Resource]
+    """The resources by name, read-only."""
     nodes: tuple[Node, ...]
+    """The nodes in their order, each with its `name`, its operator `op`, and the names `after`."""
 
     def __init__(self, name: str, /, **resources: Resource) -> None:
         for key, resource in resources.items():
@@ -201,10 +203,7 @@ class Graph:
         return text + "\n"
 
     def _groups(self) -> list[tuple[tuple[str, ...] | None, list[Node]]]:
-        """Return the calls of `then` that add the nodes.
-
-        Each is given by its `after` (None for the open end) and by the nodes that it adds in a row.
-        """
+        """Return the calls of `then` that add the nodes: `after` (None: the open end) and nodes."""
         groups: list[tuple[tuple[str, ...] | None, list[Node]]] = []
         for i, node in enumerate(self.nodes):
             head, dot, _ = node.name.partition(".")
@@ -262,7 +261,7 @@ class Graph:
         return self._with(nodes=(*self.nodes, *self._line(previous, ops)))
 
     def insert(self, *, after: str, **ops: Operator | Chain) -> Graph:
-        """Insert operators after the node `after`; the last of them takes over all its out-edges.
+        """Insert operators by name after the node `after`; the last takes over its edges to others.
 
         Raises:
             GraphError: the node is unknown, or a name is taken.
@@ -291,7 +290,7 @@ class Graph:
         return self._with(nodes=[*self.nodes[:i], moved, *self.nodes[i + 1 :]])
 
     def remove(self, *names: str) -> Graph:
-        """Remove nodes, joining each one's predecessors to its successors; or resources.
+        """Remove nodes by name, joining the nodes before each to those after it; or resources.
 
         Raises:
             GraphError: a name is unknown.
@@ -308,7 +307,7 @@ class Graph:
         return graph
 
     def replace(self, **new: Operator | Resource) -> Graph:
-        """Replace operators and resources by others of the same names.
+        """Replace operators and resources, each by the one that is given under its name.
 
         Raises:
             GraphError: a name is unknown, or an operator stands where a resource must.
@@ -370,7 +369,7 @@ class Graph:
     # -- looking
 
     def ends(self) -> list[str]:
-        """Return the nodes that nothing comes after."""
+        """Return the names of the nodes that nothing comes after."""
         used = {name for node in self.nodes for name in node.after}
         return [n.name for n in self.nodes if n.name not in used]
 
@@ -384,7 +383,7 @@ class Graph:
         return g
 
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Return the nodes of each stage.
+        """Return the names of the nodes of each stage.
 
         Stages are what is left of the graph when it is cut at its queues; each queue is the start
         of the stage after it.
@@ -417,7 +416,10 @@ class Graph:
         return compile_graph(self)
 
     def draw(self, format: str = "text") -> str:  # noqa: A002 - the field's word for it
-        """Return a drawing: ``text`` for a terminal, ``mermaid``, ``dot`` or ``svg``.
+        """Return a drawing of the graph as a text.
+
+        Args:
+            format: ``text`` (default, for a terminal), ``mermaid``, ``dot`` or ``svg``.
 
         Raises:
             SettingError: an unknown format.

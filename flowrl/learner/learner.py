@@ -314,7 +314,7 @@ def _losses_content_with(fields: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Learner(Resource):
-    """A policy in training.
+    """A policy in training, with its loss and its optimiser.
 
     Args:
         policy: policy to train, the same as its runners act with.

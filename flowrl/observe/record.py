@@ -42,7 +42,7 @@ ROUTINE, NOTABLE, FIRST = 0, 1, 2
 
 @dataclass(frozen=True)
 class Record:
-    """Which updates are recorded, in ``records/`` in a run's directory.
+    """Settings of the updates that a run records, in ``records/`` in its directory.
 
     These are the first update, those with NaN or infinity, and those whose loss is an outlier: it
     is further from the median of the last 200 losses than any of them, and further than 10 times

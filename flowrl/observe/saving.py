@@ -83,10 +83,11 @@ class TrainedPolicy:
         """Choose actions for observations, as the environment takes them.
 
         Args:
-            obs: one observation ``[...]``, or several ``[N, ...]``.
-            carry: of a recurrent policy: what the last call returned, None at an episode's start.
-            greedy: take the greedy action; else a random one, as `drawn` says.
-            seed: of the random choice; 0 by default.
+            obs: one observation ``[...]``, or N of them ``[N, ...]``.
+            carry: what the last call of a recurrent policy returned; None (default) at the start
+                of an episode.
+            greedy: take the greedy action (default); else a random one, as `drawn` says.
+            seed: seed of the random choice (default 0).
 
         Returns:
             One action, or ``[N, ...]`` of them; from a recurrent policy that and the carry for the
@@ -126,13 +127,13 @@ class TrainedPolicy:
         those that are copies of each other.
 
         Args:
-            episodes: how many.
-            seed: of the first episode. Episode i uses `seed` + i for its environment and for the
-                random choice of its actions.
-            greedy: take the greedy actions; else random ones, as `drawn` says, chosen again in each
-                step.
-            max_steps: the most steps of an episode, which is then cut, and its return so far
-                counts.
+            episodes: number of episodes (default 20).
+            seed: seed of the first episode (default 0). Episode i uses `seed` + i for its
+                environment and for the random choice of its actions.
+            greedy: take the greedy actions (default); else random ones, as `drawn` says, chosen
+                again in each step.
+            max_steps: most steps of an episode, which is then cut; its return until then counts
+                (default 30_000).
 
         Returns:
             The evaluation, which can be used as the array ``[episodes]`` of their returns.

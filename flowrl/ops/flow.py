@@ -14,7 +14,7 @@ from flowrl.graph.protocols import Context, Operator, Stateless
 
 @dataclass(frozen=True)
 class Map(Stateless):
-    """Yield ``fn(item)``.
+    """Yield what a function makes of each item.
 
     The function is called as it is; wrap heavy array maths in `jax.jit` yourself. When a graph is
     compiled it is called too: on JAX tracers or, where that fails, on zeros of the same shapes. If
@@ -64,7 +64,7 @@ class Filter(Stateless):
 
 @dataclass(frozen=True)
 class FlatMap(Stateless):
-    """Yield every item of ``fn(item)``.
+    """Yield every item that a function makes of each item.
 
     It is compiled as `Map` is.
 

@@ -20,9 +20,9 @@ from flowrl.rollout.handle import RunnersHandle
 
 @dataclass(frozen=True)
 class Report(Operator):
-    """Close Rows: the reporting operator, of which a graph has exactly one.
+    """Close rows of results; a graph has exactly one such operator.
 
-    A Row closes with the first item at which `every` items, `every_steps` steps and `every_seconds`
+    A row closes with the first item at which `every` items, `every_steps` steps and `every_seconds`
     seconds passed since the last one. Changing these never changes what is learned.
 
     Args:

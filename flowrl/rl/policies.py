@@ -48,8 +48,8 @@ class Policy(Spec):
         **settings: its keyword arguments beside the spaces and ``rngs``.
 
     Raises:
-        SettingError: `fn` can't be called.
-        PolicyError: the module does not fit the spaces, when a graph with it is checked.
+        SettingError: `fn` can't be called. A module that does not fit its spaces is found later,
+            when a graph with it is checked.
     """
 
 

@@ -171,9 +171,9 @@ class RunnersHandle(Handle):
         The result also comes with the next `episodes`.
 
         Args:
-            episodes: how many.
-            seed: of the environments, which are made for this.
-            max_steps: after so many steps an episode is cut; its return so far then counts.
+            episodes: number of episodes.
+            seed: seed of the environments, which are made for this.
+            max_steps: most steps of an episode, which is then cut; its return until then counts.
 
         Returns:
             The mean, standard deviation, minimum and maximum of the returns, and how many episodes

@@ -25,20 +25,20 @@ from flowrl.runtime.rows import RowMaker
 
 
 class Runtime(Protocol):
-    """A way to run a graph."""
+    """A way to run a graph; a class of your own needs `open` and no base class."""
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the resources and return a session that is ready for its first pass.
 
         Args:
-            plan: what to run.
-            seed: of every random number in the run.
-            stream: brings the run's events to its observers.
+            plan: plan to run, which holds its graph.
+            seed: seed of every random number in the run.
+            stream: stream that brings the run's events to its observers; None: nobody listens.
         """
 
 
 class Session:
-    """A graph at work in one runtime: its opened resources, its stage loops and its Rows so far."""
+    """A graph at work in one runtime: its opened resources and its stage loops; it yields rows."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Session:
         """Open the resources of `place`.
 
         Args:
-            plan: what is to run.
+            plan: plan to run.
             place: where the resources are opened.
             turns: makes what gives the stages their turns.
             start: starts what the runtime needs, and returns a function that ends it, which is

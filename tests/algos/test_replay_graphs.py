@@ -73,14 +73,14 @@ def rows_of(graph, count, **how):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
-    rows, run = rows_of(plan, 8)  # up to the end of a fragment's draws
+    rows, run = rows_of(plan, 8)  # up to the end of a rollout's draws
     counts, ratio = run.counts(), plan.total("replayed_steps") / plan.total("added_steps")
     assert rows[-1]["updates"] == 8 * plan.per_row("updates") and all(
         math.isfinite(row["loss"]) for row in rows
     )
     after = (
         counts["added_steps"] - plan.found.idle_steps + counts["sampled_steps"] / counts["requests"]
-    )  # the fragment with the first update counts
+    )  # the rollout with the first update counts
     assert (
         counts["replayed_steps"] / after == pytest.approx(ratio, rel=0.01)
         and counts["used_steps"] == counts["replayed_steps"]
@@ -125,7 +125,7 @@ def two_starts():
 
 WARMED = {
     "dqn": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001}),
-    "fragments": GRAPHS["dqn"].set("draw.learning_starts", 9_000),
+    "rollouts": GRAPHS["dqn"].set("draw.learning_starts", 9_000),
     "sac": GRAPHS["sac"].set("draw.learning_starts", 3_001),
     "apex": changed(GRAPHS["apex"], {**ONE, "draw.learning_starts": 3_001}),
     "long returns": changed(
@@ -536,11 +536,11 @@ def test_an_update_that_is_not_finite_is_named_also_where_its_priorities_are_dra
 def test_each_of_two_replays_is_reported_the_priorities_of_its_own_rows(monkeypatch):
     met, prioritize = [], Ring.prioritize
 
-    def told(ring, slots, stamps, priorities):
+    def reported(ring, slots, stamps, priorities):
         met.append((ring.rows, int(np.isin(stamps, ring.stamp).sum())))
         return prioritize(ring, slots, stamps, priorities)
 
-    monkeypatch.setattr(Ring, "prioritize", told)
+    monkeypatch.setattr(Ring, "prioritize", reported)
     nodes = {n.name: n.op for n in GRAPHS["dqn"].nodes}
     graph = fl.Graph(
         "two",
@@ -576,7 +576,7 @@ def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(grap
 ONCE = DQN | {
     "updates_per_step": 1 / 16,
     "report_every": 2,
-}  # a program spells out every draw of a round
+}  # a program unrolls every draw of a round
 FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 
 
@@ -592,7 +592,7 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
     ],
-    ids=["prioritized", "fragments as they come", "draws are gathered", "sac"],
+    ids=["prioritized", "rollouts as they come", "draws are gathered", "sac"],
 )
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))
@@ -695,7 +695,7 @@ def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all
         class Slow:
             def result(
                 self,
-            ):  # what the last shard told; meanwhile another thread adds to the first
+            ):  # what the last shard reported; meanwhile another thread adds to the first
                 thread.start()
                 thread.join(0.2)
                 return replay.reports[1]

@@ -96,19 +96,19 @@ def sampled(clip):
         env_settings=cut,
         clip_rewards=clip,
     ).open()
-    batch, told = handle.collect(), handle.episodes()
+    batch, reported = handle.collect(), handle.episodes()
     handle.close()
-    return batch, told
+    return batch, reported
 
 
 def test_what_is_learned_from_is_clipped_and_scores_are_not():
-    whole, told = sampled(None)
-    clipped, same_told = sampled(1.0)
+    whole, reported = sampled(None)
+    clipped, same_reported = sampled(1.0)
     assert whole["reward"].max() >= 5
     np.testing.assert_array_equal(clipped["reward"], np.clip(whole["reward"], -1, 1))
     assert (
-        told
-        == same_told
+        reported
+        == same_reported
         == {
             "env_steps": 2 * 218,
             "episodes": 4,

@@ -93,17 +93,17 @@ class Wrong(Corridor):
         return jnp.zeros(2) if self.way == "obs" else super().observe(place)
 
     def step(self, state, action, key):
-        state, obs, *told = super().step(state, action, key)
+        state, obs, *reported = super().step(state, action, key)
         match self.way:
             case "reward":
-                told[0] = told[0][None]
+                reported[0] = reported[0][None]
             case "state":
                 state["age"] = state["age"] * 0.5
             case "tree":
                 state["more"] = 1
             case "four":
-                told.pop()
-        return state, obs, *told
+                reported.pop()
+        return state, obs, *reported
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
     env = BraxEnv("fast", episode_length=2)  # Brax's own for tests
     vector = JaxVector(env, 2)
     vector.reset(seed=0)
-    told = [vector.step(np.zeros((2, *env.action_space.shape), np.float32)) for _ in range(3)]
-    assert [t[3].tolist() for t in told] == [[False] * 2, [True] * 2, [False] * 2]
-    assert not any(t[2].any() for t in told) and not told[2][1].any()
+    reported = [vector.step(np.zeros((2, *env.action_space.shape), np.float32)) for _ in range(3)]
+    assert [t[3].tolist() for t in reported] == [[False] * 2, [True] * 2, [False] * 2]
+    assert not any(t[2].any() for t in reported) and not reported[2][1].any()
 
 
 @pytest.mark.parametrize(

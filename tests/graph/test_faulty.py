@@ -232,7 +232,7 @@ FAULTY = [
         "NeedsMore needs the field weight, but the batch has .*; take a loss",
     ),
     (
-        "fragments of two lengths",
+        "rollouts of two lengths",
         two_lengths,
         "batch",
         "can't join 16 steps in time with 8; give all runners the same rollout_length",
@@ -351,7 +351,7 @@ FAULTY = [
         r"took [\d,]+ items and yielded none.*let it fire sooner",
     ),
     (
-        "updates that no row tells of",
+        "updates that no row reports",
         lambda: recipe().remove("report").then(after="batch", report=R()),
         "train",
         (
@@ -505,7 +505,7 @@ FAULTY = [
         "envs_per_runner must be at least 1, got 0",
     ),
     (
-        "a fragment of nothing",
+        "a rollout of nothing",
         lambda: recipe().set("runners.rollout_length", -1),
         "runners",
         "rollout_length must be at least 1, got -1",

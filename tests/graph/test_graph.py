@@ -224,7 +224,7 @@ def test_every_verb_leaves_the_old_graph_alone(verb):
     assert graph == recipe() and graph.text() == text
 
 
-# -- mistakes, told
+# -- mistakes, reported
 
 
 MISTAKES = [

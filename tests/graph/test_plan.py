@@ -29,7 +29,7 @@ def test_the_text_of_a_stock_graph_is_the_golden_one(name, kind):
     if os.environ.get("FLOWRL_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), "FLOWRL_UPDATE_GOLDEN=1 writes it anew"
+    assert text == file.read_text(encoding="utf-8"), "FLOWRL_UPDATE_GOLDEN=1 writes it again"
 
 
 def test_there_is_no_golden_text_of_anything_else():
@@ -171,7 +171,7 @@ LINES = [
         'load("small:Pass")() 128 steps, [16, 8, ...]',
     ),
     (
-        "one behind training",
+        "one after training",
         lambda g: g.insert(after="train", own=Pass()),
         "own",
         "passes updates on",

@@ -201,4 +201,4 @@ def test_a_partial_round_takes_those_that_came_and_the_others_later():
     with fl.run(graph, runtime=fl.LocalRuntime(schedule="random"), seed=1) as run:
         got = list(itertools.islice(run, 5))
     assert got[-1]["trained_steps"] == 10 * 128
-    assert max(r["lag_max"] for r in got) > 0, "a late fragment has its true version"
+    assert max(r["lag_max"] for r in got) > 0, "a late rollout has its true version"

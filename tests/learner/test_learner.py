@@ -497,12 +497,12 @@ def test_an_update_looks_through_the_moments_from_before_it():
 def test_the_kl_penalty_adapts_from_update_to_update():
     learner = fresh(fl.losses.PPOLoss(kl_penalty_target=0.01), SGD)
     same = log_prob(learner, batch())
-    told = [
+    reported = [
         metrics_of(learner.update(batch().with_(logp=logp)))["kl_weight"]
         for logp in (same, same + 1, same + 1)
     ]
     np.testing.assert_allclose(
-        [*told, learner.state["core"]["loss"]["kl_weight"]], [0.2, 0.1, 0.2, 0.4], rtol=1e-6
+        [*reported, learner.state["core"]["loss"]["kl_weight"]], [0.2, 0.1, 0.2, 0.4], rtol=1e-6
     )
 
 
@@ -555,7 +555,7 @@ def test_a_module_with_random_state_trains_and_draws_again_at_every_step():
 
 @dataclass(frozen=True)
 class Errors(fl.losses.Loss):
-    """Moves values towards targets, and tells how far off each was."""
+    """Moves values towards targets, and reports how far off each was."""
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "target")
     on_policy: ClassVar[bool] = False

@@ -143,7 +143,7 @@ def test_predictions_follow_from_the_costs(p, runner, envs, batch):
 def test_many_runners_and_a_learner_that_is_nearly_as_slow():
     p = profile(
         count=4, update=0.5
-    )  # a fragment takes 80 ms of four runners, and 12.5 ms of the learner
+    )  # a rollout takes 80 ms of four runners, and 12.5 ms of the learner
     first, envs, _ = what_if(p)
     assert first.steps_per_second / 400 == pytest.approx(
         20 / 16
@@ -175,7 +175,7 @@ def test_to_be_started_is_no_work_and_a_restart_no_negative_time():
         ("", "waiting"): 0.5,
         ("", "transfer"): 1.5,
     }  # some waiting was transfer
-    late = {("", "step"): 0.5}  # of one that was started anew
+    late = {("", "step"): 0.5}  # of one that was started again
     less = replace(p, processes={"a": later, "b": late}) - replace(
         p, processes={"a": spent, "b": spent}
     )
@@ -321,8 +321,8 @@ def test_the_live_table_marks_it_and_shows_levels_and_lag():
     from rich.console import Console
 
     now = iter([0.0, 0.5, 2.0, 2.5])
-    told = iter([Profile(), profile()])
-    window = Window(lambda: next(told), lambda: next(now))
+    reported = iter([Profile(), profile()])
+    window = Window(lambda: next(reported), lambda: next(now))
     assert window.look() is None and window.look() is None
     seen = window.look()
     assert window.look().env_steps == seen.env_steps == 4_000

@@ -38,8 +38,8 @@ LOOK = fl.Graph(
 
 
 @dataclass(frozen=True)
-class Tell(fl.extend.Stateless):
-    """Tells of each item what a function of the batch, compiled, gives."""
+class Measure(fl.extend.Stateless):
+    """Reports of each item what a function of the batch, compiled, gives."""
 
     name: str = "reward_sum"
 
@@ -54,7 +54,7 @@ def total(x):
 
 @dataclass(frozen=True)
 class Say(fl.extend.Operator):
-    """Tells these values, one of each item; nothing where it is None."""
+    """Reports these values, one of each item; nothing where it is None."""
 
     values: tuple[object, ...]
     name: str = "said"
@@ -128,14 +128,17 @@ def test_sums_of_sums():
     ("op", "says"),
     [
         (
-            Tell("env_steps"),
+            Measure("env_steps"),
             (
                 r"look\.mine: 'env_steps' is a column that every Row has already; give the metric "
                 r"another name"
             ),
         ),
-        (Tell("x/min"), r"look\.mine: 'x/min' is what flowrl itself may call a column"),
-        (Tell("a b"), r"the name of a metric is made of letters, digits and _ \. / -, got 'a b'"),
+        (Measure("x/min"), r"look\.mine: 'x/min' is what flowrl itself may call a column"),
+        (
+            Measure("a b"),
+            r"the name of a metric is made of letters, digits and _ \. / -, got 'a b'",
+        ),
         (
             Say((np.zeros(3),)),
             (
@@ -157,7 +160,7 @@ def test_a_metric_of_the_loss_is_not_reported_twice():
         match=r"ppo\.mine: reports the metric 'entropy', which comes from the loss already; give "
         r"it another name",
     ):
-        PPO.insert(after="sample", mine=Tell("entropy")).compile()
+        PPO.insert(after="sample", mine=Measure("entropy")).compile()
 
 
 def test_within_a_compiled_function_there_is_nothing_to_report():
@@ -175,8 +178,8 @@ def test_at_the_sampler_it_is_reported_as_after_it(runtime):
     names = ("reward_sum", "reward_sum/min", "reward_sum/max")
     rows = []
     for graph in (
-        PPO.insert(after="sample", tell=Tell()),
-        PPO.set("sample.local", fl.chain(tell=Tell())),
+        PPO.insert(after="sample", measure=Measure()),
+        PPO.set("sample.local", fl.chain(measure=Measure())),
     ):
         assert set(graph.compile().found.metrics) == {"reward_sum"}
         with fl.run(graph, runtime=runtime) as run:
@@ -198,21 +201,21 @@ def test_on_ray_every_stage_and_every_environment_reports():
     graph = (
         fl.impala(Telling, settings)
         .set("runners.metrics", ("x",))
-        .insert(after="sample", tell=Tell())
+        .insert(after="sample", measure=Measure())
         .insert(after="train", say=Say((7,)))
     )
     with fl.run(graph, runtime="ray") as run:
         rows = [next(run) for _ in range(3)]
     assert said(rows) == [(7, 7, 7)] * 3
     for name in ("reward_sum", "env/x"):  # sampling goes its own pace: there may be a row without
-        told = [x for x in said(rows, name) if not math.isnan(x[0])]
-        assert told and all(0 < least <= mean <= most for mean, least, most in told)
+        reported = [x for x in said(rows, name) if not math.isnan(x[0])]
+        assert reported and all(0 < least <= mean <= most for mean, least, most in reported)
 
 
 def test_a_program_refuses_it_by_node_and_line_and_with_the_way_out():
-    graph = PPO.set("runners.env", Corridor).insert(after="sample", tell=Tell())
+    graph = PPO.set("runners.env", Corridor).insert(after="sample", measure=Measure())
     says = (
-        r"ppo\.tell: reports the metric 'reward_sum' by ctx\.metric, which a program can't; let "
+        r"ppo\.measure: reports the metric 'reward_sum' by ctx\.metric, which a program can't; let "
         r"the loss return it .* \(test_metrics\.py:\d+\)"
     )
     with pytest.raises(fl.errors.CheckError, match=says):
@@ -221,11 +224,11 @@ def test_a_program_refuses_it_by_node_and_line_and_with_the_way_out():
         assert "reward_sum" in next(run), "environments in JAX run without a program, too"
 
 
-# -- what environments tell
+# -- what environments report
 
 
 class Telling(Clockwork):
-    """Tells its step's number, and at an episode's end how long that was."""
+    """Reports its step's number, and at an episode's end how long that was."""
 
     def __init__(self, lengths=(3, 2, 5, 1)):
         super().__init__(lengths)
@@ -277,17 +280,17 @@ def test_every_step_is_counted_once_and_no_reset(env):
         0,
     )
     runner.weights = runner.network.init(jax.random.key(0))
-    steps, told = 0, []
+    steps, reported = 0, []
     for _ in range(3):
         sample = runner.sample(None)
         steps += sample.episodes.env_steps + sample.episodes.skipped
-        told.append(sample.episodes.metrics)
+        reported.append(sample.episodes.metrics)
         lengths = sample.episodes.lengths
-        assert told[-1]["env/length"] == Summed(
+        assert reported[-1]["env/length"] == Summed(
             len(lengths), lengths.sum(), lengths.min(), lengths.max()
         )
-    assert sum(t["env/x"].number for t in told) == steps
-    by_env = sum(t["env/x"].total for t in told)
+    assert sum(t["env/x"].number for t in reported) == steps
+    by_env = sum(t["env/x"].total for t in reported)
     ones = [e.life for e in (getattr(w, "unwrapped", w) for w in runner.vector.envs)]
     assert sum(ones) == steps and by_env == sum(n * (n + 1) / 2 for n in ones), (
         "each environment counted 1, 2, 3, ..."

@@ -97,8 +97,8 @@ def test_drops_are_reported_in_sums_once_a_second(tmp_path, monkeypatch):
     log(Ended("closed"))
     log.close()
     log(Warned("too late"))
-    told = lines(tmp_path / "events.jsonl")
-    assert [t["event"] for t in told] == [
+    reported = lines(tmp_path / "events.jsonl")
+    assert [t["event"] for t in reported] == [
         "dropped",
         "dropped",
         "dropped",
@@ -106,10 +106,12 @@ def test_drops_are_reported_in_sums_once_a_second(tmp_path, monkeypatch):
         "dropped",
         "ended",
     ]
-    assert [sum(t["items"].values()) for t in told if "items" in t] == [1, 401, 801, 1_000]
-    assert told[4]["steps"] == {"other": 4_000, "queue": 4_000}
+    assert [sum(t["items"].values()) for t in reported if "items" in t] == [1, 401, 801, 1_000]
+    assert reported[4]["steps"] == {"other": 4_000, "queue": 4_000}
     assert (
-        told[3]["worker"] == 3 and told[3]["because"] == "it hung" and told[3]["lost_steps"] == 64
+        reported[3]["worker"] == 3
+        and reported[3]["because"] == "it hung"
+        and reported[3]["lost_steps"] == 64
     )
 
 
@@ -186,10 +188,10 @@ def scalars(path):
 def test_tensorboard_reads_every_row_over_its_steps(tmp_path):
     rows = run_with(fl.TensorBoard(tmp_path / "tb"))
     (path,) = (tmp_path / "tb").iterdir()
-    version, *told = scalars(path)
+    version, *reported = scalars(path)
     assert version.file_version == "brain.Event:2" and "tfevents" in path.name
-    assert [e.step for e in told] == [row["env_steps"] for row in rows]
-    for event, row in zip(told, rows, strict=True):
+    assert [e.step for e in reported] == [row["env_steps"] for row in rows]
+    for event, row in zip(reported, rows, strict=True):
         assert {v.tag: v.simple_value for v in event.summary.value} == pytest.approx(
             {k: v for k, v in row.items() if math.isfinite(v)}, rel=1e-6
         )

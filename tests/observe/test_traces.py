@@ -255,7 +255,7 @@ def test_where_no_trace_can_go_is_reported_before_the_run(tmp_path):
 
 
 def test_what_was_lost_on_the_way_has_no_arrow():
-    told = {
+    reported = {
         "a": [
             Span("x", "other", 0.0, 1.0),
             Mark("x", "put", "q", 0.5, 1),
@@ -263,5 +263,5 @@ def test_what_was_lost_on_the_way_has_no_arrow():
         ],
         "b": [Span("q", "other", 2.0, 3.0), Mark("", "taken", "q", 2.0, 2)],
     }
-    (arrow,) = Trace.of("g", [("x", "q")], told).arrows
+    (arrow,) = Trace.of("g", [("x", "q")], reported).arrows
     assert arrow.before == ("a", "x", 0.6) and arrow.after == ("b", "q", 2.0)

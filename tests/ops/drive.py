@@ -74,7 +74,7 @@ def trained(steps, **metrics):
 
 
 class Calls:
-    """A handle that notes the calls of its verbs and gives the results that it is told to."""
+    """A handle that notes the calls of its verbs and gives the results that it is asked for."""
 
     def __init__(self, **results):
         self.calls, self.results = [], results

@@ -63,11 +63,13 @@ SMALL = fl.PPOSettings(
     "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
 )
 def test_work_at_the_sampler_gives_what_the_same_work_after_it_gives(runtime):
-    behind = fl.ppo("CartPole-v1", SMALL)
-    at = behind.remove("adv").set(
+    downstream = fl.ppo("CartPole-v1", SMALL)
+    at = downstream.remove("adv").set(
         "sample.local", fl.chain(adv=fl.Advantages(gamma=0.99, gae_lambda=0.95))
     )
-    one, _ = rows_and_weights(behind.set("adv.gamma", 0.99).set("adv.gae_lambda", 0.95), 2, "local")
+    one, _ = rows_and_weights(
+        downstream.set("adv.gamma", 0.99).set("adv.gae_lambda", 0.95), 2, "local"
+    )
     two, _ = rows_and_weights(at, 2, runtime)
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-4)
     assert (

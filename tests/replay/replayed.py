@@ -19,8 +19,8 @@ class World:
         self.gone = [0] * envs
         self.ended = [False] * envs
 
-    def fragment(self, first, count, steps, version):
-        """A fragment of so many environments from the first on."""
+    def rollout(self, first, count, steps, version):
+        """A rollout of so many environments from the first on."""
         rows = [[self.step(e, version) for _ in range(steps)] for e in range(first, first + count)]
         names = ("obs", "action", "reward", "terminated", "truncated", "valid")
         kinds = (np.float32, np.int32, np.float32, bool, bool, bool)
@@ -62,22 +62,22 @@ class World:
             if self.rows[env] and self.rows[env][-1][0] + 1 != column[0][0]:
                 self.rows[env].append(
                     (self.rows[env][-1][0] + 1, None)
-                )  # what it led to is known, and nothing behind that
+                )  # what it led to is known, and nothing after that
             self.rows[env] += column
 
-    def transitions(self, keep, n, mends=True):
+    def transitions(self, keep, n, repairs=True):
         """By observation: all that may be drawn where so many rows of each environment are kept.
-        `mends`: what went missing cuts an episode short, and takes a row."""
+        `repairs`: what went missing cuts an episode short, and takes a row."""
         found = {}
         for whole in self.rows:
             places = [
-                i for i, row in enumerate(whole) if mends or row[1] is not None
-            ]  # what went missing takes one only where it is mended
+                i for i, row in enumerate(whole) if repairs or row[1] is not None
+            ]  # what went missing takes one only where it is repaired
             rows = whole[places[max(0, len(places) - keep)] :] if places else []
             for i, row in enumerate(rows):
                 if row[1] is None or not row[5]:
                     continue
-                reward, discount, behind = 0.0, 1.0, None
+                reward, discount, following = 0.0, 1.0, None
                 for k in range(n):
                     if i + k >= len(rows):
                         break
@@ -85,11 +85,11 @@ class World:
                     reward += discount * now[2]
                     discount *= 0.0 if now[3] else GAMMA
                     cut = i + k + 1 < len(rows) and rows[i + k + 1][1] is None
-                    if cut and not mends:
+                    if cut and not repairs:
                         break
                     if now[3] or now[4] or cut or k == n - 1:
-                        behind = now[0] + 1
+                        following = now[0] + 1
                         break
-                if behind is not None:
-                    found[row[0]] = (row[1], reward, discount, behind, row[6])
+                if following is not None:
+                    found[row[0]] = (row[1], reward, discount, following, row[6])
         return found

@@ -53,13 +53,13 @@ def test_what_may_be_drawn_is_what_a_slow_list_says(seed, form, over, prioritize
     state = core.empty(jax.random.key(seed % 1000), fields=FIELDS)
     for version in range(10):
         first, count = (int(rng.integers(envs)), 1) if apart else (0, envs)
-        batch, given = world.fragment(first, count, steps, version)
+        batch, given = world.rollout(first, count, steps, version)
         if rng.random() < 0.15:
             continue  # it is lost on its way
         world.added(first, given)
         state = added(add, state, batch, first)
         wanted, drawn = (
-            world.transitions(rows - 1, n, mends=False),
+            world.transitions(rows - 1, n, repairs=False),
             jax.device_get(everything(state)),
         )
         usable = np.flatnonzero(state["usable"])
@@ -85,7 +85,7 @@ def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
     core, add, sample, _, prioritize = compiled(prioritized, 1, 3, 40)
     world, state = World(3, np.random.default_rng(0)), core.empty(jax.random.key(0), fields=FIELDS)
     for version in range(12):
-        state = added(add, state, world.fragment(0, 3, 5, version)[0])
+        state = added(add, state, world.rollout(0, 3, 5, version)[0])
     usable = np.flatnonzero(state["usable"])
     powers = np.ones(len(usable))
     if prioritized:
@@ -112,16 +112,16 @@ def test_a_priority_that_comes_late_meets_no_other_row():
         World(1, np.random.default_rng(0), 0.0),
         core.empty(jax.random.key(0), fields=FIELDS),
     )
-    state, _, columns = sample(added(add, state, world.fragment(0, 1, 5, 0)[0]), size=5)
+    state, _, columns = sample(added(add, state, world.rollout(0, 1, 5, 0)[0]), size=5)
     for version in (1, 2):  # overwrites the first five
-        state = added(add, state, world.fragment(0, 1, 5, version)[0])
+        state = added(add, state, world.rollout(0, 1, 5, version)[0])
     after = prioritize(state, columns["slot"], columns["stamp"], jnp.full(5, 9.0))
     np.testing.assert_array_equal(after["tree"]["leaves"], state["tree"]["leaves"])
 
 
 def test_a_priority_that_was_meant_for_another_replay_meets_no_row():
     core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
-    batch, _ = World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)
+    batch, _ = World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)
     one, other = (
         added(add, core.empty(jax.random.key(seed), fields=FIELDS), batch) for seed in (0, 1)
     )
@@ -157,12 +157,12 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         core.empty(jax.random.key(0), fields=FIELDS),
     )
     for version in range(12):  # once round
-        before = added(add, state, world.fragment(0, 3, 5, version)[0])
+        before = added(add, state, world.rollout(0, 3, 5, version)[0])
         slots = np.flatnonzero(before["usable"])
         before = prioritize(
             before, slots, before["stamp"].ravel()[slots], 0.1 + rng.random(len(slots))
         )
-        state = added(add, before, world.fragment(0, 3, 5, version)[0])
+        state = added(add, before, world.rollout(0, 3, 5, version)[0])
         stamps, now = (np.asarray(x["stamp"]).ravel()[slots] for x in (before, state))
         kept = slots[(stamps == now) & np.asarray(state["usable"]).ravel()[slots]]
         assert len(kept) > 3

@@ -52,16 +52,16 @@ def test_what_may_be_drawn_is_what_a_slow_list_says(
     held = 0
     for version in range(12):
         first, count = (int(rng.integers(envs)), 1) if apart else (0, envs)
-        batch, rows = world.fragment(first, count, steps, version)
+        batch, rows = world.rollout(first, count, steps, version)
         if rng.random() < 0.15:
             continue  # it is lost on its way
         world.added(first, rows)
-        told = ring.add(batch)
+        reported = ring.add(batch)
         agree(ring, world, n)
         held += batch.steps
         assert (
-            told["added"] == held == told["held"] + told["evicted"]
-            and told["held"] == ring.real.sum()
+            reported["added"] == held == reported["held"] + reported["evicted"]
+            and reported["held"] == ring.real.sum()
         )
         if ring.count:
             assert (
@@ -78,7 +78,7 @@ def filled(prioritized=True, seed=0, **settings):
     world = World(3, np.random.default_rng(seed))
     ring = Ring(fl.Replay(1000, prioritized=prioritized, gamma=GAMMA, **settings), 40, 3, 0, seed)
     for version in range(12):
-        ring.add(world.fragment(0, 3, 5, version)[0])
+        ring.add(world.rollout(0, 3, 5, version)[0])
     return ring
 
 
@@ -127,9 +127,9 @@ def test_importance_weights_are_those_of_the_paper():
 def test_a_priority_that_comes_late_meets_no_other_row():
     world = World(1, np.random.default_rng(0), 0.0)
     ring = Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, 0)
-    ring.add(world.fragment(0, 1, 5, 0)[0])
+    ring.add(world.rollout(0, 1, 5, 0)[0])
     drawn = ring.sample(5)
-    ring.add(world.fragment(0, 1, 5, 1)[0])  # overwrites the first three
+    ring.add(world.rollout(0, 1, 5, 1)[0])  # overwrites the first three
     before = ring.tree.leaves.copy()
     ring.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
     changed = np.flatnonzero(ring.tree.leaves != before)
@@ -141,11 +141,11 @@ def test_a_priority_that_was_meant_for_a_lost_shard_meets_none_of_the_new_one():
         Ring(fl.Replay(100, prioritized=True, gamma=GAMMA), 8, 1, 0, seed) for seed in (0, 1)
     )
     for ring in (lost, new):
-        ring.add(World(1, np.random.default_rng(0), 0.0).fragment(0, 1, 5, 0)[0])
+        ring.add(World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)[0])
     drawn, before = lost.sample(5), new.tree.leaves.copy()
-    told = new.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
+    reported = new.prioritize(drawn.columns["slot"], drawn.columns["stamp"], np.full(5, 9.0))
     np.testing.assert_array_equal(new.tree.leaves, before)
-    assert told == new.held()
+    assert reported == new.held()
 
 
 def test_a_priority_that_was_meant_for_another_larger_replay_meets_none_of_this():
@@ -155,7 +155,7 @@ def test_a_priority_that_was_meant_for_another_larger_replay_meets_none_of_this(
     )
     world = World(1, np.random.default_rng(0), 0.0)
     for version in range(4):
-        batch, _ = world.fragment(0, 1, 5, version)
+        batch, _ = world.rollout(0, 1, 5, version)
         small.add(batch), large.add(batch)
     before, slots = small.tree.leaves.copy(), np.flatnonzero(large.usable)
     small.prioritize(slots, large.stamp.ravel()[slots], np.full(len(slots), 9.0))
@@ -169,19 +169,19 @@ def test_rollouts_that_were_joined_are_added_one_after_the_other(order):
     for version in range(3):
         parts = []
         for env in (*order, *order):
-            batch, rows = world.fragment(env, 1, 4, version)
+            batch, rows = world.rollout(env, 1, 4, version)
             world.added(env, rows)
             parts.append(batch)
-        told = ring.add(fl.extend.Batch.join(parts))
+        reported = ring.add(fl.extend.Batch.join(parts))
         agree(ring, world, 2)
-        assert told["added"] == told["held"] == ring.real.sum() == 24 * (version + 1)
+        assert reported["added"] == reported["held"] == ring.real.sum() == 24 * (version + 1)
 
 
 def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
     ring = filled()
     usable = np.flatnonzero(ring.usable)
     ring.prioritize(usable[:1], ring.stamp.ravel()[usable[:1]], np.array([31.0]))
-    batch, _ = World(3, np.random.default_rng(5)).fragment(0, 3, 5, 9)
+    batch, _ = World(3, np.random.default_rng(5)).rollout(0, 3, 5, 9)
     ring.add(batch)
     new = np.flatnonzero(ring.usable.ravel() & (ring.stamp.ravel() == ring.rollouts))
     np.testing.assert_allclose(ring.tree.leaves[new], 31.0**0.6, rtol=1e-5)
@@ -229,11 +229,11 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
     world, rng = World(3, np.random.default_rng(0), 0.4), np.random.default_rng(1)
     ring = Ring(fl.Replay(1000, prioritized=True, n_step=n, gamma=GAMMA), 40, 3, 0, 0)
     for version in range(12):  # once round
-        ring.add(world.fragment(0, 3, 5, version)[0])
+        ring.add(world.rollout(0, 3, 5, version)[0])
         slots = np.flatnonzero(ring.usable)
         ring.prioritize(slots, ring.stamp.ravel()[slots], 0.1 + rng.random(len(slots)))
         stamps, leaves = ring.stamp.copy().ravel(), ring.tree.leaves.copy()
-        ring.add(world.fragment(0, 3, 5, version)[0])
+        ring.add(world.rollout(0, 3, 5, version)[0])
         kept = slots[(ring.stamp.ravel()[slots] == stamps[slots]) & ring.usable.ravel()[slots]]
         assert len(kept) > 3
         np.testing.assert_array_equal(ring.tree.leaves[kept], leaves[kept])

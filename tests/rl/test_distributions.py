@@ -115,7 +115,7 @@ def test_a_jitted_draw_equals_a_plain_one(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mode_is_the_likeliest_action(kind):
+def test_the_mode_is_the_most_probable_action(kind):
     _, _, logp, logp_of_mode, _ = drawn(kind)
     assert (logp <= logp_of_mode + 1e-6).all()
 

@@ -16,7 +16,7 @@ DISCRETE, BOX = head(gym.spaces.Discrete(4)), head(gym.spaces.Box(-2, 2, (2,)))
 
 
 def picked(explore, step, n=20_000, env=None, envs=1):
-    """The actions of n environments whose likeliest is number 2."""
+    """The actions of n environments whose greedy action is number 2."""
     dist = Categorical(jnp.broadcast_to(jnp.array([0.0, 1.0, 9.0, 2.0]), (n, 4)))
     env = jnp.zeros(n, int) if env is None else env
     noise = explore.noise(DISCRETE, jax.random.key(0), n, jnp.float32(step), env, envs)
@@ -44,7 +44,7 @@ def test_environments_may_have_an_epsilon_each():
         )
 
 
-def test_noise_stays_around_the_likeliest_action():
+def test_noise_stays_around_the_greedy_action():
     explore, dist = fl.GaussianNoise(0.2), Gaussian(jnp.full((5000, 2), 0.5), jnp.zeros((5000, 2)))
     actions = explore.pick(dist, explore.noise(BOX, jax.random.key(0), 5000, 0, jnp.zeros(5000), 1))
     assert float(actions.mean()) == pytest.approx(0.5, abs=0.02) and float(

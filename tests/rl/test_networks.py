@@ -267,7 +267,7 @@ class Broken:
         raise ZeroDivisionError(f"size {size}")
 
 
-class Twins(nnx.Module):
+class TwoParts(nnx.Module):
     """Two parameters, one of which stands in a part named `value`."""
 
     def __init__(self, obs_space, action_space, *, rngs):
@@ -284,7 +284,7 @@ def test_a_module_of_the_user_s_own_needs_no_base_class(action):
 
 
 def test_every_parameter_of_a_module_has_a_name_of_its_own():
-    _, weights = made(fl.Policy(Twins))
+    _, weights = made(fl.Policy(TwoParts))
     assert sorted(v.shape for v in weights.params.values()) == [(1,), (3, 1), (3, 3)]
 
 
@@ -413,7 +413,7 @@ ERRORS = {
         "MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not Dict",
     ),
     "observations of several parts, own module": (
-        fl.Policy(Twins),
+        fl.Policy(TwoParts),
         gym.spaces.Dict(a=BOX),
         DISCRETE,
         r"observations of Dict.* are not one array; wrap the environment with .*FlattenObservation",

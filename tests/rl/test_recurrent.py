@@ -109,8 +109,8 @@ def test_every_loss_trains_a_recurrent_policy(loss, minibatch):
 
 
 def test_the_first_gradient_step_of_a_recurrent_policy_sees_no_ratio():
-    """With the weights that acted, every probability ratio is 1: else the carry or a reset were
-    wrong."""
+    """With the behaviour policy's weights, every probability ratio is 1: else the carry or a reset
+    were wrong."""
     policy = fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
     graph = fl.ppo(
         "CartPole-v1",

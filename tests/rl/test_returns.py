@@ -24,8 +24,8 @@ def slow_gae(reward, value, value_end, terminated, truncated, gamma, lam):
     for t in range(T):
         for k in range(T - t):
             at = t + k
-            behind = 0.0 if terminated[at] else values[at + 1]
-            found[t] += (gamma * lam) ** k * (reward[at] + gamma * behind - values[at])
+            following = 0.0 if terminated[at] else values[at + 1]
+            found[t] += (gamma * lam) ** k * (reward[at] + gamma * following - values[at])
             if terminated[at] or truncated[at]:
                 break
     return found
@@ -142,7 +142,7 @@ def test_two_episodes_joined_equal_each_alone(kind):
 
     def episode(T):
         ends = {k: np.zeros(T + 1, bool) for k in ("terminated", "truncated")}
-        ends[kind][T - 1] = True  # row T is the one behind the done: it holds the final observation
+        ends[kind][T - 1] = True  # row T is the one after the done: it holds the final observation
         return (
             rng.normal(size=T + 1).astype(np.float32),
             rng.normal(size=T + 1).astype(np.float32),
@@ -258,14 +258,16 @@ def slow_vtrace(
     for s in np.flatnonzero(valid):
         trace = 1.0
         for t in range(s, T):
-            behind = 0.0 if terminated[t] else values[t + 1]
-            target[s] += trace * min(rho_clip, ratio[t]) * (reward[t] + gamma * behind - values[t])
+            following = 0.0 if terminated[t] else values[t + 1]
+            target[s] += (
+                trace * min(rho_clip, ratio[t]) * (reward[t] + gamma * following - values[t])
+            )
             if terminated[t] or truncated[t]:
                 break
             trace *= gamma * lam * min(c_clip, ratio[t])
     targets = [*target, end]
-    behind = [0.0 if terminated[t] else targets[t + 1] for t in range(T)]
-    return target, np.minimum(rho_clip, ratio) * (reward + gamma * np.array(behind) - value)
+    following = [0.0 if terminated[t] else targets[t + 1] for t in range(T)]
+    return target, np.minimum(rho_clip, ratio) * (reward + gamma * np.array(following) - value)
 
 
 def ratios(seed, T):
@@ -314,7 +316,7 @@ def test_vtrace_of_two_episodes_joined_is_that_of_each_alone():
     for kind in (
         3,
         4,
-    ):  # terminated, then truncated; the row behind holds the final observation and its value
+    ):  # terminated, then truncated; the row after it holds the final observation and its value
         first = [*(x.copy() if np.ndim(x) else x for x in one)]
         first[kind][-2], first[5][-1], first[0][-1] = True, False, 0.0
         joined = [

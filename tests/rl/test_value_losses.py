@@ -43,14 +43,16 @@ def slow(params, batch, double, delta, weighted):
     """Row by row in float64, over the valid rows only."""
     total, errors = 0.0, []
     for i in range(N):
-        q, behind = (
+        q, following = (
             batch["obs"][i].astype(float) @ params,
             batch["next_obs"][i].astype(float) @ batch["target_params"],
         )
         best = (
-            np.argmax(batch["next_obs"][i].astype(float) @ params) if double else np.argmax(behind)
+            np.argmax(batch["next_obs"][i].astype(float) @ params)
+            if double
+            else np.argmax(following)
         )
-        error = batch["reward"][i] + batch["discount"][i] * behind[best] - q[batch["action"][i]]
+        error = batch["reward"][i] + batch["discount"][i] * following[best] - q[batch["action"][i]]
         errors.append(abs(error))
         loss = (
             error**2 / 2
@@ -75,13 +77,13 @@ def test_dqn_is_what_a_loop_over_rows_finds(double, delta, weighted):
 
 def test_dqn_agrees_with_rlax():
     params, b = example()
-    q, behind, chooser = (
+    q, following, chooser = (
         b["obs"] @ params,
         b["next_obs"] @ b["target_params"],
         b["next_obs"] @ params,
     )
     error = jax.vmap(rlax.double_q_learning)(
-        q, b["action"], b["reward"], b["discount"], behind, chooser
+        q, b["action"], b["reward"], b["discount"], following, chooser
     )
     np.testing.assert_allclose(
         fl.losses.DQNLoss()(values, params, b)[1]["priority"], np.abs(error), rtol=1e-4, atol=1e-5

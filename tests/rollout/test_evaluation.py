@@ -475,7 +475,7 @@ def test_copies_of_episodes_are_no_samples_and_that_is_said(env, returns, caplog
 
 
 class Steady(Clockwork):
-    """Each episode begins elsewhere, and all are worth the same."""
+    """Each episode begins in a place of its own, and all are worth the same."""
 
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed)

@@ -61,10 +61,10 @@ def test_rollouts_follow_on_from_one_another_and_report_what_happened(policy):
                 total[b] = lengths[b] = 0
                 episodes += 1
         steps += valid.sum()
-        told = runners.episodes()
-        assert (told["env_steps"], told["episodes"]) == (steps, episodes)
+        reported = runners.episodes()
+        assert (reported["env_steps"], reported["episodes"]) == (steps, episodes)
         np.testing.assert_allclose(
-            (told["return_mean"], told["length_mean"]),
+            (reported["return_mean"], reported["length_mean"]),
             np.mean(recent, axis=0) if recent else np.nan,
             rtol=1e-5,
         )
@@ -187,8 +187,14 @@ def test_greedy_episodes_are_played_all_at_once_and_reported_with_the_next_row()
     runners = opened()
     runners.collect()
     runners.evaluate(5, seed=3)
-    told = runners.episodes()
-    assert 0 <= told["eval/return_min"] <= told["eval/return_mean"] <= told["eval/return_max"] <= 1
+    reported = runners.episodes()
+    assert (
+        0
+        <= reported["eval/return_min"]
+        <= reported["eval/return_mean"]
+        <= reported["eval/return_max"]
+        <= 1
+    )
     assert "eval/return_mean" not in runners.episodes()
 
 

@@ -22,12 +22,12 @@ from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
-FRAGMENT = 9
+ROLLOUT = 9
 
 
 def sampled(env, rounds, *, envs=4, **settings):
     runners = fl.Runners(
-        env, POLICY, envs_per_runner=envs, rollout_length=FRAGMENT, **settings
+        env, POLICY, envs_per_runner=envs, rollout_length=ROLLOUT, **settings
     ).open()
     try:
         return [runners.collect() for _ in range(rounds)], runners.episodes()
@@ -62,7 +62,7 @@ def story(lengths, steps):
 def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_after_ends(mode):
     batches, _ = sampled(getattr(environments, mode), 4)
     for column, lengths in enumerate(environments.LENGTHS):
-        told = {
+        reported = {
             before: rest
             for before, *rest in (next(s) for s in [story(lengths, 0)] for _ in range(400))
         }
@@ -71,20 +71,20 @@ def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_a
             d = {k: v[:, column] for k, v in batch.data.items()}
             after = np.concatenate([d["obs"][1:], batch.columns["bootstrap_obs"][column][None]])
             done = d["terminated"] | d["truncated"]
-            for t in range(FRAGMENT):
+            for t in range(ROLLOUT):
                 if t and not d["valid"][t]:
-                    assert done[t - 1], "an invalid row stands only behind an end"
+                    assert done[t - 1], "an invalid row stands only after an end"
                 if not d["valid"][t]:
                     assert (d["reward"][t], done[t]) == (0, False)
                     continue
                 before = tuple(int(x) for x in d["obs"][t])
-                reward, terminated, truncated, expected = told[before]
+                reward, terminated, truncated, expected = reported[before]
                 assert (d["reward"][t], d["terminated"][t], d["truncated"][t]) == (
                     reward,
                     terminated,
                     truncated,
                 )
-                assert tuple(after[t]) == expected, "the row behind holds what the step led to"
+                assert tuple(after[t]) == expected, "the row after it holds what the step led to"
                 seen.append(before)
         assert seen == sorted(set(seen)), "no step twice, none out of order"
         if mode == "next_step":
@@ -96,9 +96,9 @@ def test_every_valid_row_is_a_step_that_was_taken_and_final_observations_stand_a
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_episode_statistics_count_every_step_also_the_skipped(mode):
-    _, told = sampled(getattr(environments, mode), 6)
+    _, reported = sampled(getattr(environments, mode), 6)
     runners = fl.Runners(
-        getattr(environments, mode), POLICY, envs_per_runner=4, rollout_length=FRAGMENT
+        getattr(environments, mode), POLICY, envs_per_runner=4, rollout_length=ROLLOUT
     ).open()
     samples = [
         runners.pool.submit(
@@ -118,11 +118,11 @@ def test_episode_statistics_count_every_step_also_the_skipped(mode):
     assert set(zip(returns.tolist(), lengths.tolist(), strict=True)) <= full, (
         "every episode is whole"
     )
-    assert told["episodes"] == len(returns)
+    assert reported["episodes"] == len(returns)
     assert sum(int(s.batch["valid"].sum()) for s in samples) == sum(
         s.episodes.env_steps for s in samples
     )
-    assert told["env_steps"] == sum(s.episodes.env_steps + s.episodes.skipped for s in samples)
+    assert reported["env_steps"] == sum(s.episodes.env_steps + s.episodes.skipped for s in samples)
     assert (sum(s.episodes.skipped for s in samples) > 0) == (mode != "next_step")
 
 
@@ -361,7 +361,7 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
             (1, 2.5, True),
             (1, -1.0, False),
             (2, 4.0, False),
-        ]  # steps that were taken behind the last row
+        ]  # steps that were taken after the last row
         scaled = scale(data, skipped)
         for reward, done in zip(data["reward"], data["terminated"], strict=True):
             returns = returns * 0.9 + reward
@@ -439,7 +439,7 @@ def test_settings_of_an_environment_may_hold_lists():
 
 
 def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
-    def told(count):
+    def reported(count):
         runners = fl.Runners(
             "CartPole-v1",
             fl.Policy(fl.networks.MLP, hidden=(4,)),
@@ -452,6 +452,6 @@ def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
         finally:
             runners.close()
 
-    alone = told(1)
+    alone = reported(1)
     assert alone["eval/return_std"] > 0
-    assert told(2) == pytest.approx(alone) and told(3) == pytest.approx(alone)
+    assert reported(2) == pytest.approx(alone) and reported(3) == pytest.approx(alone)

@@ -80,7 +80,7 @@ def test_the_plan_equals_what_is_counted(runtime, name):
     assert rows[-1]["lag_max"] == plan.lag == 0
     invalid = 3 * plan.per_row("sampled_steps") - rows[-1]["env_steps"]
     assert 0 <= invalid <= rows[-1]["episodes"], (
-        "only rows behind an episode's end are no environment steps"
+        "only rows after an episode's end are no environment steps"
     )
 
 

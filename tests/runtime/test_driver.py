@@ -257,15 +257,15 @@ def test_a_wrapper_that_can_not_be_sent_or_read_harms_only_who_makes_an_environm
 
 
 def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "twin_of_a_module", raising=False)
-    Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
-    Imported("twin_of_a_module", str(tmp_path / "a/twin_of_a_module.py"), "x = 1").enter()
+    monkeypatch.delitem(sys.modules, "module_of_that_name", raising=False)
+    Imported("module_of_that_name", str(tmp_path / "a/module_of_that_name.py"), "x = 1").enter()
+    Imported("module_of_that_name", str(tmp_path / "a/module_of_that_name.py"), "x = 1").enter()
     with pytest.raises(
         SettingError,
-        match=r"b/twin_of_a_module\.py can't be imported, for another twin_of_a_module "
-        r"\(.*a/twin_of_a_module.py\) was before",
+        match=r"b/module_of_that_name\.py can't be imported, for another module_of_that_name "
+        r"\(.*a/module_of_that_name.py\) was before",
     ):
-        Imported("twin_of_a_module", str(tmp_path / "b/twin_of_a_module.py"), "x = 2").enter()
+        Imported("module_of_that_name", str(tmp_path / "b/module_of_that_name.py"), "x = 2").enter()
 
 
 def test_a_package_of_an_extra_counts_as_a_module_that_a_node_lacks():

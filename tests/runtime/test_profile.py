@@ -124,16 +124,16 @@ def test_waiting_for_the_slowest_is_reported_with_what_would_fix_it(tmp_path):
     with fl.run(graph, runtime="ray") as run:
         for _ in range(8):
             next(run)
-    (told,) = run.profile().findings
+    (reported,) = run.profile().findings
     assert (
-        told.startswith("runners: ")
+        reported.startswith("runners: ")
         and (
             "% of the runners' time in rounds goes to waiting for the slowest; mode='async' with "
             "a Queue"
         )
-        in told
+        in reported
     )
-    assert 25 < int(told.removeprefix("runners: ").partition("%")[0]) <= 50, (
+    assert 25 < int(reported.removeprefix("runners: ").partition("%")[0]) <= 50, (
         "one of two waits nearly all the time"
     )
 

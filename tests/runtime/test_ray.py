@@ -247,7 +247,7 @@ def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path,
 
 
 class HangsOnce(Clockwork):
-    """Hangs in its 30th step, unless the file `mark` tells that another did so before."""
+    """Hangs in its 30th step, unless the file `mark` says that another did so before."""
 
     def __init__(self, mark):
         super().__init__()
