@@ -53,7 +53,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/events.py
 	$(BIN)/python bench/memory.py
 
-pictures: $(READY) ## draw the pictures of README.md and docs/seeing.md again
+pictures: $(READY) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py
 
 lock: ## choose the newest versions that fit and write the locks

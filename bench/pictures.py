@@ -1,24 +1,63 @@
-"""`make pictures`: what README.md and docs/seeing.md show, made by flowrl itself.
+"""`make pictures`: what README.md and the documentation show, made by flowrl itself.
 
-These are the drawings, the trace and the live table.
+These are drawings, a trace, the live table and the learning curves of the gallery.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 
 import flowrl as fl
+from flowrl.algos import STOCK
 from flowrl.observe.table import Window, live_table
 
 PICTURES = Path(__file__).parents[1] / "docs/pictures"
 
 
+SEEDS = 5
+STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 15_000} | dict.fromkeys(("dqn", "apex"), 100_000)
+"""By stock graph: the environment steps of its learning curve, where not 200,000."""
+
+
+def curve(name: str) -> None:
+    """Train a stock graph with several seeds in one XLA program, and draw what they learned."""
+    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    settings, steps = fl.tuned(name, env), STEPS.get(name, 200_000)
+    graph = getattr(fl, name)(f"gymnax:{env}", **settings)
+    with fl.run(graph, runtime=fl.XlaRuntime(seeds=SEEDS), steps=steps) as run:
+        last = list(run)[-1]
+    (PICTURES / f"curve_{name}.svg").write_text(run.curves().svg(), encoding="utf-8")
+    ((mean, low, high),) = run.curves().summary().values()
+    kind = "tuned settings" if settings else "default settings"
+    command = (
+        f"flowrl run {name} --env gymnax:{env} --runtime xla --seeds {SEEDS} --steps {steps:_}"
+    )
+    text = (
+        f"{SEEDS} seeds in one XLA program, {kind}: after {last['env_steps']:,.0f} steps the "
+        f"interquartile mean of the return is {mean[-1]:.0f}, its 95 % interval {low[-1]:.0f} to "
+        f"{high[-1]:.0f}. `make pictures` drew it; this command trains the same:\n\n"
+        f"```bash\n{command}\n```\n"
+    )
+    (PICTURES / f"curve_{name}.txt").write_text(text, encoding="utf-8")
+    print(text, flush=True)
+
+
 def main() -> None:
+    for name in sys.argv[1:] or STOCK:
+        curve(name)
+    if sys.argv[1:]:
+        return
+    dataflow()
+
+
+def dataflow() -> None:
+    """Draw IMPALA, a stretch of its run on Ray, and the live table of that run."""
     graph = fl.impala("CartPole-v1")
     (PICTURES / "impala.svg").write_text(graph.draw("svg"), encoding="utf-8")
     with fl.run(graph, runtime="ray", trace=PICTURES / "trace.svg") as run:
