@@ -47,7 +47,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "examples"), "."])
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
+# A name in single backquotes is a link where the reference has it.
+default_role = "py:obj"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 copybutton_prompt_text = "$ "

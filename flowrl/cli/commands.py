@@ -137,7 +137,11 @@ def check(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Print the plan; return 2 if it should be one XLA program and can't."""
-    planned = graph_of(args)[0].compile()
+    graph, about = graph_of(args)
+    planned = graph.compile()
+    # They are no part of the plan, which a script may read.
+    if about.settings != "default settings":
+        print(f"{graph.name}: {about.settings}", file=sys.stderr)
     print(planned, end="")
     if args.runtime == "xla":
         from flowrl.runtime.fusable import program_report

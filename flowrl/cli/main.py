@@ -99,13 +99,18 @@ def _add_run(command: Command) -> None:
     """Add the command that trains."""
     run = command("run", "train", commands.run)
     _graph_arguments(run)
-    run.add_argument("--runtime", choices=RUNTIMES, default="local")
+    run.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        default="local",
+        help="where it runs: in this process (the default), on Ray, or as one XLA program",
+    )
     run.add_argument(
         "--working-dir",
         metavar="DIR",
         help="copy this folder to every node of the Ray cluster, for modules of your own in it",
     )
-    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
     run.add_argument(
         "--seeds",
         type=_count,
@@ -168,7 +173,7 @@ def _add_debug(command: Command) -> None:
     """Add the debugger."""
     debug = command("debug", "train step by step: stop, look, change, go back", commands.debug)
     _graph_arguments(debug)
-    debug.add_argument("--seed", type=int, default=0)
+    debug.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
 
 
 def _add_run_readers(command: Command) -> None:
@@ -220,7 +225,9 @@ def _add_eval(command: Command) -> None:
     )
     _directory_argument(evaluate)
     evaluate.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
-    evaluate.add_argument("--episodes", type=_count, default=20, metavar="N")
+    evaluate.add_argument(
+        "--episodes", type=_count, default=20, metavar="N", help="how many (default 20)"
+    )
     evaluate.add_argument(
         "--sampled",
         action="store_true",
@@ -232,7 +239,7 @@ def _add_eval(command: Command) -> None:
         metavar="N",
         help="end every episode after N steps; 30,000 by default",
     )
-    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
     _import_argument(evaluate, "a package or file.py that may be imported for the policy")
 
 

@@ -118,7 +118,7 @@ class Updating(NamedTuple):
     batch: Any
     """The batch of the update."""
     settings: dict[str, Any]
-    """``epochs``, ``minibatch`` (in steps) and ``shuffle``, by which the batch is used."""
+    """``epochs``, ``minibatch_size`` (in steps) and ``shuffle``, by which the batch is used."""
     core: Any
     """The learner's pure functions, with its policy, spaces, loss and optimiser."""
 

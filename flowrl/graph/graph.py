@@ -94,9 +94,6 @@ def _a(value: Any) -> str:
     return "the class itself: call it" if isinstance(value, type) else a(value)
 
 
-_OPEN_END: Any = object()
-
-
 class Graph:
     """An algorithm as a graph of operators: an immutable value, whose verbs return new graphs.
 
@@ -238,7 +235,7 @@ class Graph:
 
     # -- building and editing
 
-    def then(self, *, after: str | Iterable[str] = _OPEN_END, **ops: Operator | Chain) -> Graph:
+    def then(self, *, after: str | Iterable[str] | None = None, **ops: Operator | Chain) -> Graph:
         """Add operators in a row: after the single open end, or after given nodes.
 
         Args:
@@ -248,7 +245,7 @@ class Graph:
         Raises:
             GraphError: a name is taken, `after` is unknown, or there is more than one open end.
         """
-        if after is _OPEN_END:
+        if after is None:
             ends = self.ends()
             if len(ends) > 1:
                 raise GraphError(

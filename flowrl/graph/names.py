@@ -86,7 +86,8 @@ def name_of(value: Any, strict: bool) -> str:
                     return known
         return f'load("{module}:{name}")'
     if strict:
-        what = f"{name} in {module}" if name else a(value)
+        # What is typed at a prompt or in a notebook is in no module that has a name.
+        what = f"{name} in {module or 'this session'}" if name else a(value)
         raise SaveError(
             f"{what} can't be written to a file: only classes and functions at the top of an "
             "importable module have a name that leads back to them. "

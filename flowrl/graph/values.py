@@ -402,8 +402,8 @@ class _Reader:
                 return -self.value(operand)
             case ast.Name(id="inf" | "nan" as name):
                 return float(name)
-            case ast.Name() | ast.Attribute() if name := _public_name(node):
-                return own_class(name)
+            case ast.Name() | ast.Attribute() if public_name := _public_name(node):
+                return own_class(public_name)
             case ast.Call():
                 return self.call(node)
         raise GraphError(f"{ast.unparse(node)!r} is more than plain data")
