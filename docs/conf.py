@@ -41,6 +41,11 @@ nb_merge_streams = True
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Pages compile much and compute little, so XLA takes no pains over it.
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
 os.environ["COLUMNS"] = "100"
 # A page may import an example, and what it writes itself.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "examples"), "."])

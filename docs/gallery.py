@@ -30,7 +30,8 @@ PAGE = """# {name}
 
 ## Plan
 
-What a run with the default settings on {env} does, as `flowrl plan {name} --env {env}` prints it:
+What a run with the default settings does, as `flowrl plan {name} --env {env} --untuned`
+prints it:
 
 ```text
 {plan}

@@ -6,7 +6,6 @@ Run it: python examples/custom_operator.py
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 
 import flowrl as fl
 
@@ -19,11 +18,11 @@ class ClipRewards(fl.extend.Operator):
     steps: int = 10_000
 
     def init(self):
-        # The whole state, which `step` changes in place. A NumPy number also works in XLA programs.
-        return {"steps": np.float32(0)}
+        # The whole state, which `step` changes in place. What grows for ever is an array.
+        return {"steps": jnp.float32(0)}
 
     def step(self, state, batch, ctx):
-        state["steps"] = state["steps"] + np.float32(batch.steps)
+        state["steps"] = state["steps"] + batch.steps
         share = jnp.minimum(1, state["steps"] / self.steps)
         # Maths on arrays goes through `ctx.run`: it is compiled once, and traced for the plan.
         yield batch.with_(reward=ctx.run(clipped, batch["reward"], share, end=self.end))

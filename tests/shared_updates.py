@@ -18,7 +18,7 @@ import flowrl as fl
 from flowrl.core.clock import EPOCHS
 from flowrl.core.mesh import AXIS, mean_of_devices, shared
 from flowrl.learner.core import core_of
-from flowrl.rl.losses import as_loss
+from flowrl.rl.function_loss import as_loss
 from flowrl.rl.spaces import Spaces
 
 

@@ -1,4 +1,7 @@
-"""README and guide are true: their Python runs and prints what they say; doctests run, too."""
+"""README and documentation are true: what they show runs, and their links lead somewhere.
+
+The Python of the documentation's pages is run by `make docs`. Doctests run here, too.
+"""
 
 import doctest
 import importlib
@@ -11,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import flowrl as fl
+from test_project import tracked
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-GUIDE = (ROOT / "docs/guide.md").read_text()
+PAGES = [path for path in tracked("*.md") if ".github" not in path.parts]
 
 
 def blocks(page, language):
@@ -40,18 +44,6 @@ def test_the_readmes_python_runs_and_prints_what_it_says(tmp_path, monkeypatch, 
     assert re.search(r"5 episodes, \d different returns: mean", printed)
 
 
-@pytest.mark.ray
-def test_the_guides_python_runs_and_prints_what_it_says(tmp_path, monkeypatch, ray_up):
-    monkeypatch.chdir(tmp_path)
-    names, printed = played(GUIDE, "8_000")
-    text = blocks(GUIDE, "text")
-    assert str(names["ppo"].compile()) == text[0]
-    assert str(names["dqn"].compile()) in text
-    assert text[1] in printed
-    assert len(names["rows"]) == 3
-    assert fl.Graph.from_text(names["watched"].text()) == names["watched"]
-
-
 def test_the_readme_is_a_front_page():
     assert len(README.splitlines()) <= 120
 
@@ -62,22 +54,56 @@ def test_the_readmes_picture_is_drawn_by_the_graph_it_shows():
     assert (ROOT / "docs/pictures/ppo.svg").read_text() == names["ppo"].draw("svg")
 
 
-@pytest.mark.parametrize("page", [README, GUIDE], ids=["README", "guide"])
-def test_commands_are_those_of_the_command_line(page):
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def commands(page):
+    """The commands of flowrl in the shell blocks of a page, without their comments."""
+    shell = blocks(page, "bash") + [
+        cell.removeprefix("%%bash\n")
+        for cell in blocks(page, r"\{code-cell\}[^\n]*")
+        if "%%bash" in cell
+    ]
+    lines = "\n".join(shell).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"^!(flowrl .*)", page, re.MULTILINE)
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        # What the shell or the notebook fills in is not known here.
+        if words[:1] == ["flowrl"] and not set("${") & set(line):
+            yield words[
+                1 : next(
+                    (
+                        i
+                        for i, w in enumerate(words)
+                        if w in ("|", ">", "<", "2>&1", "||", ";", "&&")
+                    ),
+                    None,
+                )
+            ]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_commands_are_those_of_the_command_line(path):
     from flowrl.cli.main import parser
 
-    command = re.search(r"## The command line\n\n```bash\n(.*?)```", page, re.DOTALL).group(1)
-    for line in command.splitlines():
-        assert parser().parse_args(shlex.split(line, comments=True)[1:]).act
+    for words in commands(path.read_text()):
+        if "--help" not in words and "--help-settings" not in words:
+            assert parser().parse_args(words).act, words
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/seeing.md", "ARCHITECTURE.md"]
-)
-def test_links_lead_somewhere(page):
-    path = ROOT / page
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    # `docs/gallery.py` writes the gallery.
+    made = ROOT / "docs/gallery"
+    targets = [(path.parent / link).resolve() for link in links]
+    assert [t for t in targets if not t.exists() and made not in t.parents] == []
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if "docs" in p.parts], ids=name_of)
+def test_all_python_of_the_documentation_is_run_by_its_build(path):
+    assert blocks(path.read_text(), "python") == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flowrl.cli.main import main
 from flowrl.core.events import Tap, Updated, Updating, Warned
 from flowrl.observe.outliers import outlier
 from flowrl.observe.record import Record, Recorder, find, listed, read, records
-from flowrl.observe.rerun import replay
+from flowrl.observe.rerun import rerun
 from flowrl.observe.why import why
 from flowrl.rollout.sample import seed_of
 
@@ -62,7 +62,7 @@ def three(tmp_path_factory):
 @pytest.mark.parametrize("graph", [PPO, IMPALA], ids=lambda g: g.name)
 def test_a_replay_reports_the_same_to_the_bit(graph, runtime, tmp_path):
     run = recorded(graph, tmp_path / "run", runtime=runtime)
-    every = [replay(tmp_path / "run", r.number) for r in records(tmp_path / "run")]
+    every = [rerun(tmp_path / "run", r.number) for r in records(tmp_path / "run")]
     assert len(every) >= 3
     assert all(r.equal for r in every), "\n".join(map(str, every))
     assert [float(r.again["loss"]) for r in every][: len(run.rows)] == [
@@ -92,7 +92,7 @@ def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
         graph = fl.apex("CartPole-v1", settings).set("replay.shards", 1)
     recorded(graph, tmp_path / "run", rows=1)
     (*_, last) = records(tmp_path / "run")
-    assert replay(tmp_path / "run", last.number).equal
+    assert rerun(tmp_path / "run", last.number).equal
     text = why(tmp_path / "run", last.number)
     assert ("sampled from a replay: slot" in text) == (name == "dqn"), text
     assert "runner " in text
@@ -126,12 +126,12 @@ def test_what_is_set_is_shown_beside_both(three, capsys):
     )
     assert loss[1] == loss[2] == f"{run.rows[1]['loss']:.8g}" != loss[3]
     assert steps[1:] == ["4", "4", "4"]
-    assert said.endswith("the replay is equal to the record to the bit\n")
+    assert said.endswith("the rerun is equal to the record to the bit\n")
 
 
 def test_what_a_single_step_of_the_optimiser_does_is_seen_by_the_weights(three):
     _, out = three
-    done = replay(out, 3, [("learner.optimizer.lr", 3e-3)])
+    done = rerun(out, 3, [("learner.optimizer.lr", 3e-3)])
     assert done.moved[1] > 2 * done.moved[0] > 0
     assert [
         line.split()[:3] for line in str(done).splitlines() if line.startswith("weights moved")
@@ -145,7 +145,7 @@ def test_what_can_not_be_set_is_reported(three):
             "learner.loss.clip_ratoi",
             0.3,
         ): r"unknown setting 'learner.loss.clip_ratoi'; did you mean 'learner.loss.clip_ratio'\?",
-        ("adv.gamma", 0.9): "A replay begins with the batch, so only what trains on it can be set",
+        ("adv.gamma", 0.9): "A rerun begins with the batch, so only what trains on it can be set",
         ("train.epochs", 1.5): "train.epochs: takes int, got 1.5",
         ("train.minibatch_size", 7): "minibatch_size=7 does not divide the batch of 32 steps",
         (
@@ -157,7 +157,7 @@ def test_what_can_not_be_set_is_reported(three):
         ),
     }.items():
         with pytest.raises(fl.errors.FlowrlError, match=says):
-            replay(out, 2, [change])
+            rerun(out, 2, [change])
 
 
 def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
@@ -174,7 +174,7 @@ def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
     said = subprocess.run(
         command, cwd=tmp_path, env=ENV, check=True, capture_output=True, text=True
     ).stdout
-    assert said.endswith("the replay is equal to the record to the bit\n0 False False\n")
+    assert said.endswith("the rerun is equal to the record to the bit\n0 False False\n")
 
 
 def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, capsys):
@@ -324,7 +324,7 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
         "  nan of runner 1, environment 2, step 21, row 4, column 2\n" in said
     )
     assert said.index("reward is not finite") < said.index("advantage is not finite")
-    assert replay(tmp_path / "run", 3).equal
+    assert rerun(tmp_path / "run", 3).equal
     with pytest.raises(fl.errors.NotFiniteError):
         recorded(graph, tmp_path / "unknown", 9, record=False)
     assert "was not recorded. Run it again with --record, then ask why again" in why(
@@ -351,8 +351,8 @@ def test_a_nan_that_the_loss_makes_is_reported_so(tmp_path):
         fl.errors.SaveError,
         match="needs code from 'test_recording'.* allow it with --import test_recording",
     ):
-        replay(tmp_path / "run", 1)
-    assert replay(tmp_path / "run", 1, allow=["test_recording"]).equal
+        rerun(tmp_path / "run", 1)
+    assert rerun(tmp_path / "run", 1, allow=["test_recording"]).equal
 
 
 # -- what is kept
@@ -442,7 +442,7 @@ def test_a_killed_run_leaves_whole_records(tmp_path):
     every = records(tmp_path / "run")
     assert len(every) >= 19
     assert [read(r.path).number for r in every] == list(range(1, len(every) + 1))
-    assert replay(tmp_path / "run", every[-1].number).equal
+    assert rerun(tmp_path / "run", every[-1].number).equal
     assert why(tmp_path / "run").startswith("this run goes on, or was killed")
 
 

@@ -51,7 +51,7 @@ def test_the_importance_exponent_rises_with_the_steps_that_came(env):
     def see(run, event):
         if event.node == "add" and event.item is not None:
             came[0] += event.steps
-        if event.node != "draw" or event.item is None:
+        if event.node != "batch" or event.item is None:
             return
         replay, batch = run._session.place.handles["replay"], jax.device_get(event.item)
         leaves = (

@@ -33,6 +33,7 @@ class A2CSettings:
         lr: learning rate, a number or a schedule such as fl.Linear (default 7e-4).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 1.0).
+        vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
         max_grad_norm: largest global norm of the gradients (default 0.5).
         normalize: scale observations by running moments, in the default policy (default False).
@@ -48,6 +49,7 @@ class A2CSettings:
     lr: Rate = 7e-4
     gamma: float = 0.99
     gae_lambda: float = 1.0
+    vf_coef: float = 0.5
     ent_coef: float = 0.0
     max_grad_norm: float = 0.5
     normalize: bool = False
@@ -83,7 +85,7 @@ def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None, **change
             clip_rewards=s.clip_rewards,
         ),
         learner=Learner(
-            policy, PGLoss(ent_coef=s.ent_coef), RMSProp(s.lr, max_grad_norm=s.max_grad_norm)
+            policy, PGLoss(s.vf_coef, s.ent_coef), RMSProp(s.lr, max_grad_norm=s.max_grad_norm)
         ),
     ).then(
         sample=ParallelSample(),

@@ -130,7 +130,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
     ).then(
         sample=ParallelSample(),
         add=ReplayAdd(),
-        draw=ReplaySample(
+        batch=ReplaySample(
             s.batch_size, learning_starts=s.learning_starts, updates_per_step=s.updates_per_step
         ),
         train=TrainOneStep(minibatch_size=s.minibatch_size, shuffle=False),

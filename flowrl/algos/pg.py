@@ -33,6 +33,7 @@ class PGSettings:
         lr: learning rate, a number or a schedule such as fl.Linear (default 3e-3).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 0.97).
+        vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
         normalize: scale observations by running moments, in the default policy (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
@@ -46,6 +47,7 @@ class PGSettings:
     lr: Rate = 3e-3
     gamma: float = 0.99
     gae_lambda: float = 0.97
+    vf_coef: float = 0.5
     ent_coef: float = 0.0
     normalize: bool = False
     clip_rewards: float | None = None
@@ -78,7 +80,7 @@ def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None, **changes:
             rollout_length=s.rollout_length,
             clip_rewards=s.clip_rewards,
         ),
-        learner=Learner(policy, PGLoss(ent_coef=s.ent_coef), Adam(s.lr)),
+        learner=Learner(policy, PGLoss(s.vf_coef, s.ent_coef), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),
         batch=Concat(s.batch_size),

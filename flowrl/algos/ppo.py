@@ -42,6 +42,7 @@ class PPOSettings:
         gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 0.95).
         clip_ratio: how far the probability ratio may move from 1 (default 0.2).
         value_clip: how far a value may move from the old value; None: any distance (default None).
+        vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
         target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
         max_grad_norm: largest global norm of the gradients (default 0.5).
@@ -62,6 +63,7 @@ class PPOSettings:
     gae_lambda: float = 0.95
     clip_ratio: float = 0.2
     value_clip: float | None = None
+    vf_coef: float = 0.5
     ent_coef: float = 0.0
     target_kl: float | None = None
     max_grad_norm: float = 0.5
@@ -88,7 +90,11 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **change
     s = given(settings, PPOSettings, changes)
     policy = s.policy or default_policy(env, normalize=s.normalize)
     loss = PPOLoss(
-        clip_ratio=s.clip_ratio, value_clip=s.value_clip, ent_coef=s.ent_coef, target_kl=s.target_kl
+        clip_ratio=s.clip_ratio,
+        value_clip=s.value_clip,
+        vf_coef=s.vf_coef,
+        ent_coef=s.ent_coef,
+        target_kl=s.target_kl,
     )
     # Rewards are scaled by the deviation of returns, which are discounted as in training.
     scale = s.gamma if s.normalize_rewards else None

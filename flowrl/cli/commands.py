@@ -337,7 +337,7 @@ def evaluate(args: argparse.Namespace) -> int:
 def rerun(args: argparse.Namespace) -> int:
     """Run a recorded update again; return 1 if the result differs."""
     from flowrl.observe.record import NEWEST, listed
-    from flowrl.observe.rerun import replay as again
+    from flowrl.observe.rerun import rerun as again
 
     import_named(args)
     if args.update is None:

@@ -39,7 +39,7 @@ class Filling(int):
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """Experience of T steps in B columns, time-major.
 
@@ -72,6 +72,10 @@ class Batch:
         rows, columns = self.shape
         return int(rows * columns)
 
+    def __repr__(self) -> str:
+        fields = [f"{name} {_form(x)}" for name, x in [*self.data.items(), *self.columns.items()]]
+        return f"Batch({', '.join(fields)})"
+
     def __getitem__(self, name: str) -> Array:
         if name not in self.data:
             raise ContractError(f"the batch has no field: {unknown('field', name, self.data)}")
@@ -103,6 +107,11 @@ class Batch:
         with CONCAT:
             data = _joined([batch.data for batch in batches], axis=1)
             return Batch(data, _joined([batch.columns for batch in batches], axis=0))
+
+
+def _form(x: Array) -> str:
+    """Return the type and shape of an array as text."""
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x)
 
 
 def _joined(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, Array]:

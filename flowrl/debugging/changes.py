@@ -15,7 +15,7 @@ from flowrl.graph.graph import Graph, Node
 from flowrl.graph.plan import Plan
 from flowrl.learner.core import core_of
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.rl.losses import as_loss
+from flowrl.rl.function_loss import as_loss
 from flowrl.runtime.base import Session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -183,7 +184,8 @@ class Plan:
             for name, number in self.counts(node.name).items()
             if number
         ]
-        written = to_text(node.op, defaults=False)
+        # A class of the user's is shown by its name alone: nobody reads a plan back.
+        written = re.sub(r'load\("[^"]*?(\w+)"\)', r"\1", to_text(node.op, defaults=False))
         if counted and not isinstance(item, Batch):
             return written, f"{', '.join(counted)} a row"
         return written, _described(item)

@@ -448,8 +448,9 @@ class Operator(ABC):
 
         A state is a dict or a list, since these can be changed in place. Python numbers in it are
         static facts, by which the plan finds when the graph repeats itself: count up to a bound,
-        and go on from 0. A number that grows for ever or is a fraction stands there as a NumPy
-        number, ``np.int32(0)`` or ``np.float32(0)``: within a program it is an array.
+        and go on from 0. A number that grows for ever or is a fraction is an array,
+        ``jnp.float32(0)``, on which no `if` depends. A count that decides when something is due is
+        a NumPy number, ``np.int32(0)``, if it is to go on within a program (see `Context.when`).
         """
 
     @abstractmethod

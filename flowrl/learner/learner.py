@@ -20,7 +20,8 @@ from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
 from flowrl.learner.core import core_of
 from flowrl.rl import losses, value_losses
 from flowrl.rl.explore import Explore
-from flowrl.rl.losses import Loss, as_loss
+from flowrl.rl.function_loss import FunctionLoss, as_loss
+from flowrl.rl.losses import Loss
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 from flowrl.rollout.handle import RunnersHandle
@@ -307,7 +308,7 @@ def _losses_content_with(fields: Collection[str]) -> list[str]:
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue
             # These two have no needs of their own.
-            if kind not in (Loss, losses.FunctionLoss) and set(kind.needs) <= set(fields):
+            if kind not in (Loss, FunctionLoss) and set(kind.needs) <= set(fields):
                 found.add(kind.__name__)
     return sorted(found)
 

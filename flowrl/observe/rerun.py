@@ -28,7 +28,7 @@ TRAINING = {"epochs": int, "minibatch_size": int | None, "shuffle": bool}
 
 
 @dataclass(frozen=True)
-class Replayed:
+class Rerun:
     """The metrics of an update as it was recorded, rerun, and rerun with changed settings."""
 
     record: Recorded
@@ -53,7 +53,7 @@ class Replayed:
         )
 
     def __str__(self) -> str:
-        titles, parts = ["recorded", "replayed"], [self.recorded, self.again]
+        titles, parts = ["recorded", "rerun"], [self.recorded, self.again]
         if self.changed is not None:
             titles.append(f"with {', '.join(self.changes)}")
             parts.append(self.changed)
@@ -75,7 +75,7 @@ class Replayed:
     def _verdict(self, names: Sequence[str]) -> str:
         """Return whether the rerun is equal to the record, and if not, where it differs most."""
         if self.equal:
-            return "the replay is equal to the record to the bit"
+            return "the rerun is equal to the record to the bit"
         off = {
             name: abs(float(self.recorded[name]) - float(self.again[name]))
             for name in names
@@ -83,8 +83,8 @@ class Replayed:
         }
         # NaN counts as the largest difference.
         most = max(off, key=lambda name: (np.isnan(off[name]), off[name]))
-        question = "was it recorded on other or more devices, or by other versions?"
-        return f"THE REPLAY DIFFERS, most in {most}, by {off[most]:.3g}: {question}"
+        question = "was it recorded on other or more devices, by other versions, or by other code?"
+        return f"THE RERUN DIFFERS, most in {most}, by {off[most]:.3g}: {question}"
 
 
 def _same(a: np.float32, b: np.float32) -> bool:
@@ -92,14 +92,14 @@ def _same(a: np.float32, b: np.float32) -> bool:
     return bool(a.tobytes() == b.tobytes() or (np.isnan(a) and np.isnan(b)))
 
 
-def replay(
+def rerun(
     root: str | Path,
     number: int,
     changes: Sequence[tuple[str, Any]] = (),
     *,
     learner: str | None = None,
     allow: Collection[str] = (),
-) -> Replayed:
+) -> Rerun:
     """Run a recorded update of a run again, and once more with changed settings if any are given.
 
     Args:
@@ -120,7 +120,7 @@ def replay(
     >>> graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32))
     >>> with fl.run(graph, steps=256, out=where, record=True) as run:
     ...     rows = list(run)
-    >>> replay(where, 1).equal
+    >>> rerun(where, 1).equal
     True
     """
     record = find(root, number, learner)
@@ -133,11 +133,11 @@ def replay(
     spec = values.from_text(header["text"], allow=allow, source=f"{record.path}, {record.learner}")
     again, moved = _run(record, spec, header["settings"])
     if not changes:
-        return Replayed(record, record.metrics, again, moved=(moved,))
+        return Rerun(record, record.metrics, again, moved=(moved,))
     changed_spec, settings = _changed(record, spec, changes)
     changed, changed_moved = _run(record, changed_spec, settings)
     shown = tuple(f"{name}={value}" for name, value in changes)
-    return Replayed(record, record.metrics, again, changed, shown, (moved, changed_moved))
+    return Rerun(record, record.metrics, again, changed, shown, (moved, changed_moved))
 
 
 def _changed(
@@ -166,7 +166,7 @@ def _changed(
 
 def _not_settable(address: str, known: Sequence[str], owners: Sequence[str]) -> SettingError:
     """Return the error for a setting that a rerun does not have."""
-    begins = "A replay begins with the batch, so only what trains on it can be set"
+    begins = "A rerun begins with the batch, so only what trains on it can be set"
     if address.partition(".")[0] not in owners:
         return SettingError(f"{address} can't be set. {begins}: {', '.join(known)}")
     return SettingError(f"{unknown('setting', address, known)}. {begins}")

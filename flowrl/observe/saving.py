@@ -51,7 +51,7 @@ class TrainedPolicy:
     """The description of the policy."""
     spaces: Spaces
     """The observation and action spaces that it was made for."""
-    weights: Weights
+    weights: Weights = field(repr=False)
     """Its trained weights."""
     env: Make | None = None
     """The id, class or function of the environment that it was trained in; None if not known."""

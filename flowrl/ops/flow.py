@@ -123,8 +123,8 @@ class Gate(Operator):
 class Merge(Operator):
     """Merge several streams into one, as items come or by fixed weights.
 
-    By weights, ``Merge({"draw": 3, "demo": 1})``, the order is fixed, and spread as evenly as can
-    be: draw draw demo draw. Items that come before their turn wait here. Once as many items of a
+    By weights, ``Merge({"batch": 3, "demo": 1})``, the order is fixed, and spread as evenly as can
+    be: batch batch demo batch. Items that come before their turn wait here. Once as many items of a
     node wait as its weight says, that node waits, too.
 
     Args:

@@ -98,7 +98,7 @@ class Replay(Resource):
         if not use.total("added_steps"):
             yield use.name, "nothing is added to it; put add=ReplayAdd() after a ParallelSample"
         if not use.total("draws"):
-            way = "add draw=ReplaySample(batch_size=...)"
+            way = "add batch=ReplaySample(batch_size=...)"
             yield use.name, f"nothing is sampled from it; {way}"
         elif self.prioritized and not use.total("prioritized_steps"):
             problem = "its priorities are never set to what an update computed"

@@ -170,7 +170,7 @@ class TanhGaussian:
         """The distribution before squashing."""
         return Gaussian(self.mean, self.log_std)
 
-    def draw(self, noise: Array) -> tuple[Array, Array]:
+    def sample_and_log_prob(self, noise: Array) -> tuple[Array, Array]:
         """Return actions ``[..., d]`` from standard normals, and their log-densities ``[...]``.
 
         These log-densities are exact, where `log_prob` must invert tanh.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from flowrl.errors import ContractError, SettingError
+from flowrl.errors import SettingError
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.masked import mean, standardized
 from flowrl.rl.returns import vtrace
@@ -449,52 +449,3 @@ def _vtrace(
         of_columns(log_ratio, batch["reward"], value, end, *flags)
     )
     return targets_and_advantages
-
-
-@dataclass(frozen=True)
-class FunctionLoss(Loss):
-    """A user's own function as a loss.
-
-    Args:
-        fn: the function ``(policy, params, batch) -> (loss, metrics)``.
-    """
-
-    fn: Callable[..., tuple[Array, Metrics]]
-
-    needs: ClassVar[tuple[str, ...]] = ("obs",)
-    on_policy: ClassVar[bool] = False
-
-    def __call__(
-        self, policy: Bound, params: Any, batch: Mapping[str, Array]
-    ) -> tuple[Array, Metrics]:
-        """Return the loss and its metrics."""
-        result = self.fn(policy, params, batch)
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            name = getattr(self.fn, "__name__", "it")
-            raise ContractError(
-                "a loss returns (scalar, dict of scalars), "
-                f"but {name} returned {_description(result)}"
-            )
-        return result
-
-
-def _description(result: Any) -> str:
-    if isinstance(result, tuple):
-        return f"a tuple of {len(result)}"
-    return f"one {type(result).__name__}"
-
-
-def as_loss(loss: Any) -> Loss:
-    """Return a loss as it is, or a function ``(policy, params, batch) -> (loss, metrics)`` as one.
-
-    Raises:
-        SettingError: the value is neither.
-    """
-    if isinstance(loss, Loss):
-        return loss
-    if isinstance(loss, type) or not callable(loss):
-        raise SettingError(
-            "loss must be one such as fl.losses.PPOLoss() or a function "
-            f"(policy, params, batch) -> (loss, metrics), got {loss!r}"
-        )
-    return FunctionLoss(loss)

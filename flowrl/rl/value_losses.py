@@ -167,7 +167,7 @@ class SACLoss(Loss):
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
         critic_loss = _weighted_mean((error**2).sum(0) / 2, batch)
 
-        action, logp = policy(params, batch["obs"])[0].draw(noise)
+        action, logp = policy(params, batch["obs"])[0].sample_and_log_prob(noise)
         value = policy(fixed, batch["obs"], action, method="critic").min(0)
         actor_loss = mean(alpha * logp - value, valid)
 
@@ -204,7 +204,7 @@ def _soft_target(
 
     The next action is sampled from the policy, and its log-density times alpha is subtracted.
     """
-    action, logp = policy(params, batch["next_obs"])[0].draw(noise)
+    action, logp = policy(params, batch["next_obs"])[0].sample_and_log_prob(noise)
     values = policy(batch["target_params"], batch["next_obs"], action, method="critic")
     next_value = values.min(0) - alpha * logp
     return jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_value)

@@ -156,7 +156,7 @@ class SACNetwork(nnx.Module):
         # Two critics, because the smaller value of both is less of an overestimate.
         self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(2)])
         # The logarithm is trained, so that the temperature stays above 0.
-        self.price = nnx.Param(jnp.log(jnp.float32(alpha)))
+        self.log_temperature = nnx.Param(jnp.log(jnp.float32(alpha)))
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """Return means and log-deviations ``[N, 2 d]`` of ``obs [N, ...]``, and values ``[N]``.
@@ -175,4 +175,4 @@ class SACNetwork(nnx.Module):
 
     def log_alpha(self) -> Array:
         """Return the logarithm of the temperature, a scalar."""
-        return self.price[...]
+        return self.log_temperature[...]

@@ -107,9 +107,9 @@ def fusable(plan: Plan) -> Periodicity:
         raise CheckError(
             name,
             [
-                f"{name}.{node}: its state{text} is a Python number that never repeats itself; a "
-                "program has one that counts as a NumPy number: begin with np.float32(0) or "
-                "np.int32(0)"
+                f"{name}.{node}: its state{text} is a Python number that never repeats itself; "
+                "a number that grows for ever is an array: begin with jnp.float32(0) or "
+                "jnp.int32(0)"
                 for node, text in plan.found.restless.items()
             ],
         )

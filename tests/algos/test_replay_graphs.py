@@ -118,21 +118,21 @@ def two_starts():
     graph = changed(GRAPHS["dqn"], ONE)
     ops = {n.name: n.op for n in graph.nodes}
     tail = {name: ops[name] for name in ("train", "target", "sync", "report")}
-    early, late = (replace(ops["draw"], learning_starts=start) for start in (500, 4_001))
-    graph = graph.remove("draw", *tail).then(after="add", early=early).then(after="add", late=late)
+    early, late = (replace(ops["batch"], learning_starts=start) for start in (500, 4_001))
+    graph = graph.remove("batch", *tail).then(after="add", early=early).then(after="add", late=late)
     return graph.then(after=("early", "late"), mix=fl.Merge(), **tail)
 
 
 WARMED = {
-    "dqn": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001}),
-    "rollouts": GRAPHS["dqn"].set("draw.learning_starts", 9_000),
-    "sac": GRAPHS["sac"].set("draw.learning_starts", 3_001),
-    "apex": changed(GRAPHS["apex"], {**ONE, "draw.learning_starts": 3_001}),
+    "dqn": changed(GRAPHS["dqn"], {**ONE, "batch.learning_starts": 3_001}),
+    "rollouts": GRAPHS["dqn"].set("batch.learning_starts", 9_000),
+    "sac": GRAPHS["sac"].set("batch.learning_starts", 3_001),
+    "apex": changed(GRAPHS["apex"], {**ONE, "batch.learning_starts": 3_001}),
     "long returns": changed(
-        GRAPHS["dqn"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}
+        GRAPHS["dqn"], {**ONE, "batch.learning_starts": 3_001, "replay.n_step": 300}
     ),
-    "jax": changed(GRAPHS["jax"], {**ONE, "draw.learning_starts": 3_001, "replay.n_step": 300}),
-    "a gate": changed(GRAPHS["dqn"], {**ONE, "draw.learning_starts": 1_000}).insert(
+    "jax": changed(GRAPHS["jax"], {**ONE, "batch.learning_starts": 3_001, "replay.n_step": 300}),
+    "a gate": changed(GRAPHS["dqn"], {**ONE, "batch.learning_starts": 1_000}).insert(
         after="add", gate=fl.Gate(2_500)
     ),
     "two starts": two_starts(),
@@ -160,7 +160,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
 def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkeypatch):
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
-    plan = changed(getattr(fl, name)(), {**ONE, "draw.learning_starts": 1_000_000}).compile()
+    plan = changed(getattr(fl, name)(), {**ONE, "batch.learning_starts": 1_000_000}).compile()
     assert (
         plan.found.exact and 1_000_000 <= plan.found.idle_steps < 1_000_008 and len(turns) < 5_000
     )
@@ -178,11 +178,11 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
     ("settings", "says"),
     [
         (
-            {"draw.updates_per_step": 100.0, "report.every": 40},
+            {"batch.updates_per_step": 100.0, "report.every": 40},
             ("replay ratio 1600: ", "every 40 items ", 0.4, 40),
         ),
         (
-            {"draw.updates_per_step": 100.0, "draw.batch_size": 8, "report.every": 40},
+            {"batch.updates_per_step": 100.0, "batch.batch_size": 8, "report.every": 40},
             ("replay ratio 800: ", "every 40 items ", 0.4, 40),
         ),
         (
@@ -195,7 +195,7 @@ def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_a
     settings, says, monkeypatch
 ):
     monkeypatch.setattr(trace, "PATIENCE", 0.3)
-    plan = changed(GRAPHS["dqn"].insert(after="draw", own=Total()), settings).compile()
+    plan = changed(GRAPHS["dqn"].insert(after="batch", own=Total()), settings).compile()
     ratio, every, steps, updates = says
     assert not plan.found.exact and ratio in str(plan) and every in str(plan)
     assert (plan.per_row("sampled_steps"), plan.per_row("updates")) == (
@@ -274,7 +274,7 @@ def test_the_plan_reports_the_ratio_the_warm_up_and_the_bytes():
             "data of any age, repeats every 4 rows after 80 steps of warm-up, 64 of them before "
             "the first update"
         ),
-        "draw     16 steps a batch, 5 batches a row",
+        "batch    16 steps a batch, 5 batches a row",
         "replay ratio 4: steps sampled for each that is added",
         "each sample used 4 times",
         "replay   128 steps, prioritized, 3-step returns",
@@ -283,11 +283,13 @@ def test_the_plan_reports_the_ratio_the_warm_up_and_the_bytes():
 
 
 def two_draws(graph, often, seldom):
-    """A draw from the same replay, one for one, beside what is drawn."""
-    draw = next(n.op for n in graph.nodes if n.name == "draw")
+    """A sample from the same replay, one for one, beside what is sampled."""
+    sampler = next(n.op for n in graph.nodes if n.name == "batch")
     tail = {n.name: n.op for n in graph.nodes if n.name in ("train", "target", "sync", "report")}
-    graph = graph.remove("draw", *tail).then(after=(), often=replace(draw, updates_per_step=often))
-    return graph.then(after=(), seldom=replace(draw, updates_per_step=seldom)).then(
+    graph = graph.remove("batch", *tail).then(
+        after=(), often=replace(sampler, updates_per_step=often)
+    )
+    return graph.then(after=(), seldom=replace(sampler, updates_per_step=seldom)).then(
         after=("often", "seldom"), mix=fl.Merge({"often": 1, "seldom": 1}), **tail
     )
 
@@ -307,9 +309,9 @@ def no_target(graph):
     [
         (
             "dqn",
-            lambda g: g.set("draw.learning_starts", 60_000),
+            lambda g: g.set("batch.learning_starts", 60_000),
             (
-                r"dqn\.draw: waits for 60,000 steps, but replay holds 50,000; lower "
+                r"dqn\.batch: waits for 60,000 steps, but replay holds 50,000; lower "
                 r"learning_starts or raise buffer_size"
             ),
         ),
@@ -340,7 +342,7 @@ def no_target(graph):
             "dqn",
             lambda g: g.remove("add"),
             (
-                r"1 problem\n  dqn\.replay: nothing is added to it before draw; put "
+                r"1 problem\n  dqn\.replay: nothing is added to it before batch; put "
                 r"add=ReplayAdd\(\) in front of it"
             ),
         ),
@@ -348,20 +350,20 @@ def no_target(graph):
             "jax",
             lambda g: g.remove("add"),
             (
-                r"dqn\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in front "
+                r"dqn\.replay: nothing is added to it before batch; put add=ReplayAdd\(\) in front "
                 r"of it"
             ),
         ),
         (
             "dqn",
-            lambda g: g.remove("add").insert(after="draw", add=fl.ReplayAdd()),
-            r"1 problem\n  dqn\.replay: nothing is added to it before draw",
+            lambda g: g.remove("add").insert(after="batch", add=fl.ReplayAdd()),
+            r"1 problem\n  dqn\.replay: nothing is added to it before batch",
         ),
         (
             "apex",
             lambda g: g.remove("add"),
             (
-                r"apex\.replay: nothing is added to it before draw; put add=ReplayAdd\(\) in "
+                r"apex\.replay: nothing is added to it before batch; put add=ReplayAdd\(\) in "
                 r"front of it"
             ),
         ),
@@ -446,13 +448,13 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
-            r"dqn\.draw: replay has nothing to sample: .* by 5 more, or by an end",
+            lambda g: g.set("batch.learning_starts", 1).set("replay.n_step", 5),
+            r"dqn\.batch: replay has nothing to sample: .* by 5 more, or by an end",
         ),
         (
             "jax",
-            lambda g: g.set("draw.learning_starts", 1).set("replay.n_step", 5),
-            r"dqn\.draw: replay has nothing to sample: .* by 5 more, or by an end",
+            lambda g: g.set("batch.learning_starts", 1).set("replay.n_step", 5),
+            r"dqn\.batch: replay has nothing to sample: .* by 5 more, or by an end",
         ),
         (
             "apex",
@@ -482,7 +484,7 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.insert(after="draw", few=fl.Filter(lambda batch: batch.steps > 100)),
+            lambda g: g.insert(after="batch", few=fl.Filter(lambda batch: batch.steps > 100)),
             r"dqn\.few: took .* items and yielded none",
         ),
         (
@@ -510,7 +512,7 @@ def drawn_before_it_is_added(graph):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda g: g.insert(after="add", batch=fl.Concat(64)),
+        lambda g: g.insert(after="add", gather=fl.Concat(64)),
         lambda g: g.insert(after="add", gate=fl.Gate(256)),
         drawn_before_it_is_added,
     ],
@@ -548,12 +550,12 @@ def test_each_of_two_replays_is_reported_the_priorities_of_its_own_rows(monkeypa
         | {"replay": fl.Replay(400, True), "long": fl.Replay(4_000, True, shards=2)},
     )
     graph = graph.then(sample=nodes["sample"], add=nodes["add"], keep=fl.ReplayAdd(replay="long"))
-    graph = graph.then(after="keep", draw=fl.ReplaySample(8, learning_starts=64)).then(
+    graph = graph.then(after="keep", batch=fl.ReplaySample(8, learning_starts=64)).then(
         after="keep", recall=fl.ReplaySample(8, learning_starts=64, replay="long")
     )
     back = {"prio": fl.UpdatePriorities(), "prio_long": fl.UpdatePriorities(replay="long")}
     graph = graph.then(
-        after=("draw", "recall"),
+        after=("batch", "recall"),
         mix=fl.Merge(),
         train=nodes["train"],
         **back,
@@ -576,7 +578,7 @@ def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(grap
 ONCE = DQN | {
     "updates_per_step": 1 / 16,
     "report_every": 2,
-}  # a program unrolls every draw of a round
+}  # a program unrolls every sample of a round
 FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 
 
@@ -588,11 +590,11 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
             "sample.mode", "async"
         ),
         fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(
-            after="draw", gather=fl.Concat(48)
+            after="batch", gather=fl.Concat(48)
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
     ],
-    ids=["prioritized", "rollouts as they come", "draws are gathered", "sac"],
+    ids=["prioritized", "rollouts as they come", "samples are gathered", "sac"],
 )
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))
@@ -623,7 +625,7 @@ def test_shards_have_their_own_environments_and_take_turns():
     drawn = []
     see = Tap(
         lambda event: (
-            drawn.append(event.item) if event.node == "draw" and event.item is not None else None
+            drawn.append(event.item) if event.node == "batch" and event.item is not None else None
         ),
         OperatorRan,
     )
@@ -724,7 +726,7 @@ def test_shards_that_share_a_process_are_lost_together_and_each_is_reported(ray_
 
 
 def exponents(env, beta_steps):
-    """By the steps that came before each draw, the logarithms of its importance weights, of a run
+    """By the steps that came before each sample, the logarithms of its importance weights, of a run
     that learns nothing."""
     came, seen = [0], []
 
@@ -743,14 +745,14 @@ def exponents(env, beta_steps):
 
     graph = fl.dqn(env, fl.DQNSettings(**DQN, lr=0.0, prioritized=True, **beta_steps))
     rows_of(
-        graph.insert(after="add", count=fl.Map(count)).insert(after="draw", look=fl.Map(look)), 3
+        graph.insert(after="add", count=fl.Map(count)).insert(after="batch", look=fl.Map(look)), 3
     )
     return seen
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_importance_weights_correct_for_more_and_more_of_the_priorities(env):
-    """Without learning all runs draw the same, so that the logarithms of weights are as beta to
+    """Without learning all runs sample the same, so that the logarithms of weights are as beta to
     beta."""
     never, by_90, default = (
         exponents(env, {"beta_steps": 0}),

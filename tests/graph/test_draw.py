@@ -211,4 +211,4 @@ def test_an_empty_graph_draws(form):
 
 
 def test_a_notebook_shows_the_graph():
-    assert recipe()._repr_markdown_() == f"```mermaid\n{recipe().draw('mermaid')}```"
+    assert recipe()._repr_svg_() == recipe().draw("svg")

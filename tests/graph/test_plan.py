@@ -168,7 +168,7 @@ LINES = [
         "an operator of one's own",
         lambda g: g.insert(after="adv", own=Pass()),
         "own",
-        'load("small:Pass")() 128 steps, [16, 8, ...]',
+        "Pass() 128 steps, [16, 8, ...]",
     ),
     (
         "one after training",

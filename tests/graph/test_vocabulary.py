@@ -87,7 +87,7 @@ def dqn():
     return graph("dqn", fl.losses.DQNLoss(), replay=fl.Replay(50_000, prioritized=True)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
-        draw=fl.ReplaySample(batch_size=32, learning_starts=1000, updates_per_step=0.25),
+        batch=fl.ReplaySample(batch_size=32, learning_starts=1000, updates_per_step=0.25),
         train=fl.TrainOneStep(),
         prio=fl.UpdatePriorities(),
         target=fl.UpdateTarget(every=500),
@@ -106,7 +106,7 @@ def apex():
     )
     return start.then(
         after=(),
-        draw=fl.ReplaySample(batch_size=512, learning_starts=50_000),
+        batch=fl.ReplaySample(batch_size=512, learning_starts=50_000),
         queue=fl.Queue(16),
         train=fl.TrainOneStep(),
         prio=fl.UpdatePriorities(),
@@ -128,11 +128,11 @@ def cloning():
 
 def online_with_demonstrations():
     start = graph("demos", fl.losses.DQNLoss(), replay=fl.Replay(50_000)).then(
-        sample=fl.ParallelSample(), add=fl.ReplayAdd(), draw=fl.ReplaySample(batch_size=32)
+        sample=fl.ParallelSample(), add=fl.ReplayAdd(), batch=fl.ReplaySample(batch_size=32)
     )
     return start.then(after=(), demo=v.ReadDataset("expert.zarr")).then(
-        after=("draw", "demo"),
-        mix=fl.Merge({"draw": 3, "demo": 1}),
+        after=("batch", "demo"),
+        mix=fl.Merge({"batch": 3, "demo": 1}),
         train=fl.TrainOneStep(),
         sync=fl.SyncWeights(),
         report=fl.Report(),
@@ -195,7 +195,7 @@ def phases():
     return graph("phases", fl.losses.DQNLoss(), replay=fl.Replay(10_000)).then(
         sample=fl.ParallelSample(),
         add=fl.ReplayAdd(),
-        draw=fl.ReplaySample(batch_size=16),
+        batch=fl.ReplaySample(batch_size=16),
         fill=fl.Gate(start=5_000),
         phase=phase,
         train=fl.TrainOneStep(),
@@ -242,11 +242,11 @@ GRAPHS = {
     a3c: (("grads", "apply", "sync", "report"),),
     impala: (("sample", "batch"), ("queue", "train", "sync", "report")),
     appo: (("sample", "batch"), ("queue", "mix", "train", "target", "sync", "report")),
-    dqn: (("sample", "add", "draw", "train", "prio", "target", "sync", "report"),),
-    apex: (("sample", "add", "sync"), ("draw",), ("queue", "train", "prio", "target", "report")),
+    dqn: (("sample", "add", "batch", "train", "prio", "target", "sync", "report"),),
+    apex: (("sample", "add", "sync"), ("batch",), ("queue", "train", "prio", "target", "report")),
     cloning: (("read", "batch", "train", "sync", "eval", "report"),),
     online_with_demonstrations: (
-        ("sample", "add", "draw", "demo", "mix", "train", "sync", "report"),
+        ("sample", "add", "batch", "demo", "mix", "train", "sync", "report"),
     ),
     two_algorithms: (
         (
@@ -257,7 +257,7 @@ GRAPHS = {
     ),
     evolution: (("tries", "update", "sync", "report"),),
     maml: (("task", "inner", "meta", "sync", "report"),),
-    phases: (("sample", "add", "draw", "fill", "phase", "train", "sync", "report"),),
+    phases: (("sample", "add", "batch", "fill", "phase", "train", "sync", "report"),),
     league: (("match", "sample", "pick", "batch", "adv", "train", "sync", "snapshot", "report"),),
     two_queues: (
         ("sample",),

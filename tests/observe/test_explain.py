@@ -217,7 +217,7 @@ def test_compiling_slows_nothing_down_and_a_short_run_says_so():
 
 def test_a_replay_is_reported_to_draw_less():
     p = profile(update=1.0, step=0.5, blocked=0.5)
-    p = replace(p, counts={**p.counts, ("draw", "replay"): {"replayed_steps": 64}})
+    p = replace(p, counts={**p.counts, ("batch", "replay"): {"replayed_steps": 64}})
     assert (
         explain(p).bottleneck.advice
         == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
@@ -288,16 +288,16 @@ def with_replay(kind, shards, share):
     p = profile(step=0.2, update=0.3, blocked=0.5)
     spent = {("", kind): 10 * share, ("", "waiting"): 10 * (1 - share)}
     apart = {f"replay, {i}": spent for i in range(shards)} if shards > 1 else {}
-    here = {("draw", kind): 10 * share} if shards == 1 else {("draw", "waiting"): 10 * share}
+    here = {("batch", kind): 10 * share} if shards == 1 else {("batch", "waiting"): 10 * share}
     return replace(
         p,
         processes={
             **p.processes,
-            "stage of draw": {**here, ("draw", "blocked"): 10 * (1 - share)},
+            "stage of batch": {**here, ("batch", "blocked"): 10 * (1 - share)},
             **apart,
         },
-        stages={**p.stages, "stage of draw": ("draw",)},
-        ops={**p.ops, "draw": "ReplaySample"},
+        stages={**p.stages, "stage of batch": ("batch",)},
+        ops={**p.ops, "batch": "ReplaySample"},
         facts={**p.facts, "replay": {"shards": shards}},
         queues={},
     )
@@ -305,7 +305,7 @@ def with_replay(kind, shards, share):
 
 @pytest.mark.parametrize(
     ("shards", "where", "advice"),
-    [(1, "draw", "replay.shards=2"), (2, "replay", "replay.shards=4")],
+    [(1, "batch", "replay.shards=2"), (2, "replay", "replay.shards=4")],
 )
 def test_where_drawing_takes_longest_more_shards_are_advised(shards, where, advice):
     found = explain(with_replay("replay", shards, 0.9))

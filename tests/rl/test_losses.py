@@ -13,7 +13,7 @@ from oracles import rlax
 
 import flowrl as fl
 from flowrl.rl.distributions import Categorical, Gaussian
-from flowrl.rl.losses import FunctionLoss, as_loss
+from flowrl.rl.function_loss import FunctionLoss, as_loss
 from flowrl.rl.masked import mean
 from flowrl.rl.returns import vtrace
 

@@ -123,7 +123,7 @@ def test_a_squashed_gaussian_is_that_of_distrax():
     oracle = distrax.Transformed(
         distrax.MultivariateNormalDiag(mean, jnp.exp(log_std / 2)), distrax.Block(distrax.Tanh(), 1)
     )
-    action, logp = dist.draw(noise)
+    action, logp = dist.sample_and_log_prob(noise)
     assert (jnp.abs(action) <= 1).all()
     np.testing.assert_allclose(action, dist.sample(noise))
     wanted = oracle.distribution.log_prob(dist.plain.sample(noise)) - distrax.Block(
