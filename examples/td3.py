@@ -74,7 +74,7 @@ def delayed_adam(lr, delay):
 
 def td3(env="Pendulum-v1", lr=1e-3, delay=2, hidden=(256, 256), learning_starts=1_000):
     policy = fl.Policy(TD3Network, hidden=hidden)
-    return fl.sac(env, learning_starts=learning_starts, report_every=1_000).rename("td3").replace(
+    return fl.sac(env, learning_starts=learning_starts, report_every=400).rename("td3").replace(
         runners=fl.Runners(env, policy, envs_per_runner=1, rollout_length=8,
                            explore=fl.GaussianNoise(0.1)),
         learner=fl.Learner(policy, TD3Loss(), fl.Optax(delayed_adam, lr=lr, delay=delay)),
