@@ -1,5 +1,6 @@
 """Write the gallery: a page for each stock graph, made from the graph itself."""
 
+import functools
 import inspect
 from pathlib import Path
 
@@ -62,10 +63,14 @@ differs from the graph before it.
 """
 
 
+@functools.cache
 def graph_of(name):
-    """Return a stock graph with its default settings."""
+    """Return a stock graph with its default settings, which makes its plan once."""
     env = "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"
-    return getattr(fl, name)(env), env
+    graph = getattr(fl, name)(env)
+    # The plan is on the page of the graph, and in the differences from it and to it.
+    object.__setattr__(graph, "compile", functools.cache(graph.compile))
+    return graph, env
 
 
 def page(name):
