@@ -30,7 +30,7 @@ QUICK = fl.IMPALASettings(
     report_every=2,
     policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
 )
-ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=4, episodes=2))
+ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=2, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went
 in, left to itself."""
 RUNS = {

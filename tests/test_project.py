@@ -298,3 +298,22 @@ def test_no_place_of_this_machine_and_no_registry_is_named():
     ).stdout.split()
     texts = [ROOT / f for f in listed if not f.endswith((".png", ".svg")) and (ROOT / f).is_file()]
     assert [(p.name, w) for p in texts for w in words if w in p.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_a_stock_graph_is_in_every_table(name):
+    assert hasattr(fl, name) and documented(name)
+    for table in ("README.md", "bench/learn.py", "docs/learning.md", "docs/reference/graphs.md"):
+        assert re.search(rf"\b{name}\b", (ROOT / table).read_text()), f"{table} lacks {name}"
+    files = [f"tests/golden/{name}.{kind}.txt" for kind in ("graph", "plan", "drawing")]
+    files += [f"docs/pictures/curve_{name}.{kind}" for kind in ("svg", "txt")]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def documented(name):
+    """Whether all settings of a stock graph are documented."""
+    from flowrl.algos.named import find
+    from flowrl.cli.commands import documented
+
+    source = find(name)
+    return set(source.settings) <= set(documented(source.kind))
