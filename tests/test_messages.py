@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 import gymnasium as gym
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -267,3 +268,36 @@ def test_a_line_of_the_users_is_named_though_its_folder_is_called_flowrl(tmp_pat
     with pytest.raises(ValueError, match="here") as raised:
         names["fails"]()
     assert line_of(raised.value) == " (own.py:2)"
+
+
+def loss_of(**attributes):
+    """A loss with these attributes, whose call sums a field up."""
+
+    def call(self, policy, params, batch):
+        return jnp.sum(batch[attributes.get("reads", "obs")]), attributes.get("metrics", {})
+
+    return type("Own", (fl.losses.Loss,), {"__call__": call, **attributes})()
+
+
+RIGHT = {"needs": ("obs",), "on_policy": False}
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (
+            loss_of(on_policy=False),
+            r"Own lacks needs; write needs = \(\"obs\", \"action\"\) in its",
+        ),
+        (loss_of(needs=("obs",)), "Own lacks on_policy; write on_policy = False in its class"),
+        (loss_of(**RIGHT, reads="seed"), "needs the field 'seed'.* set random = True"),
+        (loss_of(**RIGHT, reads="target_params"), "'target_params'.* set target_network = True"),
+        (loss_of(**RIGHT, metrics={"x": jnp.ones(3)}), r"but 'x' of Own has the shape \(3,\)"),
+        (lambda policy, params, batch: batch["advantage"].sum(), "put Advantages"),
+        (lambda policy, params, batch: (batch["obs"], {}), "a loss is a scalar, but <lambda>"),
+    ],
+    ids=["needs", "on_policy", "seed", "target", "metric", "a function's field", "no scalar"],
+)
+def test_what_a_loss_of_ones_own_lacks_is_reported_with_the_way_out(loss, says):
+    with pytest.raises((fl.errors.CheckError, fl.errors.SettingError), match=says):
+        PPO.set("learner.loss", loss).remove("adv", "norm").check()

@@ -17,6 +17,7 @@ from flowrl.core.items import COLUMNS, Metrics
 from flowrl.core.mesh import mean_of_devices, number, shared
 from flowrl.errors import ContractError
 from flowrl.learner.minibatches import Minibatches, Rows
+from flowrl.rl.function_loss import call_loss
 from flowrl.rl.losses import Loss, without_masked_nans
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.optimizers import as_transformation
@@ -307,7 +308,7 @@ class Core:
                 dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
                 return dist, value
 
-            loss, metrics = self.loss(policy, params, {**batch, **loss_inputs})
+            loss, metrics = call_loss(self.loss, policy, params, {**batch, **loss_inputs})
             return loss, (metrics, rest)
 
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)

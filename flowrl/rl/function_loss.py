@@ -1,10 +1,12 @@
-"""A user's own function as a loss."""
+"""How losses are called, and a user's own function as a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import jax.numpy as jnp
 
 from flowrl.errors import ContractError, SettingError
 from flowrl.rl.losses import Array, Bound, Loss, Metrics
@@ -27,14 +29,38 @@ class FunctionLoss(Loss):
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
         """Return the loss and its metrics."""
-        result = self.fn(policy, params, _Fields(batch))
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            name = getattr(self.fn, "__name__", "it")
+        return self.fn(policy, params, batch)
+
+
+def call_loss(
+    loss: Loss, policy: Bound, params: Any, batch: Mapping[str, Array]
+) -> tuple[Array, Metrics]:
+    """Return what a loss returns of a batch, once it is known to have the right form.
+
+    Raises:
+        ContractError: the batch lacks a field that the loss reads, or the loss returned something
+            else than a scalar and a dictionary of scalars; ``priority`` alone is ``[N]``.
+    """
+    result: Any = loss(policy, params, _Fields(batch))
+    name = type(loss).__name__
+    if isinstance(loss, FunctionLoss):
+        name = getattr(loss.fn, "__name__", "it")
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise ContractError(
+            f"a loss returns (scalar, dict of scalars), but {name} returned {_description(result)}"
+        )
+    value, metrics = result
+    if jnp.shape(value):
+        raise ContractError(
+            f"a loss is a scalar, but {name} returned shape {jnp.shape(value)}; take the mean over "
+            "the valid rows (fl.losses.masked_mean)"
+        )
+    for metric, x in metrics.items():
+        if metric != "priority" and jnp.shape(x):
             raise ContractError(
-                "a loss returns (scalar, dict of scalars), "
-                f"but {name} returned {_description(result)}"
+                f"metrics are scalars, but '{metric}' of {name} has the shape {jnp.shape(x)}"
             )
-        return result
+    return value, metrics
 
 
 class _Fields(dict[str, Array]):
@@ -44,7 +70,8 @@ class _Fields(dict[str, Array]):
         ways = {"advantage": "put Advantages(...) before TrainOneStep"}
         ways["target"] = ways["advantage"]
         ways |= dict.fromkeys(("next_obs", "discount"), "it comes from ReplaySample")
-        ways |= {"target_params": "write a class on fl.losses.Loss with target_network = True"}
+        ways["target_params"] = "set target_network = True in the class of the loss"
+        ways["seed"] = "set random = True in the class of the loss"
         way = ways.get(name, "add it before TrainOneStep by batch.with_(...)")
         raise ContractError(
             f"the loss needs the field '{name}', but the batch has {', '.join(self)}; {way}"
@@ -61,9 +88,13 @@ def as_loss(loss: Any) -> Loss:
     """Return a loss as it is, or a function ``(policy, params, batch) -> (loss, metrics)`` as one.
 
     Raises:
-        SettingError: the value is neither.
+        SettingError: the value is neither, or a class of a loss lacks `needs` or `on_policy`.
     """
     if isinstance(loss, Loss):
+        for name, example in (("needs", '("obs", "action")'), ("on_policy", "False")):
+            if not hasattr(loss, name):
+                kind = type(loss).__name__
+                raise SettingError(f"{kind} lacks {name}; write {name} = {example} in its class")
         return loss
     if isinstance(loss, type) or not callable(loss):
         raise SettingError(
