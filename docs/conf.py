@@ -24,7 +24,7 @@ html_theme = "sphinx_book_theme"
 html_title = "flowrl"
 html_static_path = ["_static"]
 html_css_files = ["flowrl.css"]
-html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1}
+html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1, "navbar_persistent": []}
 html_copy_source = False
 
 # Every link to a page or to a heading of one must lead somewhere.
@@ -46,7 +46,7 @@ os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
 )
-os.environ["COLUMNS"] = "100"
+os.environ["COLUMNS"] = "88"
 # A page may import an example, and what it writes itself.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "examples"), "."])
 

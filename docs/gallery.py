@@ -52,8 +52,8 @@ prints it:
 
 INDEX = """# Gallery
 
-Each page shows a stock graph: its picture, its plan, its settings, how it learns, and how it
-differs from the graph before it.
+Each page shows a stock graph: its picture, its plan, its settings, how it learns, and, if it is
+an edit of another, how it differs from that.
 
 ```{{toctree}}
 :maxdepth: 1

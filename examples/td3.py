@@ -68,7 +68,9 @@ def delayed_adam(lr, delay):
     def part_of(params):  # names such as "actor/layers/0/kernel"
         return {name: "actor" if name.startswith("act") else "critics" for name in params}
 
-    actor = optax.transforms.conditionally_mask(optax.adam(lr), lambda step: step % delay == 0)
+    actor = optax.transforms.conditionally_mask(
+        optax.adam(lr), lambda step: (step + 1) % delay == 0
+    )
     return optax.transforms.partition({"actor": actor, "critics": optax.adam(lr)}, part_of)
 
 

@@ -136,7 +136,10 @@ class Plan:
         if not found.rows:
             return [f"no row within {found.passes:,} passes, whose numbers these are"]
         if not found.exact:
-            return [f"means over {found.rows:,} rows, no period found"]
+            text = f"means over {found.rows:,} rows, no period found"
+            if found.restless:
+                text += f" (the state of {', '.join(found.restless)} never repeats itself)"
+            return [text]
         # What repeats with every row, from the first one on, needs no words.
         if found.rows == 1 and found.warmup_rows == 0 and not self._warmup():
             return []

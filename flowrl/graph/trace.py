@@ -387,8 +387,9 @@ class Tracer:
         # Operators' states come first in a signature, so a leaf has the same index here and there.
         leaves = jax.tree_util.tree_flatten_with_path([loop.states for loop in schedule.loops])[0]
         for number, (path, x) in enumerate(leaves):
-            values = {facts[number] for facts in seen} if type(x) in (int, float) else set()
-            if len(values) == len(seen):
+            if type(x) not in (int, float) and not isinstance(x, np.generic):
+                continue
+            if len({facts[number] for facts in seen}) == len(seen):
                 found[path[1].key] = jax.tree_util.keystr(path[2:])
         return found
 

@@ -203,7 +203,7 @@ def _numbers(graph: Graph | Plan) -> dict[str, str]:
     return {
         "stages": str(len(plan.graph.stages())),
         **{name: f"{plan.per_row(counter):,.6g}" for name, counter in counters.items()},
-        "policy lag in lock-step": lag,
+        "largest policy lag in lock-step": lag,
         "policy lag bound": bound,
         "memory set aside": in_bytes(sum(plan.found.nbytes.values())),
     }

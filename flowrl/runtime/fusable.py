@@ -107,7 +107,7 @@ def fusable(plan: Plan) -> Periodicity:
         raise CheckError(
             name,
             [
-                f"{name}.{node}: its state{text} is a Python number that never repeats itself; "
+                f"{name}.{node}: its state{text} is a number that never repeats itself; "
                 "a number that grows for ever is an array: begin with jnp.float32(0) or "
                 "jnp.int32(0)"
                 for node, text in plan.found.restless.items()

@@ -47,7 +47,7 @@ plan: 8 differ, 1 number alike
   steps used a row                 10,240         8,000
   gradient steps a row             80             10
   syncs a row                      1              10
-  policy lag in lock-step          0              2
+  largest policy lag in lock-step  0              2
   policy lag bound                 0              none
 """
 

@@ -222,8 +222,8 @@ def test_a_numpy_number_in_a_state_goes_on_within_a_program(kind):
 
 def test_a_python_number_that_never_repeats_itself_is_reported_by_node():
     says = (
-        r"ppo\.fade: its state\['scale'\] is a Python number that never repeats itself; .* begin "
-        r"with np\.float32\(0\) or np\.int32\(0\)"
+        r"ppo\.fade: its state\['scale'\] is a number that never repeats itself; .* begin "
+        r"with jnp\.float32\(0\) or jnp\.int32\(0\)"
     )
     with pytest.raises(fl.errors.CheckError, match=says):
         fl.run(TINY.insert(after="sample", fade=Fades(4.0)), runtime="xla")
