@@ -164,7 +164,8 @@ def abstract(leaf: Any) -> Any:
         return (tuple(leaf.shape), str(leaf.dtype))
     if isinstance(leaf, Filling):
         return (Filling, leaf.mark, leaf >= leaf.mark)
-    # Such an object may equal itself whatever it holds by now, so its contents are compared.
+    # An object with the default repr compares by identity, as a rule: changed in place, it would
+    # still equal itself. So its contents are compared.
     if repr(leaf) == object.__repr__(leaf):
         return (type(leaf), repr(leaf.__getstate__()))
     return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))

@@ -16,7 +16,7 @@ Problem = tuple[str, str]
 
 
 def hiding(graph: Graph) -> Iterator[Problem]:
-    """Yield the fields that hide what a graph asks of every operator and resource.
+    """Yield the fields of operators and resources that hide an attribute of these classes.
 
     Other rules would misread these.
     """
@@ -37,7 +37,7 @@ def broken(graph: Graph) -> Iterator[Problem]:
 
 
 def _starts(graph: Graph) -> Iterator[Problem]:
-    """Yield the nodes whose operator can't stand where they take their items."""
+    """Yield the starts that are no source, and nodes with several inputs that are no join."""
     for node in graph.nodes:
         kind = type(node.op).__name__
         if not node.after and not node.op.source:
@@ -110,7 +110,7 @@ def _references(graph: Graph) -> Iterator[Problem]:
 
 
 def _misleading(graph: Graph, field: str, target: str, kind: type[Handle]) -> str:
-    """Return what is wrong with a reference, up to the words before its address; empty if right."""
+    """Return the text on a wrong reference, to be followed by its address; empty if right."""
     if target not in graph.resources:
         return f"{_missing(graph, field, target)}; add {target}=... to Graph(...), or set"
     resource = graph.resources[target]

@@ -108,6 +108,8 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
         return
     for node in graph.nodes:
         traffic = found.steady.get(node.name)
+        # Without a period, a Report may close its first Row later than the trace waits. Another
+        # operator that took so many items and yielded none is taken for a mistake.
         if traffic and traffic.taken and not traffic.given and (found.exact or not node.op.reports):
             problem = (
                 f"took {traffic.taken:,} items and yielded none, so no Row closes; "

@@ -274,7 +274,7 @@ def _style(node: Node) -> str:
 
 
 def _layers(graph: Graph) -> list[list[str]]:
-    """Return the nodes by their distance from the starts, in the order of the graph."""
+    """Return the nodes by their longest distance from a start, in the order of the graph."""
     import networkx as nx
 
     order = {n.name: i for i, n in enumerate(graph.nodes)}

@@ -200,7 +200,7 @@ class Graph:
         return text + "\n"
 
     def _groups(self) -> list[tuple[tuple[str, ...] | None, list[Node]]]:
-        """Return the calls of `then` that add the nodes: `after` (None: the open end) and nodes."""
+        """Return the calls of `then` that add the nodes: `after` (None in the first) and nodes."""
         groups: list[tuple[tuple[str, ...] | None, list[Node]]] = []
         for i, node in enumerate(self.nodes):
             head, dot, _ = node.name.partition(".")

@@ -141,7 +141,7 @@ class Loop:
         """
         self.graph = graph
         self.first = nodes[0].name
-        """The node by which the stage is called."""
+        """The first node, whose name stands for the stage."""
         self.ledger = ledger
         self.stream = site.stream
         self.settle = site.settle

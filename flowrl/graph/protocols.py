@@ -165,7 +165,7 @@ class Site(Protocol):
         """
 
     def settle(self, item: Any) -> Any:
-        """Return an item that leaves its stage, its arrays placed where they are taken from."""
+        """Return an item that leaves its stage, its arrays where the next stage takes them."""
 
     def workers(
         self,
@@ -231,7 +231,10 @@ class Handle(ABC):
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Return plain numbers that explain where time goes; lists hold what is counted."""
+        """Return plain numbers that explain where time goes.
+
+        Running counts, of which profiles take differences, stand in lists.
+        """
         return {}
 
     def findings(self) -> Iterator[str]:

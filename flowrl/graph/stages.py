@@ -132,7 +132,7 @@ class Turns(Protocol):
     clock: Clock
     """The clock of the thread that runs the reporting operator."""
     clocks: dict[str, Clock]
-    """By thread at work, as a reader calls it: the clock that measures where its time goes."""
+    """By thread, as a report names it: the clock that measures where its time goes."""
 
     @property
     def loops(self) -> list[Loop]:

@@ -43,7 +43,7 @@ LOOK_EVERY = 64
 
 
 class Watched:
-    """Handle that reports the verbs for one stage when they are reached for.
+    """Stand-in for a handle that reports each verb that is looked up and not `shared`.
 
     Args:
         handle: the handle whose attributes it gives.
@@ -225,6 +225,8 @@ class Tracer:
             if rounds_run == 1 or (closed_row and not search.closings):
                 deadline = time.thread_time() + PATIENCE
                 most_rounds = UNFILLED + 3 * rounds_run
+            # Once late, end with a Row that is not the first, for means need two. Where none
+            # closes, go on for UNFILLED rounds beyond three times those up to the first Row.
             late = time.thread_time() > deadline and (
                 rounds_run >= most_rounds or bool(closed_row and search.closings)
             )

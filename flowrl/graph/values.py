@@ -277,7 +277,6 @@ def to_text(
     if call is None:
         return name_of(value, strict)
     head, parts = call
-    # On one line if it fits, else with one argument a line.
     flat = f"{head}({', '.join(argument(k, v) for k, v in parts)})"
     if len(flat) + indent <= width:
         return flat
@@ -442,7 +441,7 @@ class _Reader:
 
 
 def _public_name(node: ast.expr) -> str | None:
-    """Return the name that a text gives something of flowrl's own, or None if it is no such name.
+    """Return a name without ``fl.``, or None for one in a module that is not of the public ones.
 
     ``fl.losses.PPOLoss`` and ``losses.PPOLoss`` are the same.
     """

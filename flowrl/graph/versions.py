@@ -48,7 +48,9 @@ class Clocks:
         """By resource: the learner whose updates count its versions."""
         for node in graph.nodes:
             self._add_written(node, learners)
-        # Where no node publishes: who gave the first weights, and whose runners feed a replay.
+        # Where no node publishes: a learner owns the runners that it names, since it sends their
+        # first weights, and a replay has the owner of the runners that it names. Learners come
+        # first, so that these runners have an owner by then.
         for name in (*learners, *graph.resources):
             for target, _ in refs(graph.resources[name]).values():
                 owner, other = (name, target) if name in learners else (target, name)

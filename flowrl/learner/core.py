@@ -333,6 +333,7 @@ class Core:
         """
         if not self.sequences:
             return self.network.apply(weights, obs)
+        # A minibatch holds fields and columns side by side, so it serves as both.
         memory = self.network.memory_of(batch, batch)
         if self.network.recurrent:
             memory = memory._replace(reset=memory.reset[: obs.shape[0]])

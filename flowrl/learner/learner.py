@@ -166,6 +166,8 @@ class LearnerHandle(Handle):
 
     def _traces(self, lag: tuple[Array, Array], epochs: int) -> bool:
         """Return whether the epochs of the next update report when they end."""
+        # Not where the learner is placed, whose arrays are remote, nor in a program, whose stream
+        # is silent while it is traced: a callback from there can't reach this thread's clock.
         return bool(
             here().spans is not None
             and not self.site.stream.silent

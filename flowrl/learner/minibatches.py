@@ -20,10 +20,11 @@ Rows = dict[str, Array]
 class Minibatches:
     """The minibatches of a batch ``[steps, columns]``.
 
-    Its rows are single steps, or whole columns where these must stay together. They lie in lines,
-    side by side: a line holds the steps of all columns at one moment, or as many steps as a
-    minibatch has where that is no multiple of the columns. Devices share each line evenly, so that
-    each minibatch in order is made of the same rows, whatever the number of devices.
+    Its rows are single steps, or whole columns where these must stay together. They lie in lines:
+    a line is what devices share evenly, so that each minibatch in order is made of the same rows,
+    whatever the number of devices. Normally it holds the columns at one moment. Where these can't
+    be shared evenly, or would cut a minibatch in order, it is a whole minibatch, or the whole batch
+    if that is shuffled. Of whole columns it holds those of a minibatch, or all if shuffled.
 
     Args:
         steps: T, in time.

@@ -148,6 +148,8 @@ class HostReplay(ReplayHandle):
         """Return the columns of environments from `low` to below `high`; None if there are none."""
         env = batch.columns["env"]
         # Most batches are of one shard: they are passed on as they are, or not at all.
+        # Where the batch lies in another process its numbers are not known here: the columns are
+        # picked over there, perhaps none.
         inside = (env >= low) & (env < high) if isinstance(env, np.ndarray) else None
         if inside is not None and inside.all() == inside.any():
             return batch if inside.all() else None

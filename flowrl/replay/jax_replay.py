@@ -68,6 +68,8 @@ class Core:
         rows = (self.rows, self.envs)
         data = {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
         flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
+        # By environment: `head` is the row after the newest, `count` the rows ever added, `due` the
+        # number of the step with which it goes on. `turn` counts the samples taken.
         return {
             "data": data | {"discount": jnp.zeros(rows)},
             **flags,

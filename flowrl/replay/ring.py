@@ -69,6 +69,9 @@ class Ring:
         self.flat: dict[str, Array] = {}
         """The same arrays by slot: ``[rows x envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
+        """By row: whether it is a step, whether it ended its episode, whether it may be sampled,
+        and whether it came with a rollout (masked rows too, but not the observation at the head).
+        """
         self.env_numbers = np.arange(low, low + envs, dtype=np.int32)
         """The numbers of its environments."""
         self.head = np.zeros(envs, np.int64)

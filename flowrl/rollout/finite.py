@@ -90,7 +90,7 @@ def not_finite_error(
         if in_reset
         else f"at its step {step:,} since it was made, {episode_step:,} of an episode"
     )
-    # A row's own step is the last of the rows that there were by then if it gave the reward.
+    # A reward belongs to the row of its step, the last one; an observation to the row after it.
     index = rows - 1 if field == "reward" else rows
     place = "the end" if rows == len(data["valid"]) and field == "obs" else f"step {index}"
     return EnvError(
@@ -111,7 +111,8 @@ def _rows_of_episode(found: NotFiniteNumber, data: dict[str, Array], counters: C
     """Return the steps of the number's episode that are rows, in this rollout or earlier ones."""
     rows, env = found.rows, found.env
     over = data["terminated"] | data["truncated"]
-    # The episode that a row's own step ends is still the number's, unless skipped steps follow it.
+    # The last row's own step may end the episode that the number belongs to; only a skipped step
+    # after it is one of a later episode.
     before = rows if found.skipped else rows - 1
     ended = np.flatnonzero(over[: max(before, 0), env])
     if len(ended):

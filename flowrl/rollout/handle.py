@@ -25,7 +25,7 @@ EVALUATED = tuple(
 RECENT = 100
 """The number of newest episodes over which `return_mean` and `length_mean` are means.
 
-It is the one that the field reports.
+It is what publications on reinforcement learning usually report.
 """
 OTHER_CHAIN = (
     "other operators of this graph sample from the same runners with another local=...; "
@@ -53,6 +53,8 @@ def allowed_requests(max_lag: int, updates: Fraction, oldest: int, rollouts: int
         oldest: the policy version of the oldest weights that may still act.
         rollouts: those that were received or are requested.
     """
+    # Update number u trains version u - 1, so its lag is u - 1 - oldest. With u = ceil(k x updates)
+    # that allows k <= (max_lag + 1 + oldest) / updates.
     return max(0, int((max_lag + 1 + oldest) / updates) - rollouts)
 
 

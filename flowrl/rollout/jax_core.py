@@ -171,7 +171,7 @@ class Core:
 
     def _part(self, work: State, first: int, count: int) -> tuple[State, State]:
         """Return the columns and the runners' state of `count` runners from the first on."""
-        # All runners are taken as they are, without slices.
+        # Slices of everything would only copy it.
         if count == self.spec.num_runners:
             return work["columns"], work["runners"]
         mine = self._columns_of(first, count)
@@ -213,18 +213,19 @@ class Core:
         """Return all random numbers of a rollout.
 
         Returns:
-            Noise for actions ``[T, B, ...]`` and bits for environments ``[T, B, 2, 2]``.
+            Noise for actions ``[T, B, ...]`` and bits for environments ``[T, B, 2, 2]``: the data
+            of two keys, one for the step and one for a reset.
         """
         count = runners["turn"].shape[0]
         first_envs = self.spec.envs_per_runner * (first + jnp.arange(count))
-        # The numbers of a single runner have no axis of runners.
+        # A single runner needs no axis of runners, along which numbers would have to be joined.
         if count == 1:
             return self._random_of_one(runners["key"][0], runners["turn"][0], first_envs[0])
         noise, bits = jax.vmap(self._random_of_one)(runners["key"], runners["turn"], first_envs)
         return _side_by_side(noise), _side_by_side(bits)
 
     def _random_of_one(self, data: Array, turn: Array, first_env: Array) -> tuple[Array, Array]:
-        """Return the same of one runner, by the data of its key and the number of its rollout."""
+        """Return one runner's random numbers, by the data of its key and its rollout's number."""
         steps, envs = self.spec.rollout_length, self.spec.envs_per_runner
         key = jax.random.fold_in(jax.random.wrap_key_data(data), turn)
         action_key, env_key = jax.random.split(key)

@@ -63,6 +63,8 @@ class WeightsByRunner:
         self.newest = published
         for runner in runners:
             self._newer[runner].append(published)
+            # Older weights that are no longer needed are let go of, even if the runner is not asked
+            # for long.
             self.select(runner, wait)
 
     def select(self, runner: int, wait: bool) -> Published | None:

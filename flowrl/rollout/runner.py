@@ -195,6 +195,7 @@ class Runner:
         error.message = f"{self.label}: {error.message}"
         if (within := error.facts.get("within")) is not None:
             error.facts["env"] = int(self.env[within])
+            # Only of Gymnasium's own vector is it known that number i is seeded with seed + i.
             if isinstance(self.vector, SyncVectorEnv):
                 error.facts["seed"] = self.seed + within
         error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}
@@ -251,6 +252,8 @@ class Runner:
             obs[t], acts[t] = self.obs, packed
             self.obs, reward[t], terminated[t], truncated[t], _ = self._step(packed)
             if self.network.recurrent:
+                # `done` is still that of the step before: the row after an end is masked, and only
+                # the row after that begins an episode with a new carry.
                 self.memory = Memory(self.memory.carry, self.done)
                 self.done = terminated[t] | truncated[t]
         # The row after an end is the reset, so it is no step.
@@ -308,6 +311,7 @@ class Runner:
             at: the rows and their columns.
             final: the observations ``[B, ...]`` that the last step led to.
         """
+        # Any noise will do, for this action is never taken: only the value counts.
         packed, _ = self._decide_on(final, self.noise[0])
         _write(data, at, obs=final, packed=packed)
         data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False

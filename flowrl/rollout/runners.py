@@ -137,7 +137,7 @@ class Runners(Resource):
         return JaxRunners(self, own_site)
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """Yield a problem where new weights never reach the runners, or they can't explore so.
+        """Yield problems: new weights never reach the runners, or exploration does not fit actions.
 
         Args:
             use: how a graph uses the runners.

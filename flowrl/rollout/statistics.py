@@ -21,7 +21,7 @@ from flowrl.rollout.sample import Episodes
 class EpisodeStatistics:
     """Gathers episodes, evaluations, restarts and metrics of runners until a Row reports them.
 
-    Any stage may call it, so all of it is under a lock.
+    Any stage may call it, so what is counted is changed under a lock.
 
     Args:
         site: the site of the runners, which gets metrics and warnings.

@@ -143,7 +143,8 @@ def _held_steps(loops: Sequence[Loop]) -> dict[str, int]:
     held: dict[str, int] = {}
     for loop in loops:
         for name, state in loop.states.items():
-            # Batches are pytrees themselves: as leaves they still know their steps.
+            # Batches are pytrees themselves: as leaves they still know their steps. What a Trained
+            # holds was trained, and is not held any more.
             items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Trained))
             if steps := sum(x.steps for x in items if isinstance(x, Batch)):
                 held[name] = steps

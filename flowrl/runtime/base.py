@@ -68,8 +68,8 @@ class Session:
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter())
         self.marks = (Profile(), Profile())
-        """Two earlier profiles of the run: one of less than half its present age, and the newest
-        that was remembered."""
+        """Where `steady` begins, and the newest profile that was remembered. The second takes the
+        place of the first when the age of the run has doubled."""
         self.spans: dict[str, deque[Span | Mark]] = {}
         """By process: the newest of what it did, in seconds since 1970, if `TRACE` asks for it."""
         self.interrupted = False
@@ -215,7 +215,8 @@ class Session:
     def steady(self, now: Profile | None = None) -> Profile:
         """Return the profile of the run without its beginning, in which it is compiled.
 
-        It begins after the first row and covers at least half of the run.
+        It begins after the first row. Once the run is twice as old as it was then, it covers at
+        least half of it.
 
         Args:
             now: the profile at which it ends; that of this moment by default.

@@ -49,9 +49,10 @@ def for_worker(value: Any, what: str) -> bytes:
 
 
 def from_driver(code: bytes) -> Any:
-    """Read what our own driver pickled, on whose behalf Ray runs this process.
+    """Read what `for_worker` pickled in the driver.
 
-    Ray would unpickle it too, but no run may start while modules are being imported.
+    Ray could unpickle it itself. But that may import the user's script, which without a main guard
+    would start its run again; `importing` refuses that.
     """
     with importing("a Ray worker"):
         return cloudpickle.loads(code)
@@ -104,8 +105,8 @@ class DriverContext:
 
         Args:
             variables: environment variables, which JAX, imported by now, gets too. Ray could set
-                them, but not in the processes that it has ready: it would start others, by way of a
-                process that makes them ready.
+                them by `runtime_env`, but would then start new processes in place of those that it
+                has ready, which takes longer.
 
         Raises:
             ModuleNotFoundError: this node has no module of such a name among `imports`.
@@ -335,10 +336,10 @@ def on_this_node(problem: FlowrlError | None = None) -> Iterator[None]:
 
 
 def problem_of(begin: Callable[[], None]) -> FlowrlError | None:
-    """Make this process ready for the driver's code.
+    """Call `begin`, and return what went wrong instead of raising it.
 
     Args:
-        begin: makes it ready.
+        begin: makes this process ready for the driver's code.
 
     Returns:
         What went wrong, for every call to raise. If an actor raised it while it is made, it would

@@ -87,6 +87,7 @@ def _described(error: Exception) -> str:
     if not isinstance(error, NOT_TRACEABLE):
         return raised(error)
     # JAX's own texts are long: only their first line is kept, and the line of the user's code.
+    # `raised` ends in " (file:line)", so `line` brings the closing bracket.
     text, _, line = raised(error).rpartition(" (")
     return (
         f"{text.splitlines()[0]} ({line}; in a program it sees no values: compute with "

@@ -32,9 +32,9 @@ class Periodicity:
     """How a graph repeats itself, in rounds of its stages."""
 
     warmup: int
-    """Rounds before the first one that ends in a state which recurs with a Row."""
+    """Rounds before the steady period."""
     period: int
-    """Rounds from there to the next such state."""
+    """Rounds of the steady period, after which the static state is the same again."""
     unit: int
     """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
     itself. A period consists of whole units."""
@@ -46,6 +46,7 @@ class UnitTracer(Tracer):
     The state of the reporting operator is left out.
     """
 
+    # In a program operators' NumPy counters are arrays, so their values are not static.
     counters = False
 
     def __init__(self, graph: Graph, found: Trace) -> None:
@@ -152,6 +153,8 @@ class Tracing:
         ledger = self.place.ledger
         arrays, structure, newest = self.state.get()
         start = _Start(structure, newest, self.reporting.state, counted(ledger))
+        # `jax.lax.scan` may trace its body more than once: each trace starts from the same counts,
+        # and the facts of the last one hold.
         facts: list[_UnitFacts] = []
         unit = partial(self._unit, rounds, start, facts)
         arrays, items = jax.lax.scan(unit, strong(arrays), None, length=count)
@@ -207,7 +210,8 @@ class Tracing:
         rows: list[Tally] = []
         for i in range(count):
             for source, item in zip(sources, items, strict=True):
-                # This row would report resources as they are after all units, not its own.
+                # A row that closes before the last item would report the resources as they are
+                # after all units, not after its own.
                 if rows:
                     raise UnevenError
                 of_unit = jax.tree.map(lambda x, i=i: x[i], item)

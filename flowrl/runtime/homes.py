@@ -143,6 +143,7 @@ class Home:
         if (known := self.programs.get(key)) is None:
             check_count(len(self.programs), fn)
             known = len(self.programs), jitted(fn, donate, *static.items())
+            # The structure travels as a tree of numbers, which can always be pickled.
             numbered = jax.tree.unflatten(structure, range(len(leaves)))
             code = for_worker((fn, donate, tuple(static.items()), numbered), _name(fn))
         number, function = known

@@ -85,7 +85,11 @@ class Host:
         slot.worker, slot.restart_count = self.make(index, restart_count), restart_count
 
     def call_packed(self, *args: Any) -> tuple[Any, Packed]:
-        """Call a method as `call` does; return its result without large arrays, and these."""
+        """Call a method as `call` does, and return its result and its large arrays apart.
+
+        Large are those of two axes or more, such as ``[T, B]``. Where they were, the result has
+        holes.
+        """
         tree, arrays = dig(self.call(*args), 2)
         return tree, Packed(arrays)
 

@@ -47,6 +47,7 @@ class InlineSite(HereSite):
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
         """Call a pure function inline; where nothing is being traced, compile it by itself."""
+        # With a sweep settings are tracers of `jax.vmap`, even where no program is traced.
         if not (cast("ProgramPlace", self.place).tracing or self.swept):
             return super().run(fn, *args, **static)
         check_pure(fn)
@@ -133,7 +134,10 @@ class InlineSite(HereSite):
 
 
 class ProgramPlace(Place):
-    """The resources of a run that are opened within a program."""
+    """The resources of a run whose rounds become a program.
+
+    They are opened for a seed that may be a tracer.
+    """
 
     site: InlineSite
     tracing = False

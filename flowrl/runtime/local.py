@@ -40,6 +40,7 @@ class LocalRuntime:
         """Open the graph's resources in this process."""
         # A generator of its own: picking a stage takes no random numbers from anything else.
         rng = np.random.default_rng(seed)
+        # It picks the stage that goes on, and which of several results is taken first.
         pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
         graph = plan.graph
         place = Place(

@@ -58,6 +58,8 @@ class Swept(float):
         return made
 
     def __eq__(self, other: object) -> bool:
+        # A graph, and the program compiled for it, is the same whatever the values are, and this
+        # never passes for the plain number that it holds.
         return isinstance(other, Swept) and self.name == other.name
 
     def __hash__(self) -> int:
@@ -79,7 +81,7 @@ class Values(dict[str, Array]):
 def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
     """Return a value with the values of what is swept in its place.
 
-    Frozen dataclasses and tuples are searched too.
+    Fields of dataclasses are searched too, and tuples of numbers.
 
     Args:
         value: any value.

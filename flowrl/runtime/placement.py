@@ -177,6 +177,7 @@ class PlacedSite(HereSite):
 
     def key(self, *folds: int | str) -> Any:
         """Return a random key that is in one of the processes."""
+        # A random key can't be sent, its numbers can: it becomes a key there.
         return self.run(jax.random.wrap_key_data, jax.random.key_data(super().key(*folds)))
 
     def run(
@@ -216,7 +217,7 @@ class PlacedSite(HereSite):
         )
 
     def settle(self, item: Any) -> Any:
-        """Put an item's remote arrays into the object store, and return the item with these."""
+        """Put an item's remote arrays into the object store; return the item that refers to it."""
         leaves, structure = jax.tree.flatten(item)
         remote = [x for x in leaves if isinstance(x, RemoteArray)]
         if not remote:

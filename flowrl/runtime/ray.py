@@ -126,7 +126,7 @@ def _lacking(error: BaseException) -> str | None:
 
 
 class RayWorkers:
-    """Workers in actors: they are threads of a limited number of processes of one XLA thread."""
+    """Workers as threads of a few actors; each actor is a process with one XLA thread."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class RayWorkers:
             # Any number of runners can be placed, on any number of nodes, whatever else runs there.
             "num_cpus": 0,
             "scheduling_strategy": _node_of(process),
-            "concurrency_groups": {str(index): 1 for index in mine},
+            "concurrency_groups": {str(index): 1 for index in mine},  # calls stay in order
         }
         kind: Any = ray.remote(**options)(Host)
         self.actors[process] = kind.remote(
@@ -341,11 +341,11 @@ class RayActor:
         gpus = amounts.get("GPU", 0)
         variables = {"JAX_PLATFORMS": "" if gpus else "cpu", **traced()}
         if index is not None:
-            variables["NPROC"] = "1"
+            variables["NPROC"] = "1"  # so many threads of XLA
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": gpus,
-            "concurrency_groups": {"aside": 1},
+            "concurrency_groups": {"aside": 1},  # reads the clock while a function runs
             "runtime_env": {"env_vars": variables},
         }
         # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.

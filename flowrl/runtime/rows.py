@@ -100,6 +100,7 @@ class RowMaker:
         env, runner, step = (int(x) for x in broken)
         if env < 0:
             return
+        # A reset counts as a step here, for it gives a row of experience too. Rows count from 0.
         raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
             f"its step {step:,} with its resets, gave an observation or a reward that is not "

@@ -35,7 +35,7 @@ from flowrl.runtime.state import differing, strong
 
 Array = Any
 MOST = 256
-"""Rows in a chunk, at most."""
+"""Periods in a chunk at most, where `XlaRuntime.chunk` gives no number."""
 SECONDS = 0.5
 """About how long a chunk takes: rows come this often, and an interrupt is heeded this soon."""
 
@@ -102,6 +102,7 @@ class Fused:
         # only arrays with an axis of environments are split; the others get a copy on each device.
         arrays = jax.vmap(start)(seeds, swept) if many else start(seeds, swept)
         flags = self.tracing.state.environment_axes()
+        # An array has no axis `x.ndim`: split along that, each device gets a copy.
         self.arrays = [
             split(x, 0) if many or of_environments else split(x, x.ndim)
             for x, of_environments in zip(arrays, flags, strict=True)
@@ -192,6 +193,7 @@ class Fused:
         def one_round(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
             self.tracing.state.put(arrays, self.structure, self.newest)
             tallies = self.tracing.rounds(1)
+            # Structure and versions are static: they leave on the side, past `jax.vmap`.
             after, *seen[:] = self.tracing.state.get()
             return strong(after), jax.tree.map(jnp.asarray, tallies)
 
@@ -228,6 +230,7 @@ class Fused:
         if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):
             return []
         arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
+        # What Python reads as a plain number is the first run's value, a constant in the program.
         swept = tuple(sorted(self.members.values[0].items()))
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         size = self.chunk_size or MOST
