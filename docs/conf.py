@@ -27,8 +27,6 @@ html_css_files = ["flowrl.css"]
 html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1, "navbar_persistent": []}
 html_copy_source = False
 
-# Every link to a page or to a heading of one must lead somewhere.
-nitpicky = False
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 

@@ -9,8 +9,13 @@ from flowrl.algos import STOCK
 from flowrl.cli.commands import documented
 
 PICTURES = Path(__file__).parent / "pictures"
-PARENTS = {"a2c": "pg", "ppo": "a2c", "impala": "ppo", "appo": "impala", "sac": "dqn"} | {
-    "apex": "dqn"
+PARENTS = {
+    "a2c": "pg",
+    "ppo": "a2c",
+    "impala": "ppo",
+    "appo": "impala",
+    "sac": "dqn",
+    "apex": "dqn",
 }
 """By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
 CONTINUOUS = ("sac",)

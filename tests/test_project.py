@@ -302,7 +302,7 @@ def test_no_place_of_this_machine_and_no_registry_is_named():
 
 @pytest.mark.parametrize("name", STOCK)
 def test_a_stock_graph_is_in_every_table(name):
-    assert hasattr(fl, name) and documented(name)
+    assert hasattr(fl, name) and has_documented_settings(name)
     for table in ("README.md", "bench/learn.py", "docs/learning.md", "docs/reference/graphs.md"):
         assert re.search(rf"\b{name}\b", (ROOT / table).read_text()), f"{table} lacks {name}"
     files = [f"tests/golden/{name}.{kind}.txt" for kind in ("graph", "plan", "drawing")]
@@ -310,7 +310,7 @@ def test_a_stock_graph_is_in_every_table(name):
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def documented(name):
+def has_documented_settings(name):
     """Whether all settings of a stock graph are documented."""
     from flowrl.algos.named import find
     from flowrl.cli.commands import documented

@@ -73,7 +73,10 @@ class Batch:
         return int(rows * columns)
 
     def __repr__(self) -> str:
-        fields = [f"{name} {_form(x)}" for name, x in [*self.data.items(), *self.columns.items()]]
+        fields = [
+            f"{name} {_type_and_shape(x)}"
+            for name, x in [*self.data.items(), *self.columns.items()]
+        ]
         return f"Batch({', '.join(fields)})"
 
     def __getitem__(self, name: str) -> Array:
@@ -109,7 +112,7 @@ class Batch:
             return Batch(data, _joined([batch.columns for batch in batches], axis=0))
 
 
-def _form(x: Array) -> str:
+def _type_and_shape(x: Array) -> str:
     """Return the type and shape of an array as text."""
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x)
 

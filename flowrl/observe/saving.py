@@ -64,7 +64,7 @@ class TrainedPolicy:
     probabilities, so actions are not sampled from them."""
 
     @property
-    def drawn(self) -> Explore:
+    def exploration(self) -> Explore:
         """The exploration by which actions are chosen where they are not greedy.
 
         They are sampled from the distribution; with action values they are chosen
@@ -104,7 +104,7 @@ class TrainedPolicy:
                 f"act takes an observation of shape {list(shape)}, or several of them; "
                 f"got {list(given.shape)}"
             )
-        net, explore = self.network, self.drawn
+        net, explore = self.network, self.exploration
         # One observation is a batch of one.
         batch = given[None] if single else given
         count = len(batch)
@@ -156,7 +156,7 @@ class TrainedPolicy:
             seed,
             self.wrappers,
             self.env_settings,
-            explore=None if greedy else self.drawn,
+            explore=None if greedy else self.exploration,
             max_steps=max_steps,
         )
         for note in found.notes:
