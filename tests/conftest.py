@@ -28,6 +28,8 @@ if "FLOWRL_TESTS" not in os.environ:
         # thirtieth of a core.
         "RAY_worker_niceness": "0",
     }
+    # Some two hundred processes are started, and each would compile flowrl's source again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in what a shell's script starts by `&`: what tests start would never see it either

@@ -68,10 +68,9 @@ def text(graph: Graph) -> str:
         targets = [other.name for other in graph.nodes if node.name in other.after]
         if targets:
             lanes[at] = targets[0]
-        for target in targets[1:]:
-            _free(lanes, target, at + 1)
+        branches = [_free(lanes, target, at + 1) for target in targets[1:]]
         if any(lanes):
-            body.append((_lane_marks(lanes, at, targets), ""))
+            body.append((_lane_marks(lanes, at, branches), ""))
         while lanes and lanes[-1] is None:
             lanes.pop()
     width = max((len(marks) for marks, _ in body), default=0)
@@ -90,15 +89,14 @@ def _node_marks(lanes: list[str | None], at: int, ending: list[int]) -> str:
     return "".join(marks).rstrip()
 
 
-def _lane_marks(lanes: list[str | None], at: int, targets: list[str]) -> str:
-    """Return the lanes below a node in lane `at`, whose items go to `targets`."""
+def _lane_marks(lanes: list[str | None], at: int, branches: list[int]) -> str:
+    """Return the lanes below a node in lane `at`, from which the lanes `branches` begin."""
     marks = ["│" if target else " " for target in lanes]
-    if len(targets) > 1:
-        branches = [i for i, to in enumerate(lanes) if to in targets[1:] and i != at]
+    if branches:
         for i in branches:
             marks[i] = "╮"
         marks[at] = "├"
-        last = branches[-1]
+        last = max(branches)
         marks[at + 1 : last] = [_CROSSED.get(mark, mark) for mark in marks[at + 1 : last]]
     return "".join(marks).rstrip()
 

@@ -52,4 +52,4 @@ class Search:
         self.alike: dict[Static, Noted] = {}
         """By state without what fills up: where the trace was in it last."""
         self.closings: list[Noted] = []
-        """Where the trace was after each round that closed a Row."""
+        """Where the trace was after each round from `start` on that closed a Row."""

@@ -269,7 +269,7 @@ class Tracer:
         before = search.alike.pop(static, now)
         if self.skip(schedule, before, now):
             # Rounds before the skip are no part of a mean over rounds after it.
-            search.start = Noted(self.snapshot(), now.lags, ())
+            search.start, search.closings = Noted(self.snapshot(), now.lags, ()), []
         else:
             search.alike[static] = now
         return False

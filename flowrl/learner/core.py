@@ -304,7 +304,8 @@ class Core:
             def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
                 nonlocal rest
                 if method:
-                    return self.network.call(method, Weights(params, rest), *args)
+                    output, rest = self.network.call(method, Weights(params, rest), *args)
+                    return output
                 dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
                 return dist, value
 

@@ -108,11 +108,12 @@ class Core:
             data: the fields of the rollout, ``[T, B, ...]``.
             end: the observations that it led to, ``[B, ...]``.
             first: the numbers of its first steps, ``[B]``: where they go on from.
-            low: the number of its first environment; the others follow.
+            low: the number of its first environment; the others follow, and have given as many
+                rollouts as it has.
         """
         steps, columns = data["reward"].shape
         mine = slice(low, low + columns)
-        interrupted = (state["count"][low] > 0) & (state["due"][low] != first[0])
+        interrupted = (state["count"][mine] > 0) & (state["due"][mine] != first)
         state = self._cut(state, mine, interrupted)
         head = state["head"][low]
         rows = (head + jnp.arange(-self.spec.n_step, steps + 1)) % self.rows
@@ -339,15 +340,21 @@ class JaxReplay(ReplayHandle):
         """Steps that were added."""
         self.reached = False
         """Whether enough steps were added for an n-step return."""
+        self.ahead = np.zeros(self.runners.environments, np.int64)
+        """By environment, how many more rollouts it gave than the one that gave the fewest.
+
+        Asynchronous runners take no turns, and a queue may drop the rollout of one of them.
+        """
 
     @property
     def state(self) -> Any:
         """The static part of the state, and the arrays."""
-        return {**self.static, "arrays": self.arrays}
+        return {**self.static, "ahead": tuple(self.ahead.tolist()), "arrays": self.arrays}
 
     @state.setter
     def state(self, state: Any) -> None:
         self.steps, self.pending = state["steps"], dict(state["pending"])
+        self.ahead = np.array(state["ahead"])
         self.arrays = state["arrays"]
 
     @property
@@ -415,8 +422,9 @@ class JaxReplay(ReplayHandle):
         """Write every runner's columns."""
         batch = needed(self.spec, batch)
         core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
-        # Columns of environments in a row are written at once.
-        parts = np.split(np.arange(len(envs)), np.flatnonzero(np.diff(envs) != 1) + 1)
+        # Neighbouring environments that gave equally many rollouts are written at once.
+        apart = (np.diff(envs) != 1) | (np.diff(self.ahead[envs]) != 0)
+        parts = np.split(np.arange(len(envs)), np.flatnonzero(apart) + 1)
         for part in parts:
             first, last = int(part[0]), int(part[-1]) + 1
             given = (batch.data, batch.columns["bootstrap_obs"], batch.columns["first"])
@@ -425,6 +433,8 @@ class JaxReplay(ReplayHandle):
             self.arrays = self.site.run(
                 core.add, self.arrays, *given, donate=(0,), low=int(envs[part[0]])
             )
+            self.ahead[envs[part]] += 1
+        self.ahead -= self.ahead.min()
         self.added += batch.steps
         self.reached = self.reached or reached(self.spec, self.added, batch.shape[0], core.envs)
         self._note_added(batch.steps)

@@ -262,8 +262,8 @@ class Network:
         (outputs, value), module, _ = self._call(*weights, obs, memory)
         return self.head.distribution(outputs), value, self._rest_of(module)
 
-    def call(self, method: str, weights: Weights, *args: Array) -> Any:
-        """Return what a method of the module returns.
+    def call(self, method: str, weights: Weights, *args: Array) -> tuple[Any, dict[str, Array]]:
+        """Return what a method of the module returns, and the untrained rest after the call.
 
         Raises:
             PolicyError: the module has no method of that name.
@@ -272,7 +272,7 @@ class Network:
         # A loss may call any method, and a user's module need not have it.
         if not hasattr(module, method):
             raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
-        return getattr(module, method)(*args)
+        return getattr(module, method)(*args), self._rest_of(module)
 
     def unroll(
         self, weights: Weights, obs: Array, memory: Memory

@@ -85,9 +85,10 @@ class Session:
         except BaseException as error:
             noting(error, self.close)()
             raise
-        # The clocks were made on the way, so the time of opening is added to each of them.
+        # The clocks were made on the way, so what they have not counted of the opening is added.
         for clock in self.turns.clocks.values():
-            clock.spent["", "start"] += time.perf_counter() - began
+            opening = time.perf_counter() - began
+            clock.spent["", "start"] += opening - sum(clock.read().values())
 
     def __iter__(self) -> Iterator[Row]:
         """Yield Rows without end, each one after the pass that closed it has run to its end.

@@ -152,9 +152,9 @@ class Home:
             for x in leaves
         ]
         outputs = function.eval_shape(*jax.tree.unflatten(structure, shapes))
-        # The process has the code once it is sent, and from here on nothing fails before that.
-        self.programs[key] = known
         kept = self._submit("run", leaves, number, code)
+        # Only now has the process the code: an earlier call may have failed before it was sent.
+        self.programs[key] = known
         stubs, output_structure = jax.tree.flatten(outputs)
         return jax.tree.unflatten(
             output_structure,

@@ -204,6 +204,13 @@ def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_a
     )
 
 
+def test_means_do_not_hold_what_was_skipped_before_the_last_reader_began(monkeypatch):
+    monkeypatch.setattr(trace, "PATIENCE", 0.3)
+    plan = two_starts().insert(after="late", own=Total()).compile()
+    assert not plan.found.exact
+    assert plan.per_row("sampled_steps") == pytest.approx(5 / (2 * 0.25), rel=0.05)
+
+
 class Total(fl.extend.Operator):
     """Counts for ever, so that no state recurs."""
 

@@ -63,6 +63,19 @@ crossing
    ●┘  f  Merge
 """
 
+MEETING = """\
+meeting
+  ●    a  Pass
+  ├╮
+  ●│   b  Concat
+  ├┼╮
+  ●││  c  Concat
+  │││
+  │●┘  e  Merge
+  ││
+  ●┘   f  Merge
+"""
+
 ROOTS = """\
 roots
   ●   a  Pass
@@ -98,7 +111,16 @@ def crossing():
     return graph.then(after=("d", "e"), f=Merge())
 
 
-DRAWN = [(recipe(), CHAIN), (fork(), FORK), (roots(), ROOTS), (crossing(), CROSSING)]
+def meeting():
+    """b branches off to e, to which a's lane is open already."""
+    graph = fl.Graph("meeting").then(a=Pass(), b=C(1)).then(after="b", c=C(1))
+    return graph.then(after=("a", "b"), e=Merge()).then(after=("c", "e"), f=Merge())
+
+
+DRAWN = [
+    (recipe(), CHAIN), (fork(), FORK), (roots(), ROOTS), (crossing(), CROSSING),
+    (meeting(), MEETING),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("graph", "drawing"), DRAWN, ids=[g.name for g, _ in DRAWN])

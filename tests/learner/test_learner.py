@@ -519,6 +519,9 @@ class Dropping(nnx.Module):
         out = self.heads(self.drop(obs))
         return out[:, :-1], out[:, -1]
 
+    def critic(self, obs):
+        return self(obs)[1]
+
 
 class Counting(nnx.Module):
     """A module with a number that is not trained and counts its calls."""
@@ -541,8 +544,21 @@ def test_what_a_module_keeps_beside_its_parameters_goes_through_every_gradient_s
     assert learner.weights()[0].rest["calls"] == 2
 
 
-def test_a_module_with_random_state_trains_and_draws_again_at_every_step():
-    learner = fresh(PG, SGD, fl.Policy(Dropping))
+@dataclass(frozen=True)
+class OfMethod(fl.losses.Loss):
+    """Moves the values that a method of the module gives towards targets."""
+
+    needs: ClassVar[tuple[str, ...]] = ("obs", "target")
+    on_policy: ClassVar[bool] = False
+
+    def __call__(self, policy, params, batch):
+        error = policy(params, batch["obs"], method="critic") - batch["target"]
+        return (error**2).mean(), {}
+
+
+@pytest.mark.parametrize("loss", [PG, OfMethod()])
+def test_a_module_with_random_state_trains_and_draws_again_at_every_step(loss):
+    learner = fresh(loss, SGD, fl.Policy(Dropping))
     ends = []
     for _ in range(2):
         before, _ = learner.weights()

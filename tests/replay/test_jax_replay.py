@@ -80,6 +80,23 @@ def test_what_may_be_drawn_is_what_a_slow_list_says(seed, form, over, prioritize
             )
 
 
+def test_a_batch_of_runners_that_gave_unequally_many_rollouts_is_written_where_each_of_them_is():
+    """As asynchronous runners give them, whose rollouts are joined."""
+    world = World(2, np.random.default_rng(0))
+    graph = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(num_runners=2, envs_per_runner=1))
+    with fl.run(graph) as run:
+        replay = run._session.place.handles["replay"]
+        for version, envs in enumerate([(0,), (1,), (1,), (0, 1), (0,), (1,), (0, 1)]):
+            rollouts = [world.rollout(env, 1, 2, version) for env in envs]
+            for env, (_, rows) in zip(envs, rollouts, strict=True):
+                world.added(env, rows)
+            replay.add(fl.extend.Batch.join([batch for batch, _ in rollouts]))
+        state, everything = replay.arrays, compiled(False, 1, 2, replay.core.rows)[3]
+        usable = np.flatnonzero(state["usable"])
+        seen = set(np.asarray(everything(state)["obs"])[usable].tolist())
+    assert seen == world.transitions(replay.core.rows, 1, repairs=False).keys()
+
+
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
     core, add, sample, _, prioritize = compiled(prioritized, 1, 3, 40)

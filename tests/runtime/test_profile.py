@@ -55,6 +55,14 @@ class Slow(Clockwork):
         return super().step(action)
 
 
+def test_a_program_counts_the_seconds_of_its_opening_once():
+    settings = fl.PPOSettings(epochs=1, minibatch_size=None, envs_per_runner=2, batch_size=128)
+    plan, opened = fl.ppo("gymnax:CartPole-v1", settings).compile(), time.perf_counter()
+    with fl.run(plan, runtime="xla") as run:
+        spent = run.profile().wall("this process")
+    assert spent <= time.perf_counter() - opened
+
+
 @pytest.mark.parametrize(
     ("name", "runtime"),
     [
