@@ -48,10 +48,13 @@ class Plan:
     def lag_bound(self) -> float:
         """The largest possible policy lag, however slow a runner or a stage is, in updates.
 
-        It is infinite where the lag can be any number. Three things bound it. Where one stage
-        samples in rounds, nothing varies. A queue's `max_lag` is one. And after rounds a queue that
-        blocks is: of what is sampled while it has capacity, ``capacity - 1`` items are trained
-        before, and one may be in training.
+        Three things bound it; without any of them it is infinite:
+
+        - One stage does everything, in rounds: the lag is what the trace found.
+        - A queue has a `max_lag`: the lag is at most that.
+        - Runners sample in rounds, into a queue that blocks while it is full: at most
+          ``capacity - 1`` items are trained on before a new one, and one may be in training when
+          its sampling begins.
         """
         queues = [(n.name, n.op.queue) for n in self.graph.nodes if n.op.queue]
         # Rollouts in flight, and weights that nobody waits for, may arrive at any later time.
@@ -73,7 +76,11 @@ class Plan:
         return bounds.capacity - 1 + math.ceil(updates / max(self.total("publishes"), 1))
 
     def _spreads_before(self, queue: str) -> bool:
-        """Return whether a node before a graph's only queue yields more items than it takes."""
+        """Return whether a node before a graph's only queue yields more items than it takes.
+
+        Then some of what a round samples may wait in front of the full queue, where its capacity
+        does not count it.
+        """
         before = next(stage for stage in self.graph.stages() if queue not in stage)
         return any(
             self.found.steady[n.name].given > self.found.steady[n.name].taken

@@ -27,7 +27,7 @@ from flowrl.graph.period import REPORTED, ROUNDS, ROWS, Did, Noted, Search, Stat
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.graph.versions import Clocks, is_version
+from flowrl.graph.versions import VersionOwners, is_version
 
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
@@ -178,7 +178,7 @@ class Tracer:
         found, place = self.found, self.place
         try:
             handles = place.open()
-            self.clocks = Clocks(self.graph, handles)
+            self.version_owners = VersionOwners(self.graph, handles)
             self.passes(self._schedule(handles))
             found.timed = bool(self.site.time_lookups[0])
             found.metrics = place.metrics.names
@@ -297,6 +297,7 @@ class Tracer:
             How many repetitions were skipped.
         """
         rises = [(end, end - begin) for begin, end in zip(before.filled, now.filled, strict=True)]
+        # What happens at a mark must be seen, so each number stays below its own.
         times = min(((x.mark - 1 - x) // rise for x, rise in rises if rise > 0), default=0)
         if not times:
             return 0
@@ -331,7 +332,7 @@ class Tracer:
         """Do nothing; a subclass may look at the states before the first and after each round."""
 
     def signature(
-        self, schedule: Schedule, clock: bool = True
+        self, schedule: Schedule, reporting: bool = True
     ) -> tuple[Static, tuple[Filling, ...]]:
         """Return what is static about the states of all operators, resources and queues.
 
@@ -341,7 +342,7 @@ class Tracer:
 
         Args:
             schedule: the stages.
-            clock: whether the state of the reporting operator is part of it.
+            reporting: whether the state of the operator that closes Rows is part of it.
 
         Returns:
             What is static, and apart from it the numbers that fill up.
@@ -352,7 +353,7 @@ class Tracer:
         for loop in schedule.loops:
             units = loop.units
             states.append(
-                {n: s for n, s in loop.states.items() if clock or not units[n].op.reports}
+                {n: s for n, s in loop.states.items() if reporting or not units[n].op.reports}
             )
         paths, tree = jax.tree_util.tree_flatten_with_path((states, handles, queues))
         facts = tuple(self._fact(path, x) for path, x in paths)
@@ -368,11 +369,11 @@ class Tracer:
 
     def _ages(self, paths: Sequence[tuple[Any, Any]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return the index and the ages in updates of every leaf that holds policy versions."""
-        newest = self.clocks.newest(paths)
+        newest = self.version_owners.newest(paths)
         ages: list[tuple[int, tuple[int, ...]]] = []
         for index, (path, x) in enumerate(paths):
             if is_version(path, x):
-                age = np.minimum(newest[self.clocks.of(path)] - np.asarray(x), OLD)
+                age = np.minimum(newest[self.version_owners.of(path)] - np.asarray(x), OLD)
                 ages.append((index, tuple(age.ravel().tolist())))
         return tuple(ages)
 

@@ -25,7 +25,7 @@ def is_version(path: Any, x: Any) -> bool:
     return getattr(path[-1], "key", None) == VERSION and isinstance(x, np.ndarray | np.generic)
 
 
-class Clocks:
+class VersionOwners:
     """Map from every part of a graph's state to the learner whose updates count its versions.
 
     What a learner holds is its own. What runners hold belongs to the learner that publishes weights

@@ -84,7 +84,9 @@ def not_finite_error(
     valid = data["valid"][:rows, env]
     step = int(counters.steps[env] + valid.sum() + skipped)
     episode_step = int(_rows_of_episode(found, data, counters) + skipped)
-    in_reset = field == "obs" and (step == 0 or not data["valid"][rows - 1, env])
+    # The rollout before ended with the observation that this one begins with, and that was checked
+    # there: unless the environment was reset in between.
+    in_reset = field == "obs" and (rows == 0 or not data["valid"][rows - 1, env])
     when = (
         f"in a reset, after its step {step:,}"
         if in_reset
@@ -92,9 +94,10 @@ def not_finite_error(
     )
     # A reward belongs to the row of its step, the last one; an observation to the row after it.
     index = rows - 1 if field == "reward" else rows
+    what = {"obs": "an observation", "reward": "a reward"}[field]
     place = "the end" if rows == len(data["valid"]) and field == "obs" else f"step {index}"
     return EnvError(
-        f"environment {env} of {env_name} gave a {field} that is not finite, at {place} of the "
+        f"environment {env} of {env_name} gave {what} that is not finite, at {place} of the "
         f"rollout: {value}, {when}; it is environment {env_number} over all runners, of a runner "
         f"with the seed {seed}; fix it (a division by zero? an unbounded state?)",
         what=env_name,

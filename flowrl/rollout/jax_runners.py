@@ -260,6 +260,7 @@ class JaxRunners(RunnersHandle):
         """
         self._start()
         newest = self.state["published"][-1]["weights"]
+        # Not the seed's own key: others are derived from that.
         key = jax.random.fold_in(jax.random.key(seed), 0)
         found: dict[str, Any] = self.site.run(
             self.core.evaluate, newest, key, episodes=episodes, max_steps=max_steps

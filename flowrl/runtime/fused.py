@@ -55,7 +55,7 @@ class UnitTracer(Tracer):
 
     def between(self, schedule: Schedule) -> None:
         """Record the static state between two rounds."""
-        self.seen.append(self.signature(schedule, clock=False))
+        self.seen.append(self.signature(schedule, reporting=False))
 
 
 def periodicity(graph: Graph, found: Trace) -> Periodicity | None:

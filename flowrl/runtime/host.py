@@ -65,7 +65,8 @@ class Host:
             args: its arguments.
         """
         slot, now = self.slots[index], time.time()
-        # While the call was on its way the worker did not wait for work, but for its transfer.
+        # While the call was on its way the worker did not wait for work, but for its transfer. Two
+        # machines' clocks may differ: more than the time since its last call it can't have been.
         on_its_way = max(now - max(sent_at, slot.idle), 0.0)
         slot.clock.move(min(on_its_way, now - slot.idle), "waiting", "transfer")
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from flowrl.graph.graph import Graph
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import is_counter
-from flowrl.graph.versions import Clocks, Newest, is_version
+from flowrl.graph.versions import Newest, VersionOwners, is_version
 from flowrl.runtime.inline import ProgramPlace
 
 Array = Any
@@ -36,7 +36,7 @@ class State:
     def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
-        self.clocks = Clocks(graph, place.handles)
+        self.version_owners = VersionOwners(graph, place.handles)
 
     def _tree(self) -> Any:
         handles = {name: handle.state for name, handle in self.place.handles.items()}
@@ -65,13 +65,13 @@ class State:
     def get(self) -> tuple[list[Array], Structure, Newest]:
         """Return the arrays, what is static, and the newest policy versions."""
         paths, tree = jax.tree_util.tree_flatten_with_path(self._tree())
-        newest = self.clocks.newest(paths)
+        newest = self.version_owners.newest(paths)
         arrays: list[Array] = []
         static: list[tuple[Any, ...]] = []
         for path, leaf in paths:
             x = jnp.asarray(leaf) if is_counter(path, leaf) else leaf
             if is_version(path, x):
-                learner = self.clocks.of(path)
+                learner = self.version_owners.of(path)
                 static.append(("age", learner, _comparable(newest[learner] - np.asarray(x))))
             elif isinstance(x, jax.Array):
                 arrays.append(x)

@@ -194,7 +194,8 @@ class Fused:
             self.tracing.state.put(arrays, self.structure, self.newest)
             tallies = self.tracing.rounds(1)
             # Structure and versions are static: they leave on the side, past `jax.vmap`.
-            after, *seen[:] = self.tracing.state.get()
+            after, structure, newest = self.tracing.state.get()
+            seen[:] = structure, newest
             return strong(after), jax.tree.map(jnp.asarray, tallies)
 
         with OTHER:

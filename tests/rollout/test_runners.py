@@ -245,8 +245,8 @@ def test_runners_draw_different_actions_and_the_same_ones_again():
         (
             "nan obs",
             (
-                r"runners, runner 0: environment 1 of faulty gave a obs that is not finite, at "
-                r"step \d of the rollout"
+                r"runners, runner 0: environment 1 of faulty gave an observation that is not "
+                r"finite, at step \d of the rollout"
             ),
         ),
         (
@@ -389,6 +389,34 @@ def test_environments_are_closed_where_the_next_one_can_not_be_made():
     ):
         make_vector(make, 4, (), {})
     assert [env.closed for env in made] == [True, True]
+
+
+class BadReset(gym.Env):
+    """Episodes of 4 steps; the first observation of the second one is not finite."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets, self.time = self.resets + 1, 0
+        return np.full(1, np.nan if self.resets == 2 else 0.0, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(1, np.float32), 1.0, False, self.time == 4, {}
+
+
+@pytest.mark.parametrize("mode", gym.vector.AutoresetMode)
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_an_observation_of_a_reset_that_is_not_finite_is_reported_as_one(mode, steps):
+    def bad_reset():
+        return gym.vector.SyncVectorEnv([BadReset], autoreset_mode=mode)
+
+    runners = fl.Runners(bad_reset, POLICY, envs_per_runner=1, rollout_length=steps).open()
+    with pytest.raises(fl.errors.EnvError, match="nan, in a reset, after its step 4; it is env"):
+        for _ in range(2):
+            runners.collect()
 
 
 def test_a_vector_that_fails_to_reset_is_named():
