@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +18,15 @@ from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row
-from flowrl.core.profile import Profile, to_text
-from flowrl.errors import GraphError, SaveError, SettingError, unknown
-from flowrl.graph import values
+from flowrl.core.profile import Profile
+from flowrl.errors import GraphError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.explain import Explanation
 from flowrl.observe.record import Record, Recorder
-from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy, check_free, failure
-from flowrl.observe.sinks import EventLog
+from flowrl.observe.saver import Results, Saver, first_files
+from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.rollout.runners import Runners
@@ -37,8 +35,6 @@ from flowrl.runtime.base import Runtime
 from flowrl.runtime.closing import interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
 
-PROFILE_SECONDS = 10.0
-"""Seconds between two profiles in a run's directory, for `flowrl explain` of runs that go on."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
@@ -108,7 +104,7 @@ def run(
         seed,
         steps,
         until,
-        out,
+        None if out is None else Saver(out, plan),
         checked if recorder is None else (*checked, recorder),
         Tracing(trace, otlp) if trace or otlp else None,
     )
@@ -190,7 +186,7 @@ class Run:
         seed: int,
         steps: int | None,
         until: Callable[[Row], bool] | None,
-        out: str | Path | None,
+        saver: Saver | None,
         observers: tuple[Observer, ...],
         tracing: Tracing | None,
     ) -> None:
@@ -198,7 +194,7 @@ class Run:
 
         Raises:
             RunError: the runtime can't start.
-            SaveError: `out` exists already, or the policy could not be saved.
+            SaveError: the directory can't be made.
         """
         self.plan = plan
         self.graph = plan.graph
@@ -209,30 +205,21 @@ class Run:
         self._steps, self._until = steps, until
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
-        self._log = EventLog()
-        observers = _with_warnings(observers)
-        self._stream = Stream(observers if out is None else (self._log, *observers))
+        self._saver, self._tracing = saver, tracing
+        self._stream = Stream((*(saver.observers if saver else ()), *_with_warnings(observers)))
         self._warned_of_cut = False
         """Whether there was a warning that evaluated episodes were cut."""
-        self._final_policy: TrainedPolicy | None = None
-        self._final_profiles: tuple[Profile, Profile] | None = None
-        """The profile of the whole run, and that of the run without its beginning."""
-        self._final_audit: Audit | None = None
-        # The first profile comes soon, for users who ask at once why a run is slow.
-        self._next_profile = time.perf_counter() + PROFILE_SECONDS / 10
-        self._dir: RunDir | None = None
-        self._tracing = tracing
-        self._open(runtime, seed, out)
+        self._results: Results | None = None
+        """What can be asked for after the end."""
+        self._open(runtime, seed)
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan, self.profile))
 
-    def _open(self, runtime: Runtime, seed: int, out: str | Path | None) -> None:
+    def _open(self, runtime: Runtime, seed: int) -> None:
         """Open the session, then the directory, which is not made for a run that can't start."""
-        files: dict[str, str] = {}
         try:
-            if out is not None:
-                files = self._files()
-                check_free(out)
+            if self._saver is not None and self._saver.warning:
+                self._stream.emit(Warned(self._saver.warning))
             self._session = runtime.open(self.plan, seed, self._stream)
             self._session.steps = self._steps
         except BaseException as error:
@@ -243,9 +230,8 @@ class Run:
             self._stream.close()
             raise
         try:
-            if out is not None:
-                self._dir = RunDir(out, files)
-                self._log.open(self._dir.path)
+            if self._saver is not None:
+                self._saver.open(self._profiles)
         except BaseException as error:
             self._end("failed", error)
             raise
@@ -280,14 +266,8 @@ class Run:
             self._add_row(next(self._iterator))
 
     def _add_row(self, row: Row) -> None:
-        """Keep a row, write it into the directory, and emit its events."""
+        """Keep a row, and emit its events."""
         self.rows.append(row)
-        if self._dir is not None:
-            self._dir.add(row)
-            if (now := time.perf_counter()) >= self._next_profile:
-                whole = self._session.profile()
-                self._dir.put("profile.json", to_text(whole, self._session.steady(whole)))
-                self._next_profile = now + PROFILE_SECONDS
         self._stream.emit(RowClosed(row))
         if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._warned_of_cut:
             self._warned_of_cut = True
@@ -308,8 +288,8 @@ class Run:
         Raises:
             GraphError: the graph has no learner, or several.
         """
-        if self._final_policy is not None:
-            return self._final_policy
+        if self._results is not None and self._results.policy is not None:
+            return self._results.policy
         learners = [(n, r) for n, r in self.graph.resources.items() if isinstance(r, Learner)]
         if len(learners) != 1:
             raise GraphError(
@@ -335,11 +315,11 @@ class Run:
 
     def audit(self) -> Audit:
         """Return the conservation audit so far."""
-        return self._final_audit or self._session.audit()
+        return self._results.audit if self._results else self._session.audit()
 
     def profile(self) -> Profile:
         """Return where the time went, and what flowed, so far or until the end of the run."""
-        return self._final_profiles[0] if self._final_profiles else self._session.profile()
+        return self._profiles()[0]
 
     def explain(self) -> Explanation:
         """Explain why the run is as fast as it is; its beginning is left out.
@@ -347,7 +327,7 @@ class Run:
         Returns:
             Where the seconds went, the bottleneck, and what changes would bring.
         """
-        return explain(self._final_profiles[1] if self._final_profiles else self._session.steady())
+        return (self._results or self._results_so_far()).explanation
 
     def curves(self) -> Curves:
         """Return the Rows of every one of many runs at once.
@@ -370,11 +350,11 @@ class Run:
         Raises:
             SaveError: it exists already, or the policy's class has no name that leads back to it.
         """
-        policy, reports = self._policy(), self._reports()
-        folder = RunDir(path, self._files())
+        results = self._results or self._results_so_far()
+        folder = RunDir(path, first_files(self.plan)[0])
         for row in self.rows:
             folder.add(row)
-        folder.finish(policy, reports)
+        folder.finish(results.policy, results.reports())
 
     def close(self) -> None:
         """End the run: shut everything down, and save into `out` if it was given.
@@ -408,7 +388,8 @@ class Run:
         with interrupts_wait() as pressed, ExitStack() as last:
             if self._tracing is not None:
                 last.callback(noting(error, self._tracing.close))
-            last.callback(noting(error, partial(self._finish, error)))
+            if self._saver is not None:
+                last.callback(noting(error, partial(self._save_results, error)))
             last.callback(self._stream.close)
             last.callback(self._stream.emit, Ended(reason, error))
             for ending in (
@@ -427,61 +408,31 @@ class Run:
         if self._tracing is not None:
             edges = [(before, node.name) for node in self.graph.nodes for before in node.after]
             self._tracing.trace = lambda: Trace.of(self.graph.name, edges, self._session.spans)
+        self._results = self._results_so_far()
+
+    def _save_results(self, error: BaseException | None) -> None:
+        """Seal the directory; `error` is what ended the run, if that was an error."""
+        if self._saver is not None:
+            self._saver.close(self.rows, self._results, error if self.reason == "failed" else None)
+
+    def _profiles(self) -> tuple[Profile, Profile]:
+        """Return the profile of the whole run, and that of the run without its beginning."""
+        if self._results is not None:
+            return self._results.profile, self._results.steady
         whole = self._session.profile()
-        self._final_profiles = (whole, self._session.steady(whole))
-        self._final_audit = self._session.audit()
-        self._final_policy = self._policy()
+        return whole, self._session.steady(whole)
 
-    def _policy(self) -> TrainedPolicy | None:
-        """Return the policy, if there is one."""
+    def _results_so_far(self) -> Results:
+        """Return what there is now."""
+        whole, steady = self._profiles()
         try:
-            return self.policy
+            policy = self.policy
         except GraphError:
-            return None
-
-    def _finish(self, error: BaseException | None) -> None:
-        """Seal the directory, into which observers may have written, too."""
-        self._log.close()
-        if self._dir is None:
-            return
-        try:
-            files = self._reports()
-            if self.reason == "failed" and error is not None:
-                files |= failure(error)
-            self._dir.finish(self._final_policy, files)
-        except OSError as problem:
-            raise SaveError(f"{self._dir.path} could not be saved: {problem}") from problem
-
-    def _reports(self) -> dict[str, str]:
-        """Return the texts on the run so far, by name of the file that holds each."""
-        reports = {
-            "audit.txt": str(self.audit()),
-            "explain.txt": str(self.explain()),
-            "profile.json": to_text(self.profile(), self.explain().profile),
-        }
-        if isinstance(self._session.rows, MemberRows) and self.rows:
-            curves = self.curves()
-            reports |= {"curves.txt": str(curves), "members.jsonl": curves.text()}
-            # Without matplotlib there is no picture.
-            with suppress(SaveError):
-                reports["curves.svg"] = curves.svg()
-        return reports
-
-    def _files(self) -> dict[str, str]:
-        """Return the first texts of a run's directory, by name of the file that holds each.
-
-        Raises:
-            SaveError: the policy can't be saved. This has to show now, not after the training.
-        """
-        for resource in self.graph.resources.values():
-            if isinstance(resource, Learner):
-                values.to_text(resource.policy, defaults=True, strict=True)
-        try:
-            text = self.graph.text()
-        except SaveError as error:
-            self._stream.emit(Warned(f"graph.txt can't be read back: {error}"))
-            text = f"# This text can't be read back: {error}\n{self.graph.text(strict=False)}"
-        return {"graph.txt": text, "plan.txt": str(self.plan)}
+            policy = None
+        many = isinstance(self._session.rows, MemberRows) and bool(self.rows)
+        return Results(
+            policy, self._session.audit(), whole, steady, self.curves() if many else None
+        )
 
 
 def _with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:

@@ -13,7 +13,7 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Warned
+from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Tap, Warned
 
 SETTINGS = fl.PPOSettings(
     envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32
@@ -390,6 +390,27 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
         monkeypatch.setattr(saving, "seal", full)
         list(run)
     assert len(run.rows) == 1
+
+
+def test_a_row_that_can_not_be_written_is_reported_and_written_with_the_others_at_the_end(
+    tmp_path, monkeypatch
+):
+    from flowrl.observe.saving import RunDir
+
+    add, warnings = RunDir.add, []
+
+    def full_at_first(self, row):
+        if row["row"] == 2:
+            raise OSError(28, "No space left on device")
+        add(self, row)
+
+    monkeypatch.setattr(RunDir, "add", full_at_first)
+    tap = Tap(lambda event: warnings.append(event.text), Warned)
+    with fl.run(PPO, out=tmp_path / "a", observers=(tap,)) as run:
+        rows = [next(run) for _ in range(4)]
+    assert len(warnings) == 1 and "switched off: OSError: [Errno 28] No space left" in warnings[0]
+    lines = (tmp_path / "a/rows.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == [row["row"] for row in rows]
 
 
 def test_seeds_and_steps_are_checked():

@@ -86,7 +86,7 @@ class TrainedPolicy:
             obs: one observation ``[...]``, or N of them ``[N, ...]``.
             carry: what the last call of a recurrent policy returned; None (default) at the start
                 of an episode.
-            greedy: take the greedy action (default); else a random one, as `drawn` says.
+            greedy: take the greedy action (default); else a random one, as `exploration` says.
             seed: seed of the random choice (default 0).
 
         Returns:
@@ -130,8 +130,8 @@ class TrainedPolicy:
             episodes: number of episodes (default 20).
             seed: seed of the first episode (default 0). Episode i uses `seed` + i for its
                 environment and for the random choice of its actions.
-            greedy: take the greedy actions (default); else random ones, as `drawn` says, chosen
-                again in each step.
+            greedy: take the greedy actions (default); else random ones, as `exploration` says,
+                chosen again in each step.
             max_steps: most steps of an episode, which is then cut; its return until then counts
                 (default 30_000).
 

@@ -12,10 +12,10 @@ import pytest
 
 import flowrl as fl
 import planted
-from flowrl import running
 from flowrl.cli import main as cli
 from flowrl.core.clock import by_kind
 from flowrl.core.profile import Profile, from_text, to_text
+from flowrl.observe import saver
 from flowrl.observe.breakdown import shares
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import profiles
@@ -358,7 +358,7 @@ def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):
 
 
 def test_a_run_that_goes_on_is_explained_by_its_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "PROFILE_SECONDS", 0.01)
+    monkeypatch.setattr(saver, "PROFILE_SECONDS", 0.01)
     graph = fl.ppo(
         "CartPole-v1",
         fl.PPOSettings(batch_size=128, rollout_length=32, minibatch_size=64, policy=planted.POLICY),

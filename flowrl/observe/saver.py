@@ -1,0 +1,157 @@
+"""`Saver`: it keeps a run in a directory while the run goes on, and seals it at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flowrl.core.curves import Curves
+from flowrl.core.events import Observer, RowClosed
+from flowrl.core.items import Row
+from flowrl.core.profile import Profile, to_text
+from flowrl.errors import SaveError
+from flowrl.graph import values
+from flowrl.graph.plan import Plan
+from flowrl.learner.learner import Learner
+from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.saving import RunDir, TrainedPolicy, check_free, failure, to_json
+from flowrl.observe.sinks import EventLog
+
+PROFILE_SECONDS = 10.0
+"""Seconds between two profiles in a run's directory, for `flowrl explain` of runs that go on."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What can be asked of a run beside its rows, at one moment."""
+
+    policy: TrainedPolicy | None
+    """The policy; None where the graph has no learner, or several."""
+    audit: Any
+    """The conservation audit."""
+    profile: Profile
+    """The profile of the whole run."""
+    steady: Profile
+    """The profile of the run without its beginning, in which it is compiled."""
+    curves: Curves | None
+    """The Rows of every run, where many go on at once."""
+
+    @property
+    def explanation(self) -> Explanation:
+        """Why the run is as fast as it is."""
+        return explain(self.steady)
+
+    def reports(self) -> dict[str, str]:
+        """Return the texts on the run, by name of the file that holds each."""
+        explanation = self.explanation
+        reports = {
+            "audit.txt": str(self.audit),
+            "explain.txt": str(explanation),
+            "profile.json": to_text(self.profile, explanation.profile),
+        }
+        if self.curves is not None:
+            reports |= {"curves.txt": str(self.curves), "members.jsonl": self.curves.text()}
+            # Without matplotlib there is no picture.
+            with suppress(SaveError):
+                reports["curves.svg"] = self.curves.svg()
+        return reports
+
+
+class Saver:
+    """Keeps a run in a directory of its own: rows and events as they come, and then the results.
+
+    Args:
+        path: the directory, which must be empty or not exist. It is made when the run is open, so
+            that one that can't start leaves none.
+        plan: the plan of the run.
+
+    Raises:
+        SaveError: the directory can't be used, or the policy can't be saved. This shows now, not
+            after the training.
+    """
+
+    live = True
+    kinds: ClassVar[tuple[type, ...]] = (RowClosed,)
+
+    def __init__(self, path: str | Path, plan: Plan) -> None:
+        check_free(path)
+        self.path = Path(path)
+        self.files, self.warning = first_files(plan)
+        self.log = EventLog()
+        self.observers: tuple[Observer, ...] = (self, self.log)
+        """What takes the events of the run."""
+        self.folder: RunDir | None = None
+        self.written = 0
+        """Rows that were written."""
+        # The first profile comes soon, for users who ask at once why a run is slow.
+        self.next_profile = time.perf_counter() + PROFILE_SECONDS / 10
+
+    def open(self, profiles: Callable[[], tuple[Profile, Profile]]) -> None:
+        """Make the directory.
+
+        Args:
+            profiles: returns the profile of the whole run so far, and that without its beginning.
+
+        Raises:
+            SaveError: it can't be made.
+        """
+        self.profiles = profiles
+        self.folder = RunDir(self.path, self.files)
+        self.log.open(self.path)
+
+    def __call__(self, event: RowClosed) -> None:
+        """Write a row, and a profile now and then."""
+        if self.folder is None:
+            return
+        self.folder.add(event.row)
+        self.written += 1
+        if (now := time.perf_counter()) >= self.next_profile:
+            self.folder.put("profile.json", to_text(*self.profiles()))
+            self.next_profile = now + PROFILE_SECONDS
+
+    def close(
+        self, rows: Sequence[Row], results: Results | None, error: BaseException | None
+    ) -> None:
+        """Seal the directory, into which observers may have written, too.
+
+        Args:
+            rows: all rows of the run.
+            results: what is saved beside the rows.
+            error: the error that ended the run, if it failed.
+
+        Raises:
+            SaveError: it can't be written.
+        """
+        self.log.close()
+        if self.folder is None or results is None:
+            return
+        try:
+            files = results.reports() | (failure(error) if error is not None else {})
+            # A row that could not be written switched this observer off: the disk was full, say.
+            if self.written < len(rows):
+                files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)
+            self.folder.finish(results.policy, files)
+        except OSError as problem:
+            raise SaveError(f"{self.path} could not be saved: {problem}") from problem
+
+
+def first_files(plan: Plan) -> tuple[dict[str, str], str]:
+    """Return the first texts of a run's directory, by name of the file, and a warning or ``""``.
+
+    Raises:
+        SaveError: the policy can't be saved.
+    """
+    graph, warning = plan.graph, ""
+    for resource in graph.resources.values():
+        if isinstance(resource, Learner):
+            values.to_text(resource.policy, defaults=True, strict=True)
+    try:
+        text = graph.text()
+    except SaveError as error:
+        warning = f"graph.txt can't be read back: {error}"
+        text = f"# This text can't be read back: {error}\n{graph.text(strict=False)}"
+    return {"graph.txt": text, "plan.txt": str(plan)}, warning
