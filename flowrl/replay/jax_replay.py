@@ -143,7 +143,9 @@ class Core:
         head, steps = state["head"][low], data["reward"].shape[0]
         fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
         if "priority" in data:
-            fresh["priority"] = self._power(data["priority"])
+            powers = self._power(data["priority"])
+            # One that is not finite would spoil every sample: its row counts as one without any.
+            fresh["priority"] = jnp.where(jnp.isfinite(powers), powers, state["highest"])
         stored = {name: _put(x, fresh[name], head, low) for name, x in state["data"].items()}
         stored["obs"] = _put(stored["obs"], end[None], (head + steps) % self.rows, low)
         return stored
@@ -282,6 +284,8 @@ class Core:
         """
         there = state["usable"].reshape(-1)[slots] & (state["stamp"].reshape(-1)[slots] == stamps)
         powers = self._power(priorities)
+        # One that is not finite would spoil every sample: its row keeps the one that it has.
+        there = there & jnp.isfinite(powers)
         weights = jnp.where(there, powers, state["tree"]["leaves"][slots])
         return {
             **state,
@@ -422,9 +426,7 @@ class JaxReplay(ReplayHandle):
         """Write every runner's columns."""
         batch = needed(self.spec, batch)
         core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
-        # Neighbouring environments that gave equally many rollouts are written at once.
-        apart = (np.diff(envs) != 1) | (np.diff(self.ahead[envs]) != 0)
-        parts = np.split(np.arange(len(envs)), np.flatnonzero(apart) + 1)
+        parts = self._parts(envs)
         for part in parts:
             first, last = int(part[0]), int(part[-1]) + 1
             given = (batch.data, batch.columns["bootstrap_obs"], batch.columns["first"])
@@ -438,6 +440,23 @@ class JaxReplay(ReplayHandle):
         self.added += batch.steps
         self.reached = self.reached or reached(self.spec, self.added, batch.shape[0], core.envs)
         self._note_added(batch.steps)
+
+    def _parts(self, envs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """Return the columns of a batch in parts, each of which is written at once.
+
+        A part is of neighbouring environments that gave equally many rollouts before it.
+
+        Args:
+            envs: the environment of each column; one may come several times, in its order.
+        """
+        ahead, parts = self.ahead.copy(), []
+        # Where an environment comes again, it has given one rollout more.
+        for columns in np.split(np.arange(len(envs)), np.flatnonzero(np.diff(envs) <= 0) + 1):
+            numbers = envs[columns]
+            apart = (np.diff(numbers) != 1) | (np.diff(ahead[numbers]) != 0)
+            parts += np.split(columns, np.flatnonzero(apart) + 1)
+            ahead[numbers] += 1
+        return parts
 
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch:
         """Return a batch sampled from all environments; nothing is asked for beforehand.

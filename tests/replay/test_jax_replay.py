@@ -84,9 +84,10 @@ def test_a_batch_of_runners_that_gave_unequally_many_rollouts_is_written_where_e
     """As asynchronous runners give them, whose rollouts are joined."""
     world = World(2, np.random.default_rng(0))
     graph = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(num_runners=2, envs_per_runner=1))
+    orders = [(1, 0, 1), (0,), (1,), (1,), (0, 1), (0,), (1,), (0, 1)]
     with fl.run(graph) as run:
         replay = run._session.place.handles["replay"]
-        for version, envs in enumerate([(0,), (1,), (1,), (0, 1), (0,), (1,), (0, 1)]):
+        for version, envs in enumerate(orders):
             rollouts = [world.rollout(env, 1, 2, version) for env in envs]
             for env, (_, rows) in zip(envs, rollouts, strict=True):
                 world.added(env, rows)
@@ -134,6 +135,25 @@ def test_a_priority_that_comes_late_meets_no_other_row():
         state = added(add, state, world.rollout(0, 1, 5, version)[0])
     after = prioritize(state, columns["slot"], columns["stamp"], jnp.full(5, 9.0))
     np.testing.assert_array_equal(after["tree"]["leaves"], state["tree"]["leaves"])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_priority_that_is_not_finite_spoils_no_sample(wrong):
+    core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
+    batch, _ = World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)
+    fields = (*FIELDS, ("priority", (), "float32"))
+    brought = batch.with_(priority=np.array([[9.0], [wrong], [1.0], [1.0], [1.0]]))
+    state = added(add, core.empty(jax.random.key(0), fields=fields), brought)
+    # The row counts as one that brings none, which has the highest priority so far: at first, 1.
+    leaves = np.array([9.0, 1.0, 1.0, 1.0, 1.0]) ** 0.6
+    np.testing.assert_allclose(state["tree"]["leaves"][:5], leaves, rtol=1e-4)
+    slots = np.arange(5)
+    state = prioritize(
+        state, slots, state["stamp"].ravel()[slots], np.array([2.0, 3.0, wrong, 4.0, 5.0])
+    )
+    leaves = np.array([2.0, 3.0, 1.0, 4.0, 5.0]) ** 0.6
+    np.testing.assert_allclose(state["tree"]["leaves"][:5], leaves, rtol=1e-4)
+    assert np.isfinite([state["highest"], *sample(state, size=5)[1]["weight"][0]]).all()
 
 
 def test_a_priority_that_was_meant_for_another_replay_meets_no_row():
