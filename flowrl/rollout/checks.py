@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import gymnasium as gym
@@ -52,6 +53,14 @@ def _check_numbers(spec: Runners) -> None:
         )
     if spec.clip_rewards is not None and spec.clip_rewards <= 0:
         raise SettingError(f"clip_rewards must be above 0 or None, got {spec.clip_rewards}")
+    gamma = spec.normalize_rewards
+    # True would count as a discount factor of 1.
+    is_number = isinstance(gamma, Real) and not isinstance(gamma, bool)
+    if gamma is not None and not (is_number and 0 <= gamma <= 1):
+        raise SettingError(
+            "normalize_rewards must be a discount factor from 0 to 1, such as 0.99, or None for "
+            f"no scaling, got {gamma!r}"
+        )
 
 
 def _check_explore(spec: Runners) -> None:

@@ -46,8 +46,9 @@ class Runners(Resource):
         on_error: what happens when an environment raises or breaks its spaces: ``stop`` the run, or
             ``restart`` its runner (default ``stop``).
         explore: how actions are chosen from the policy's distribution (default `Sampled`).
-        normalize_rewards: discount factor of the returns whose running standard deviation rewards
-            are divided by, each runner's by its own; None: no scaling (default None).
+        normalize_rewards: discount factor, from 0 to 1, of the returns whose running standard
+            deviation rewards are divided by, each runner's by its own; None: no scaling (default
+            None).
         clip_rewards: bound of the absolute rewards that are learned from, once they are scaled;
             None: no bound (default None). Episode returns are those of the environment, neither
             scaled nor clipped.

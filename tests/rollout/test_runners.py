@@ -374,6 +374,20 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
         np.testing.assert_allclose(scaled, data["reward"] / np.std(seen), rtol=1e-3)
 
 
+def test_a_discount_factor_of_0_scales_rewards_too():
+    """By the deviation of the rewards themselves, which the first rollout is part of."""
+    plain, scaled = (sampled(Clockwork, 1, normalize_rewards=gamma)[0][0] for gamma in (None, 0.0))
+    expected = RewardScale(4, 0.0)(plain.data, [])
+    assert (expected != plain["reward"]).any()
+    np.testing.assert_array_equal(scaled["reward"], expected)
+
+
+@pytest.mark.parametrize("wrong", [True, False, -0.1, 1.5, float("nan"), "0.99"])
+def test_what_is_no_discount_factor_can_not_scale_rewards(wrong):
+    with pytest.raises(fl.errors.SettingError, match="normalize_rewards must be a discount factor"):
+        fl.Runners("CartPole-v1", POLICY, normalize_rewards=wrong)
+
+
 def test_environments_are_closed_where_the_next_one_can_not_be_made():
     made = []
 
