@@ -19,6 +19,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
+from flowrl.ops.sample import ParallelSample
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.replay import Replay
 from flowrl.rl.returns import td_errors
@@ -42,6 +43,23 @@ class ReplayAdd(Stateless):
 
     writes: ClassVar[tuple[str, ...]] = ("replay",)
 
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report whether samples reach it of other runners than those that its replay is for.
+
+        Environments of every runners count from 0, so the replay would take them for its own.
+        """
+        replay = graph.resources.get(str(self.replay))
+        if not isinstance(replay, Replay):
+            return
+        here = [node.name for node in graph.nodes if node.op is self]
+        for sample, runners in _samplers_upstream(graph, here):
+            if runners != str(replay.runners):
+                yield (
+                    f"{self.replay} holds the experience of {replay.runners}, but {sample} gets it "
+                    f"from {runners}; add that to a replay of its own, "
+                    f"Replay(..., runners='{runners}')"
+                )
+
     def has_capacity(self, state: None, ctx: Context) -> bool:
         """Return whether all batches that are due were sampled.
 
@@ -53,6 +71,16 @@ class ReplayAdd(Stateless):
         """Add the batch, then yield it."""
         ctx[self.replay].add(need(batch))
         yield batch
+
+
+def _samplers_upstream(graph: Graph, nodes: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each `ParallelSample` upstream of some nodes: its name and that of its runners."""
+    import networkx as nx
+
+    upstream = {name for node in nodes for name in nx.ancestors(graph.digraph(), node)}
+    for node in graph.nodes:
+        if node.name in upstream and isinstance(node.op, ParallelSample):
+            yield node.name, str(node.op.runners)
 
 
 @dataclass(frozen=True)
