@@ -131,7 +131,8 @@ class Core:
     ) -> tuple[State, Metrics, Array | None]:
         """Run epochs of minibatches in one call.
 
-        A result that is not finite leaves the state as it was and sets the metric ``bad``.
+        A result that is not finite, a priority too, leaves the state as it was and sets the metric
+        ``bad``.
 
         Args:
             state: of this learner.
@@ -164,11 +165,24 @@ class Core:
         # A result that is not finite is dropped as a whole: the state stays as it was.
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         good = jnp.isfinite(means["loss"]) & _all_finite(new)
+        good = good & self._finite(priority, fields["valid"])
         # A NaN among the priorities would spoil every sample before the next Row reports it.
         priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
         report = {**means, "gradient_steps": jnp.where(good, gradient_steps, 0), "bad": ~good}
         return {**state, **kept, "key": next_key}, Metrics.pack(report), priority
+
+    def _finite(self, priority: Array | None, valid: Array) -> Array | bool:
+        """Return whether the priorities are finite, where these count.
+
+        Args:
+            priority: by row, as the rows are laid out, or None if the loss reports none.
+            valid: whether a row counts, laid out alike; whole columns all count.
+        """
+        if priority is None:
+            return True
+        finite = jnp.isfinite(priority)
+        return jnp.all(finite if self.sequences else finite | (valid == 0))
 
     def _laid_out(
         self,
@@ -222,7 +236,8 @@ class Core:
             step = self._gradient_step(loss_inputs, names)
             epoch = _epoch(minibatches, step, rows, columns, traced=traced)
             start = (weights, opt, jnp.bool_(False))
-            # Within a loop XLA is many times slower at convolutions: a single step has none.
+            # A single step runs without a loop, within which XLA is many times slower at
+            # convolutions.
             run = _run_once if minibatches.count == 1 and epochs == 1 else _run_in_loop
             (weights, opt, _), metrics, priority = run(epoch, start, key, epochs)
             if self._normalizes:

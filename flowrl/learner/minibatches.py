@@ -143,7 +143,7 @@ class Minibatches:
         """Take the minibatches in order; return what is carried and what was collected."""
         if self.count > 1:
             return jax.lax.scan(step, carry, rows)
-        # Within a loop XLA is many times slower at convolutions: a single minibatch has none.
+        # A single step runs without a loop, within which XLA is many times slower at convolutions.
         carry, collected = step(carry, {name: x[0] for name, x in rows.items()})
         return carry, jax.tree.map(lambda x: x[None], collected)
 

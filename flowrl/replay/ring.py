@@ -8,6 +8,7 @@ import numpy as np
 
 from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch
+from flowrl.errors import ContractError
 from flowrl.replay.sum_tree import SumTree, scattered
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class Ring:
                 return self.held()
         if not self.data:
             self._allocate(batch)
+        if "priority" in self.data:
+            _check_finite(batch.data["priority"][batch.data["valid"].astype(bool)])
         self._add_once(batch, whole=whole)
         return self.held()
 
@@ -376,16 +379,34 @@ class Ring:
             slots: of the rows ``[n]``.
             stamps: the numbers of the rollouts that they came with ``[n]``.
             priorities: by row ``[n]``, before their power is taken.
+
+        Raises:
+            ContractError: the priority of a row that is still there is not finite.
         """
         # Slots that came from a larger replay may not exist here: these are clipped.
         usable = self.usable.reshape(-1).take(slots, mode="clip")
         stamp = self.stamp.reshape(-1).take(slots, mode="clip")
         there = usable & (stamp == stamps)
+        _check_finite(priorities[there])
         powers = self._power(priorities)[there]
         if len(powers):
             cast("SumTree", self.tree)[slots[there]] = powers
             self.highest_priority = max(self.highest_priority, float(powers.max()))
         return self.held()
+
+
+def _check_finite(priorities: Array) -> None:
+    """Raise an error if a priority is not finite: in the sum tree it would spoil every sample.
+
+    Raises:
+        ContractError: with the first such priority.
+    """
+    wrong = priorities[~np.isfinite(priorities)]
+    if len(wrong):
+        raise ContractError(
+            f"got a priority that is not finite: {wrong[0]}; let the operator or loss that it "
+            "comes from give a finite one for each step"
+        )
 
 
 def _columns_of(batch: Batch, columns: Array) -> Batch:

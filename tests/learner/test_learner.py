@@ -369,6 +369,30 @@ def test_an_update_that_is_not_finite_reports_no_priority_that_is_not():
     )
 
 
+def test_a_priority_that_is_not_finite_makes_an_update_bad_unless_its_row_is_masked():
+    class Unsure(fl.losses.Loss):
+        needs, on_policy, priorities = ("advantage",), False, True
+
+        def __call__(self, policy, params, batch):
+            dist, _ = policy(params, batch["obs"])
+            return dist.log_prob(batch["action"]).mean(), {"priority": batch["advantage"]}
+
+    class Masked(Unsure):
+        def __call__(self, policy, params, batch):
+            loss, metrics = super().__call__(policy, params, batch)
+            return loss, {"priority": jnp.where(batch["valid"], metrics["priority"], jnp.nan)}
+
+    one_nan = batch()["advantage"].copy()
+    one_nan[tuple(np.argwhere(batch()["valid"])[0])] = np.nan
+    learner = fresh(Unsure(), ADAM)
+    before = now(learner)
+    found = learner.update(batch().with_(advantage=one_nan))
+    assert metrics_of(found)["bad"] == 1 and metrics_of(found)["gradient_steps"] == 0
+    assert np.asarray(found.feedback["priority"]).tolist() == [0.0] * STEPS
+    assert_equal(now(learner), before)
+    assert metrics_of(fresh(Masked(), ADAM).update(batch()))["bad"] == 0
+
+
 def test_an_optimiser_state_that_overflows_is_bad_too():
     def steep(policy, params, batch):
         _, value = policy(params, batch["obs"])

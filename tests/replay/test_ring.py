@@ -193,6 +193,21 @@ def test_new_rows_have_the_highest_priority_or_the_one_that_they_bring():
     )
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_priority_that_is_not_finite_is_refused(wrong):
+    ring = filled()
+    leaves, usable = ring.tree.leaves.copy(), np.flatnonzero(ring.usable)[:2]
+    with pytest.raises(fl.errors.ContractError, match=f"priority that is not finite: {wrong}"):
+        ring.prioritize(usable, ring.stamp.ravel()[usable], np.array([1.0, wrong]))
+    np.testing.assert_array_equal(ring.tree.leaves, leaves)
+    batch, _ = World(3, np.random.default_rng(5)).rollout(0, 3, 5, 9)
+    own = Ring(fl.Replay(1000, prioritized=True, gamma=GAMMA), 40, 3, 0, 0)
+    own.add(batch.with_(priority=np.where(batch["valid"], 1.0, wrong)))
+    assert np.isfinite(own.sample(8).data["weight"]).all()
+    with pytest.raises(fl.errors.ContractError, match="let the operator or loss"):
+        own.add(batch.with_(priority=np.where(batch["valid"], wrong, 1.0)))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
