@@ -4,4 +4,6 @@ import sys
 
 from flowrl.cli.main import main
 
-sys.exit(main())
+# Importing it runs nothing: a graph's text may name any module of flowrl's own.
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,9 +17,9 @@ from flowrl.core.events import (
     WeightsSent,
 )
 from flowrl.core.items import Batch, Trained
+from flowrl.graph.bounds import Bounds
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import (
-    Bounds,
     Context,
     Handle,
     Operator,

@@ -65,7 +65,7 @@ def let_go():
     each graph."""
     yield
     REMEMBERED.clear()
-    if psutil.Process().memory_info().rss > 1.8e9:
+    if psutil.Process().memory_info().rss > 1.2e9:
         compiled.kept.cache_clear()
         compiled.programs._kept.clear()
         jax.clear_caches()

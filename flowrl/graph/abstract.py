@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flowrl.core.compiled import jitted
 from flowrl.core.items import Filling, read_only
 from flowrl.core.workers import HereWorkers
 from flowrl.errors import FlowrlError
-from flowrl.graph.protocols import Workers
+from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, Place
 
 
@@ -62,7 +63,9 @@ class AbstractSite(HereSite):
     ) -> Any:
         """Return the shapes that a function returns, found once per settings and shapes."""
         leaves, tree = jax.tree.flatten(args)
-        slot = (fn, *static.items(), tree, *map(abstract, leaves))
+        # Types too, since 0, 0.0 and False are equal and mean different things to a function.
+        types = (type(value) for value in static.values())
+        slot = (fn, *static.items(), *types, tree, *map(abstract, leaves))
         if slot not in self.shapes:
             self.shapes[slot] = jitted(fn, donate, *static.items()).eval_shape(*args)
         return self.shapes[slot]
@@ -73,26 +76,28 @@ class AbstractSite(HereSite):
         The function is traced, or where that fails run once on zeros.
 
         Raises:
-            OpaqueError: both fail, or what it returned on zeros is a number that depends on them.
+            OpaqueError: both fail, or what it returned on zeros is a number that depends on them,
+                or has other shapes than what it returns on ones.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
         try:
             return _traced(fn, *args)
         except Exception as untraceable:
             try:
-                with np.errstate(all="ignore"):
-                    result = fn(*jax.tree.map(_zeros, args))
+                found = _of_values(fn, args, 0)
             except Exception as error:
                 # A write to a read-only array is the function's own mistake, too.
                 if type(error) is type(untraceable) or "read-only" in str(error):
                     raise
                 raise OpaqueError(f"{type(untraceable).__name__}: {untraceable}") from untraceable
-            # Numbers that were computed from zeros say nothing about the run.
-            given = {id(x) for x in jax.tree.leaves(args)}
-            computed = [x for x in jax.tree.leaves(result) if id(x) not in given]
-            if any(isinstance(x, bool | int | float | np.generic) for x in computed):
+            # Numbers that were computed from zeros say nothing about the run, nor do items and
+            # shapes that other values change.
+            numbers = (bool, int, float, np.generic)
+            if any(isinstance(x, numbers) for x in jax.tree.leaves(found)) or not _holds_for_ones(
+                fn, args, found
+            ):
                 raise OpaqueError("what it returns depends on values") from untraceable
-            return jax.tree.map(lambda x: x if id(x) in given else _shape_of(x), result)
+            return jax.tree.map(lambda x: x.leaf if isinstance(x, _Given) else x, found)
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Return whether a predicate holds, where static facts decide it.
@@ -104,6 +109,16 @@ class AbstractSite(HereSite):
             return bool(_traced(fn, *args))
         except Exception as untraceable:
             raise OpaqueError("it decides by values") from untraceable
+
+    def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
+        """Call it at once if it is due.
+
+        Raises:
+            OpaqueError: what is due was computed, so that only the run knows it.
+        """
+        if isinstance(due, jax.ShapeDtypeStruct):
+            raise OpaqueError("it decides by values when a verb is due")
+        super().when(due, handle, call)
 
     def workers(
         self,
@@ -140,32 +155,63 @@ def _traced(fn: Callable[..., Any], *args: Any) -> Any:
     return jax.tree.unflatten(structure[0], filled)
 
 
-def _zeros(leaf: Any) -> Any:
-    """Return zeros for a shape, and anything else as it is."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return read_only(np.zeros(leaf.shape, leaf.dtype))
-    return leaf
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """A leaf that a function was given and returned as it is; it is no number of its own."""
+
+    leaf: Any
 
 
-def _shape_of(leaf: Any) -> Any:
-    """Return the shape and type of an array, and anything else as it is."""
-    if isinstance(leaf, jax.Array | np.ndarray):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return leaf
+def _of_values(fn: Callable[..., Any], args: Any, value: int) -> Any:
+    """Return what a function gives if all arrays are full of a value, with shapes for arrays."""
+
+    def full(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return read_only(np.full(leaf.shape, value, leaf.dtype))
+        return leaf
+
+    def seen(leaf: Any) -> Any:
+        if id(leaf) in given:
+            return _Given(leaf)
+        if isinstance(leaf, jax.Array | np.ndarray):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return leaf
+
+    given = {id(x) for x in jax.tree.leaves(args)}
+    with np.errstate(all="ignore"):
+        return jax.tree.map(seen, fn(*jax.tree.map(full, args)))
+
+
+def _holds_for_ones(fn: Callable[..., Any], args: Any, found: Any) -> bool:
+    """Return whether a function returns the same items and shapes on ones as on zeros."""
+    try:
+        other = _of_values(fn, args, 1)
+    except Exception:  # noqa: BLE001 - any error means that values decide
+        return False
+    if jax.tree.structure(other) != jax.tree.structure(found):
+        return False
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True)
+    return all(a == b or isinstance(a, _Given) for a, b in pairs)
 
 
 def abstract(leaf: Any) -> Any:
     """Return what is static about a leaf of a state.
 
-    This is an array's shape and type, and any other value itself, or its text if it can't be
-    hashed.
+    This is an array's shape and type, and any other value itself with its type, or its text if it
+    can't be hashed.
     """
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))
     if isinstance(leaf, Filling):
         return (Filling, leaf.mark, leaf >= leaf.mark)
-    # An object with the default repr compares by identity, as a rule: changed in place, it would
-    # still equal itself. So its contents are compared.
-    if repr(leaf) == object.__repr__(leaf):
+    # An object that compares by identity still equals itself when it was changed in place. So its
+    # contents are compared.
+    by_identity = type(leaf).__eq__ is object.__eq__ and not callable(leaf)
+    if by_identity or repr(leaf) == object.__repr__(leaf):
         return (type(leaf), repr(leaf.__getstate__()))
-    return leaf if isinstance(leaf, Hashable) else (type(leaf), repr(leaf))
+    try:
+        hash(leaf)
+    except TypeError:
+        return (type(leaf), repr(leaf))
+    # The type too: 0, 0.0 and False are equal.
+    return (type(leaf), leaf)

@@ -6,10 +6,12 @@ Rules that know reinforcement learning are part of the resources (`Resource.revi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from flowrl.errors import unknown
+from flowrl.errors import a, unknown
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import Handle, Operator, Resource, hidden, refs
+from flowrl.graph.protocols import Handle, Operator, Resource, hidden
+from flowrl.graph.refs import refs
 
 Problem = tuple[str, str]
 """A pair of (node or resource, what is wrong and the way out)."""
@@ -97,6 +99,9 @@ def _references(graph: Graph) -> Iterator[Problem]:
     # Resources too, since they may refer to one another.
     for name, owner in [*graph.resources.items(), *((n.name, n.op) for n in graph.nodes)]:
         for field, (target, kind) in refs(owner).items():
+            if not isinstance(target, str):
+                yield name, _unnamed(field, target)
+                continue
             used.add(target)
             if problem := _misleading(graph, field, target, kind):
                 yield name, f"{problem} {name}.{field} to the right one"
@@ -107,6 +112,16 @@ def _references(graph: Graph) -> Iterator[Problem]:
                 "or name it in the operator that should"
             )
             yield name, problem
+
+
+def _unnamed(field: str, target: Any) -> str:
+    """Return the text on a reference that is no name."""
+    if isinstance(target, Resource):
+        kind = type(target).__name__
+        way_out = f"write Graph(..., {field}={kind}(...)) and {field}='{field}'"
+    else:
+        way_out = "give it the name of a resource of the graph"
+    return f"its {field} must be the name of a resource, got {a(target)}; {way_out}"
 
 
 def _misleading(graph: Graph, field: str, target: str, kind: type[Handle]) -> str:

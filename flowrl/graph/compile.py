@@ -13,7 +13,8 @@ from flowrl.errors import CheckError
 from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hiding
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Use, refs
+from flowrl.graph.protocols import Use
+from flowrl.graph.refs import refs
 from flowrl.graph.trace import Trace, Traffic, trace
 
 

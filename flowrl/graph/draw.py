@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import refs
+from flowrl.graph.refs import refs
 
 
 def draw(graph: Graph, format: str = "text") -> str:  # noqa: A002 - the field's word for it

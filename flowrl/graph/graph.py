@@ -123,6 +123,8 @@ class Graph:
                 hint = "; operators go into .then(...)" if isinstance(resource, Operator) else ""
                 wanted = "a resource such as fl.Learner(...)"
                 raise GraphError(f"'{key}' must be {wanted}, got {_a(resource)}{hint}", name)
+            if not key.isidentifier() or keyword.iskeyword(key):
+                raise GraphError(f"'{key}' can't be a name: names are Python identifiers", name)
         self._fill(name, resources, ())
 
     def _fill(self, name: str, resources: Mapping[str, Resource], nodes: Iterable[Node]) -> Graph:

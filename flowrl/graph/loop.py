@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def unchangeable(state: Any) -> bool:
     """Return whether no step could change a state, or anything in it, in place."""
     if is_dataclass(state):
         frozen = bool(state.__dataclass_params__.frozen)  # type: ignore[union-attr]
-        return frozen and all(map(unchangeable, vars(state).values()))
+        return frozen and all(unchangeable(getattr(state, f.name)) for f in fields(state))
     if isinstance(state, tuple):
         return all(map(unchangeable, state))
     return state is None or isinstance(
@@ -223,7 +223,12 @@ class Loop:
 
     def ready(self) -> bool:
         """Return whether a pass would do anything."""
-        return any(not self._waits_for(*start) for start in self.roots)
+        # No context manager: this is asked in every round.
+        try:
+            return any(not self._waits_for(*start) for start in self.roots)
+        except Exception as error:
+            self._locate(error)
+            raise
 
     def blocked(self) -> bool:
         """Return whether there is something to do, but no capacity for its outputs."""
@@ -277,16 +282,23 @@ class Loop:
     @contextmanager
     def _addressed(self) -> Iterator[None]:
         """Give errors the address of the node at work."""
+        # A chain at the sampler is a loop within a node's step, whose seconds go on afterwards.
+        outer = here().node
         try:
             yield
-        except FlowrlError as error:
-            error.at(f"{self.graph}.{self.ledger.at.node}")
-            raise
         except Exception as error:
-            error.add_note(f"in {self.graph}.{self.ledger.at.node}")
+            self._locate(error)
             raise
         finally:
-            here().at("")
+            here().at(outer)
+
+    def _locate(self, error: Exception) -> None:
+        """Give an error the address of the node at work."""
+        address = f"{self.graph}.{self.ledger.at.node}"
+        if isinstance(error, FlowrlError):
+            error.at(address)
+        else:
+            error.add_note(f"in {address}")
 
     def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
         """Give a queue's unit an item from its channel, and count the item as got or dropped."""

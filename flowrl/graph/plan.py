@@ -66,27 +66,38 @@ class Plan:
         name, bounds = queues[0]
         updates = self.total("updates")
         # Where an item trains several times, what comes after it waits for more updates.
-        if updates > self.found.steady[name].given:
+        if updates > self.found.steady[name].given or self._spreads(name, before=False):
             return math.inf
         if bounds.max_lag is not None:
             return bounds.max_lag
         blocks_in_order = (bounds.full, bounds.order) == ("block", "fifo")
-        if loose or not blocks_in_order or self._spreads_before(name):
+        if loose or not blocks_in_order or self._spreads(name, before=True):
             return math.inf
-        return bounds.capacity - 1 + math.ceil(updates / max(self.total("publishes"), 1))
+        # Weights are published every `updates / publishes` updates, so those that a round begins
+        # with may be that much older.
+        return bounds.capacity - 1 + math.ceil(updates / max(self._publishes(), 1))
 
-    def _spreads_before(self, queue: str) -> bool:
-        """Return whether a node before a graph's only queue yields more items than it takes.
+    def _spreads(self, queue: str, *, before: bool) -> bool:
+        """Return whether a node before or after a graph's only queue gives more than it takes.
 
-        Then some of what a round samples may wait in front of the full queue, where its capacity
-        does not count it.
+        Then some of what a round samples may wait in front of the full queue, or behind it, where
+        the capacity does not count it. So it may if the queue does not cut the graph in two.
         """
-        before = next(stage for stage in self.graph.stages() if queue not in stage)
-        return any(
+        stages = self.graph.stages()
+        names = {name for stage in stages for name in stage if (queue not in stage) == before}
+        return len(stages) < 2 or any(
             self.found.steady[n.name].given > self.found.steady[n.name].taken
             for n in self.graph.nodes
-            if n.after and n.name in before
+            if n.after and n.name in names
         )
+
+    def _publishes(self) -> int:
+        """Return how often weights are published to the runners that get them least often."""
+        by_resource: Counter[str] = Counter()
+        for traffic in self.found.steady.values():
+            for resource, counters in traffic.counts.items():
+                by_resource[resource] += counters["publishes"]
+        return min((n for n in by_resource.values() if n), default=0)
 
     @property
     def rows(self) -> int:
@@ -154,7 +165,10 @@ class Plan:
         return [f"repeats every {every}{self._warmup()}"]
 
     def _warmup(self) -> str:
-        """Return what comes before the steady period: rows, or steps where none of these trains."""
+        """Return what comes before the steady period: steps if a replay is sampled, else rows.
+
+        The text is empty if there is nothing.
+        """
         rows, steps, idle = self.found.warmup_rows, self.found.warmup_steps, self.found.idle_steps
         if steps and self.total("draws"):
             return f" after {steps:,} steps of warm-up, {idle:,} of them before the first update"
@@ -181,9 +195,11 @@ class Plan:
     def _generic(self, node: Node, traffic: Traffic) -> tuple[str, str]:
         """Return what can be said of any node."""
         item = self.found.forms.get(node.name)
+        if not node.after and traffic.given:
+            return self.a_row(traffic.given, "item"), _described(item)
         if traffic.taken != traffic.given:
-            ratio = Fraction(traffic.taken, max(traffic.given, 1))
-            return f"{ratio.numerator} -> {ratio.denominator}", _described(item)
+            most = math.gcd(traffic.taken, traffic.given)
+            return f"{traffic.taken // most} -> {traffic.given // most}", _described(item)
         before = self.found.forms.get(node.after[0]) if node.after else None
         if isinstance(item, Batch) and isinstance(before, Batch):
             changes = _changes(before, item)

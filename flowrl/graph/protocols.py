@@ -20,8 +20,9 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
-    get_type_hints,
 )
+
+from flowrl.graph.bounds import Bounds
 
 H = TypeVar("H", bound="Handle")
 H_co = TypeVar("H_co", bound="Handle", covariant=True)
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from flowrl.core.events import Stream
     from flowrl.core.metrics import Metered
 
+    # For type checkers a `Ref` is a str that carries the handle's type, so that `ctx[ref]` has that
+    # type. At run time the annotation leaves a `RefTo`, which `refs` reads.
     class _Named(Generic[H_co]):
         """Carrier of the type of handle for type checkers; it is never made."""
 
@@ -75,7 +78,11 @@ class Workers(Protocol):
         """Call a method of one worker, and return the future result."""
 
     def current(self, future: Any) -> bool:
-        """Return whether the process that got this call is still the one at work."""
+        """Return whether the process that got this call is still the one at work.
+
+        A call that failed in a process which was replaced since failed because of another worker of
+        it, so restarting its own worker counts as no further try.
+        """
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         """End a worker and make it again, by ``make(index, restart_count)``.
@@ -111,7 +118,7 @@ class Site(Protocol):
     """What a runtime offers to the resource `name`, and to the operators."""
 
     name: str
-    """The resource."""
+    """The name of the resource; empty at the site of the nodes."""
     seed: Any
     """The seed of the run."""
 
@@ -165,7 +172,10 @@ class Site(Protocol):
         """
 
     def settle(self, item: Any) -> Any:
-        """Return an item that leaves its stage, its arrays where the next stage takes them."""
+        """Make an item's arrays available to the stages after this one, and return the item.
+
+        From a placed stage they go into Ray's object store; elsewhere they stay where they are.
+        """
 
     def workers(
         self,
@@ -233,7 +243,8 @@ class Handle(ABC):
     def facts(self) -> dict[str, Any]:
         """Return plain numbers that explain where time goes.
 
-        Running counts, of which profiles take differences, stand in lists.
+        Numbers that count up are put into lists: the difference of two profiles subtracts lists
+        entry by entry, and takes every other fact as it is at its end.
         """
         return {}
 
@@ -365,26 +376,13 @@ class Context(Protocol):
         """Drop the item, in a queue's step: it goes no further, and counts as dropped."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What a queue may hold, and what it does when it is full."""
-
-    capacity: int
-    """The largest number of items."""
-    full: str = "block"
-    """``block``, ``drop_oldest`` or ``drop_newest``, where there is no capacity left."""
-    order: str = "fifo"
-    """``fifo`` or ``lifo``, the order in which items are taken."""
-    max_lag: int | None = None
-    """The largest policy lag of what comes out, in updates; None for any."""
-
-
 class Operator(ABC):
     """Frozen settings with a `step` that yields zero or more items for each one that it takes.
 
     The rule for `step`: it moves items, looks at static facts (steps, fields, its own bounded
     counters) and calls verbs or `ctx.run`; it never touches array values. `init` returns the
-    complete state, and a step commits its state before it yields. Then the very same code also runs
+    complete state, and a step commits its state before it yields, for the nodes downstream run at
+    the yield, and after an error there the step is never resumed. Then the very same code also runs
     in the abstract trace and as part of one XLA program.
     """
 
@@ -432,9 +430,10 @@ class Operator(ABC):
         """Prepare resources for the run; it is called once, before the first pass."""
 
     def ready(self, state: Any, ctx: Context) -> bool:
-        """Return whether it may fire, for an operator at the start of a stage.
+        """Return whether it may fire, for a node without inputs.
 
-        If not, its stage waits until another one changes something.
+        If not, its stage waits until another one changes something. A queue is not asked: its stage
+        goes on while it holds an item.
         """
         return True
 
@@ -484,17 +483,3 @@ def hidden(owner: Any, base: type) -> str:
             means = f"its field {name}={value!r} hides {base.__name__}.{name}"
             return f"{means}, which has another meaning; give the field another name"
     return ""
-
-
-def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
-    """Return the `Ref` fields of an operator or a resource.
-
-    Returns:
-        By name of the field: the name of the resource, and the kind of its handle.
-    """
-    found = {}
-    for field, hint in get_type_hints(type(operator), include_extras=True).items():
-        for mark in getattr(hint, "__metadata__", ()):
-            if isinstance(mark, RefTo):
-                found[field] = (getattr(operator, field), mark.kind)
-    return found

@@ -102,7 +102,10 @@ class Place:
         return found
 
     def site_of(self, names: Sequence[str]) -> HereSite:
-        """Return the site of a resource, or of the nodes of a stage."""
+        """Return the site of a resource, or of the nodes of a stage.
+
+        Here it is one site for all; a runtime that places stages gives each its own.
+        """
         return self.site
 
     def clocks(self) -> dict[str, Reading]:

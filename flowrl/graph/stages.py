@@ -54,8 +54,8 @@ class Channel:
     def put(self, source: str, item: Any) -> tuple[str, Any] | None:
         """Put an item, and return what is dropped for it, which may be the item itself.
 
-        A queue that blocks takes more than its capacity here: in one thread a stage goes on only
-        where `has_capacity` holds, and what one pass yields beyond the capacity waits in line.
+        A queue that blocks takes more than its capacity here: a stage goes on only where
+        `has_capacity` holds, and what one pass yields beyond the capacity waits in line.
 
         Args:
             source: the node that the item comes from.
@@ -233,7 +233,7 @@ class Schedule:
         hints = ""
         for loop in self.loops:
             for name, unit in loop.units.items():
-                if unit.op.joins and f"capacity at {name}" in waiting:
+                if unit.op.joins and f"capacity at {name}," in f"{waiting},":
                     hints += f"; rates that meet at {name} must be as its weights say"
         return GraphError(
             f"no stage can go on, for each waits for another: {waiting}{hints}",

@@ -32,7 +32,8 @@ from flowrl.graph.versions import VersionOwners, is_version
 PATIENCE = 2.0
 """Seconds of work after which the trace stops looking for a period and the plan gives means."""
 UNFILLED = 1_000
-"""Passes without a Row from which on patience counts.
+"""Rounds that the trace runs at least, even after its patience is over, before it ends without a
+further Row.
 
 An operator that took so many items and yielded none is taken for a mistake.
 """
@@ -88,7 +89,7 @@ class Trace:
     warmup_rows: int = 0
     """Rows before the steady period."""
     warmup_rounds: int = 0
-    """Rounds of the stages before the steady period; the last one closes the last warm-up Row."""
+    """Rounds of the stages before the steady period."""
     warmup_steps: int = 0
     """Environment steps sampled in the warm-up rounds."""
     idle_steps: int = 0
@@ -226,7 +227,8 @@ class Tracer:
                 deadline = time.thread_time() + PATIENCE
                 most_rounds = UNFILLED + 3 * rounds_run
             # Once late, end with a Row that is not the first, for means need two. Where none
-            # closes, go on for UNFILLED rounds beyond three times those up to the first Row.
+            # closes, go on for UNFILLED rounds beyond three times those up to the first Row, which
+            # leaves room for a second Row that takes longer than the first.
             late = time.thread_time() > deadline and (
                 rounds_run >= most_rounds or bool(closed_row and search.closings)
             )
@@ -304,7 +306,8 @@ class Tracer:
         self.did.update(
             {name: times * (number - before.did[name]) for name, number in now.did.items()}
         )
-        # In the order in which a signature lists them: operators' states, then resources'.
+        # In the order in which a signature lists them: operators' states, then those of resources
+        # by sorted name, as JAX flattens a dict.
         raised = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
 
         def filled(x: Any) -> Any:
@@ -312,7 +315,7 @@ class Tracer:
 
         for loop in schedule.loops:
             loop.states = jax.tree.map(filled, loop.states)
-        for handle in self.place.handles.values():
+        for _, handle in sorted(self.place.handles.items()):
             if any(isinstance(x, Filling) for x in jax.tree.leaves(handle.state)):
                 handle.state = jax.tree.map(filled, handle.state)
         return times
@@ -417,7 +420,8 @@ class Tracer:
     def _watch_update(self, node: str, trained: Trained) -> None:
         """Note the policy lags of an update."""
         self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
-        # A lag that is only a shape was computed from versions that were computed themselves.
+        # A lag is only a shape where a function on the way computed the column `version`, whose
+        # numbers are unknown then.
         mean, largest = (
             math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in trained.lag
         )

@@ -417,7 +417,10 @@ class _Reader:
             case ast.Call(func=ast.Name(id="partial")):
                 function, *args = (self.value(x) for x in node.args)
                 return functools.partial(function, *args, **self.keywords(node))
-            case ast.Call(func=ast.Name(id="chain"), args=[]):
+            case ast.Call(
+                func=ast.Name(id="chain") | ast.Attribute(value=ast.Name(id="fl"), attr="chain"),
+                args=[],
+            ):
                 return public("chain")(**self.keywords(node))
             case ast.Call(func=ast.Attribute(value=target, attr="then"), args=[]) if isinstance(
                 graph := self.value(target), public("Graph")

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import Handle, refs
+from flowrl.graph.protocols import Handle
+from flowrl.graph.refs import refs
 
 VERSION = "version"
 """The key of a policy version, be it that of weights or those of a batch's columns."""

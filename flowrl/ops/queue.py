@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from flowrl.errors import ContractError, SettingError
-from flowrl.graph.protocols import Bounds, Context, Operator, Ref, Stateless
+from flowrl.graph.bounds import Bounds
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.rollout.handle import RunnersHandle

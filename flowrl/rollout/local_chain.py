@@ -12,7 +12,8 @@ from flowrl.core.ledger import Ledger
 from flowrl.errors import ContractError, a
 from flowrl.graph.graph import Chain, Node
 from flowrl.graph.loop import Loop
-from flowrl.graph.protocols import Handle, Site, refs
+from flowrl.graph.protocols import Handle, Site
+from flowrl.graph.refs import refs
 from flowrl.graph.stages import Channel
 from flowrl.rl.policies import Network, Weights
 

@@ -19,8 +19,10 @@ from flowrl.core.texts import plural
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Handle, Workers, refs
+from flowrl.graph.protocols import Handle, Workers
+from flowrl.graph.refs import refs
 from flowrl.graph.site import HereSite, Place
+from flowrl.runtime.base import check_positive
 from flowrl.runtime.homes import Home, Remote, Stored, homes_of
 
 
@@ -37,7 +39,7 @@ class Actor:
             grows on demand must have grown before.
 
     Raises:
-        SettingError: a count below 1 or a negative share of GPUs.
+        SettingError: a count that is no whole number of at least 1, or a negative share of GPUs.
     """
 
     count: int = 1
@@ -45,8 +47,9 @@ class Actor:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.count < 1 or (self.gpus is not None and self.gpus < 0):
-            raise SettingError(f"count must be at least 1 and gpus not negative, got {self}")
+        check_positive("count", self.count, or_none=False)
+        if self.gpus is not None and self.gpus < 0:
+            raise SettingError(f"gpus must be None or not negative, got {self.gpus}")
 
 
 def check_place(place: Any) -> None:
@@ -91,6 +94,19 @@ def requested_amounts(
         **options.get("resources", {}),
     }
     return {kind: float(amount) for kind, amount in amounts.items() if amount}
+
+
+def process_options(actor: Actor, variables: Mapping[str, str], **ours: Any) -> dict[str, Any]:
+    """Return the options of a placement's process as Ray takes them; the actor's own win.
+
+    Args:
+        actor: the placement.
+        variables: environment variables of the process, which stay beside those of the actor.
+        ours: other options.
+    """
+    runtime_env = dict(actor.options.get("runtime_env") or {})
+    runtime_env["env_vars"] = {**variables, **(runtime_env.get("env_vars") or {})}
+    return {**ours, **actor.options, "runtime_env": runtime_env}
 
 
 LESS = (

@@ -204,6 +204,22 @@ def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_a
     )
 
 
+def test_each_replay_is_filled_to_its_own_mark_where_rounds_are_skipped():
+    nodes = {n.name: n.op for n in GRAPHS["dqn"].nodes}
+    own = {name: GRAPHS["dqn"].resources[name] for name in ("runners", "learner")}
+    graph = (
+        fl.Graph("two", **own, replay=fl.Replay(100_000), demo=fl.Replay(100_000))
+        .then(sample=nodes["sample"], add=fl.ReplayAdd(), keep=fl.ReplayAdd(replay="demo"))
+        .then(after="keep", late=fl.ReplaySample(16, learning_starts=50_000))
+        .then(after="keep", early=fl.ReplaySample(16, replay="demo", learning_starts=1_000))
+        .then(after=("late", "early"), mix=fl.Merge(), train=nodes["train"])
+        .then(**{name: nodes[name] for name in ("target", "sync", "report")})
+    )
+    found = graph.compile().found
+    assert found.exact and 50_000 <= found.warmup_steps < 60_000
+    assert found.steady["late"].given == found.steady["early"].given > 0
+
+
 def test_means_do_not_hold_what_was_skipped_before_the_last_reader_began(monkeypatch):
     monkeypatch.setattr(trace, "PATIENCE", 0.3)
     plan = two_starts().insert(after="late", own=Total()).compile()

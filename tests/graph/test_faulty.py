@@ -20,6 +20,7 @@ from small import (
     line,
     recipe,
     runners,
+    same,
 )
 
 import flowrl as fl
@@ -669,3 +670,140 @@ def test_a_check_error_pickles_with_its_problems():
         recipe().remove("learner").check()
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Begins(fl.extend.Operator):
+    """Begins with a given state."""
+
+    state: Any
+
+    def init(self):
+        return self.state
+
+    def step(self, state: Any, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        yield item
+
+
+@dataclass(frozen=True)
+class MayRefer(fl.extend.Stateless):
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] | None = None
+
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        yield item
+
+
+@dataclass(frozen=True)
+class Unread(fl.extend.Stateless):
+    """Its annotation is of a name that is only there for type checkers."""
+
+    kind: "Imported" = None  # noqa: F821
+
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        yield item
+
+
+@dataclass(frozen=True)
+class NotReady(fl.extend.Stateless):
+    source: ClassVar[bool] = True
+
+    def ready(self, state, ctx):
+        raise OSError("no such device")
+
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        yield item
+
+
+RUNNERS = runners()
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (
+            lambda g: g.replace(sync=fl.SyncWeights(runners=RUNNERS)),
+            (
+                r"g\.sync: its runners must be the name of a resource, got a Runners; write "
+                r"Graph\(\.\.\., runners=Runners\(\.\.\.\)\) and runners='runners'"
+            ),
+        ),
+        (
+            lambda g: g.replace(train=fl.TrainOneStep(learner=None)),
+            (
+                r"g\.train: its learner must be the name of a resource, got a NoneType; give it "
+                r"the name of a resource of the graph"
+            ),
+        ),
+        (
+            lambda g: g.insert(after="train", own=MayRefer("lerner")),
+            r"g\.own: unknown resource 'lerner'; did you mean 'learner'",
+        ),
+        (
+            lambda g: g.insert(after="train", own=Begins(Slots())),
+            r"g\.own: its init returned a Slots, .* which a step can't change in place",
+        ),
+        (
+            lambda g: g.insert(after="train", own=Unread()),
+            (
+                r"the annotations of Unread can't be read: name 'Imported' is not defined; import "
+                r"that name at run time, not under `if TYPE_CHECKING`"
+            ),
+        ),
+    ],
+)
+def test_what_a_class_of_ones_own_gets_wrong_is_reported_with_the_way_out(edit, says):
+    with pytest.raises(fl.errors.FlowrlError, match=says):
+        edit(recipe()).check()
+
+
+def test_a_reference_that_is_none_refers_to_nothing():
+    recipe().insert(after="train", own=MayRefer()).check()
+
+
+@pytest.mark.parametrize("name", ["my runners", "class"])
+def test_a_resource_has_a_name_that_python_takes(name):
+    with pytest.raises(fl.errors.GraphError, match=f"'{name}' can't be a name"):
+        fl.Graph("g", **{name: RUNNERS})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"full": "drop-newest"}, "full must be one of block, drop_oldest, drop_newest, got"),
+        ({"order": "LIFO"}, "order must be one of fifo, lifo, got 'LIFO'"),
+        ({"capacity": 0}, "capacity must be at least 1, got 0"),
+    ],
+)
+def test_bounds_that_no_queue_has_are_refused(settings, says):
+    with pytest.raises(fl.errors.SettingError, match=says):
+        fl.extend.Bounds(**{"capacity": 4, **settings})
+
+
+def test_what_a_node_raises_when_it_is_asked_whether_it_is_ready_has_its_address():
+    graph = recipe().then(after=(), own=NotReady(), back=fl.Map(same))
+    with pytest.raises(OSError, match="no such device") as caught:
+        trace.trace(graph)
+    assert caught.value.__notes__ == ["in g.own"]
+
+
+def test_a_text_that_names_a_module_of_flowrl_runs_nothing():
+    with pytest.raises(fl.errors.GraphError, match="can't load 'flowrl.__main__:x'"):
+        fl.Graph.from_text('fl.Graph("g").then(a=Map(load("flowrl.__main__:x")))')
+
+
+def test_a_chain_is_read_with_and_without_the_name_of_the_package():
+    text = str(fl.Graph("g").then(a=fl.chain(b=fl.Concat(8), c=fl.Concat(16))).text())
+    assert "chain(" in text
+    assert fl.Graph.from_text(text.replace("chain(", "fl.chain(")) == fl.Graph.from_text(text)
+
+
+def test_a_queue_that_does_not_cut_the_graph_has_a_plan():
+    graph = line(loss=AnyAgeLoss(), sample=fl.ParallelSample(), adv=fl.Advantages(), queue=Queue())
+    graph = graph.then(after=("adv", "queue"), mix=Merge(), train=fl.TrainOneStep())
+    plan = graph.then(sync=fl.SyncWeights(), report=fl.Report()).compile()
+    assert plan.lag_bound > 0 and "queue" in str(plan)

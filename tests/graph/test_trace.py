@@ -272,6 +272,94 @@ def test_a_filter_that_looks_at_values_is_not_judged_by_zeros(keep):
     )
 
 
+def positive(batch):
+    return [batch] if batch["reward"].mean() > 0 else []
+
+
+def rewarded(batch):
+    return batch.with_(best=np.asarray(batch["reward"])[np.asarray(batch["reward"]) > 0])
+
+
+@pytest.mark.parametrize("own", [fl.FlatMap(positive), fl.Map(rewarded)])
+def test_nor_is_a_function_whose_items_or_shapes_values_decide(own):
+    assert "not traced after own" in str(recipe().insert(after="batch", own=own).compile())
+
+
+@dataclass
+class Tally:
+    """Compares by identity, and prints what it is but not what it holds."""
+
+    seen: int = 0
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        return "Tally"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Frozen, so that it has a hash, which fails for a list."""
+
+    seen: Any = ()
+
+
+@dataclass(frozen=True)
+class Third(fl.extend.Operator):
+    """Lets every third item pass."""
+
+    def init(self):
+        return {"tally": Tally(), "listed": Listed([])}
+
+    def step(self, held, item, ctx):
+        held["tally"].seen = (held["tally"].seen + 1) % 3
+        if held["tally"].seen == 0:
+            yield item
+
+
+def test_a_state_that_equals_itself_when_changed_or_has_no_hash_is_distinguished():
+    found = traced(recipe().insert(after="train", own=Third()))
+    assert (found.exact, found.steady["own"].given, found.steady["own"].taken) == (True, 1, 3)
+
+
+@dataclass(frozen=True)
+class Scale(fl.extend.Stateless):
+    """Multiplies the number of steps; whole or not as its setting is."""
+
+    by: Any = 1
+
+    def step(self, state, item, ctx):
+        yield item.with_(scaled=ctx.run(scaled, np.ones(item.shape, np.int32), by=self.by))
+
+
+def scaled(x, *, by):
+    return x * by
+
+
+def test_settings_that_are_equal_and_of_other_types_have_shapes_of_their_own():
+    forms = traced(recipe().insert(after="batch", one=Scale(2), other=Scale(2.0))).forms
+    assert (forms["one"]["scaled"].dtype, forms["other"]["scaled"].dtype) == (
+        jnp.int32,
+        jnp.float32,
+    )
+
+
+def test_a_verb_that_is_due_by_a_computed_number_is_not_judged_by_its_shape():
+    @dataclass(frozen=True)
+    class Due(fl.extend.Stateless):
+        runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
+
+        def step(self, state, item, ctx):
+            ctx.when(ctx.run(positive_sum, np.ones(3)), "runners", "facts")
+            yield item
+
+    assert "not traced after own" in str(recipe().insert(after="batch", own=Due()).compile())
+
+
+def positive_sum(x):
+    return jnp.sum(x) > 0
+
+
 def test_a_filter_on_static_facts_is_traced():
     assert (
         traced(recipe().insert(after="batch", own=fl.Filter(lambda b: b.steps == 128)))

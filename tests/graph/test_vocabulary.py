@@ -11,7 +11,7 @@ import pytest
 
 import flowrl as fl
 import vocabulary_stubs as v
-from flowrl.graph.protocols import refs
+from flowrl.graph.refs import refs
 
 POLICY = fl.Policy(fl.networks.MLP)
 

@@ -55,6 +55,21 @@ class Slow(Clockwork):
         return super().step(action)
 
 
+def test_the_seconds_of_all_runners_are_their_nodes_own_where_a_chain_works_on_each_rollout():
+    settings = fl.PPOSettings(
+        num_runners=3, envs_per_runner=1, rollout_length=8, batch_size=24, minibatch_size=None
+    )
+    graph = fl.ppo(Slow, settings).set("sample.local", fl.chain(same=fl.Map(same)))
+    with fl.run(graph) as run:
+        next(run)
+        spent = run.profile().processes["this process"]
+    assert spent["sample", "step"] > 0 and spent.get(("", "step"), 0.0) == 0
+
+
+def same(batch):
+    return batch
+
+
 def test_a_program_counts_the_seconds_of_its_opening_once():
     settings = fl.PPOSettings(epochs=1, minibatch_size=None, envs_per_runner=2, batch_size=128)
     plan, opened = fl.ppo("gymnax:CartPole-v1", settings).compile(), time.perf_counter()

@@ -1,0 +1,34 @@
+"""`refs`: the fields by which operators and resources refer to resources."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from flowrl.errors import ContractError
+from flowrl.graph.protocols import Handle, RefTo
+
+
+def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
+    """Return the `Ref` fields of an operator or a resource.
+
+    Returns:
+        By name of the field: the name of the resource, and the kind of its handle.
+    """
+    found = {}
+    try:
+        hints = get_type_hints(type(operator), include_extras=True)
+    except NameError as error:
+        raise ContractError(
+            f"the annotations of {type(operator).__name__} can't be read: {error}; import that "
+            "name at run time, not under `if TYPE_CHECKING`"
+        ) from None
+    for field, hint in hints.items():
+        value = getattr(operator, field, None)
+        # `Ref[X] | None` is a reference unless it is None.
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for option in options if value is not None or len(options) == 1 else ():
+            for mark in getattr(option, "__metadata__", ()):
+                if isinstance(mark, RefTo):
+                    found[field] = (value, mark.kind)
+    return found
