@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowrl.rollout.sample import Episodes
 
 Array = np.ndarray[Any, Any]
-Skipped = tuple[int, float, bool]
-"""A step that is in no rollout: its environment, its reward, and whether it ended an episode."""
+
+
+class Skipped(NamedTuple):
+    """A step that is in no rollout."""
+
+    env: int
+    """The index of its environment in the vector."""
+    reward: float
+    over: bool
+    """Whether it ended an episode."""
+    obs: Array
+    """The observation that was acted on."""
+    next_obs: Array
+    """The observation that it led to."""
 
 
 class Counters:
@@ -39,7 +51,7 @@ class Counters:
         self.rows += len(valid)
         self.steps += valid.sum(axis=0)
         for count in (self.rows, self.steps):
-            np.add.at(count, [env for env, _, _ in skipped], 1)
+            np.add.at(count, [step.env for step in skipped], 1)
 
     def episodes(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> Episodes:
         """Return the episodes that ended in a rollout, and carry the unfinished ones on.
@@ -58,10 +70,10 @@ class Counters:
             self.unfinished[:, env] = 0
             at_begin[:, env] = sums[:, row, env]
         self.unfinished += sums[:, -1] - at_begin
-        for env, reward, over in skipped:
-            self.unfinished[:, env] += (reward, 1)
-            if over:
-                ended.append(self.unfinished[:, env].copy())
-                self.unfinished[:, env] = 0
+        for step in skipped:
+            self.unfinished[:, step.env] += (step.reward, 1)
+            if step.over:
+                ended.append(self.unfinished[:, step.env].copy())
+                self.unfinished[:, step.env] = 0
         returns, lengths = np.array(ended).reshape(-1, 2).T
         return Episodes(int(valid.sum()), returns, lengths, len(skipped))

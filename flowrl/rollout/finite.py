@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ class NotFiniteNumber(NamedTuple):
     """The index of the environment in its vector."""
     skipped: int
     """Skipped steps of the environment by then, the one that gave it among them."""
+    in_reset: bool
+    """Whether it came with a reset, not with a step."""
     field: str
     """``obs`` or ``reward``."""
     value: Any
@@ -31,12 +34,13 @@ def all_finite(data: dict[str, Array], last: Array, skipped: Sequence[Skipped]) 
     """Return whether all observations and rewards are finite.
 
     Args:
-        data: ``obs`` and ``reward`` of a rollout, ``[T, B, ...]``.
+        data: ``obs``, ``reward`` and ``valid`` of a rollout, ``[T, B, ...]``.
         last: the observations ``[B, ...]`` after it.
         skipped: the steps that were taken after it.
     """
-    skipped_rewards = np.array([reward for _, reward, _ in skipped])
-    seen = (data["reward"], data["obs"], last, skipped_rewards)
+    seen = [data["reward"], data["obs"], last, np.array([step.reward for step in skipped])]
+    # The policy acts on the observations of skipped steps too, which may be in no rollout.
+    seen += [obs for step in skipped for obs in (step.obs, step.next_obs)]
     return all(x.dtype.kind != "f" or np.isfinite(x).all() for x in seen)
 
 
@@ -44,27 +48,57 @@ def first_not_finite(
     data: dict[str, Array], last: Array, skipped: Sequence[Skipped]
 ) -> NotFiniteNumber:
     """Return the earliest number that is not finite; the arguments are those of `all_finite`."""
-    steps = len(data["reward"])
-    found = []
-    for index, (env, reward, _) in enumerate(skipped):
-        if not np.isfinite(reward):
-            envs_by_then = [other for other, _, _ in skipped[: index + 1]]
-            by_then = envs_by_then.count(env)
-            found.append(NotFiniteNumber(steps, int(env), by_then, "reward", reward))
+    found = [*_in_rows(data, last), *_in_skipped(len(data["reward"]), skipped)]
+    # What a step gave comes before what the reset after it gave.
+    return min(found, key=lambda number: (number.rows, number.skipped, number.in_reset))
+
+
+def _in_rows(data: dict[str, Array], last: Array) -> Iterator[NotFiniteNumber]:
+    """Yield the numbers in a rollout and in the observations after it that are not finite."""
     # A reward comes with the step of its row, an observation before it.
-    arrays = (("reward", data["reward"], 1), ("obs", data["obs"], 0), ("obs", last[None], steps))
+    arrays = (
+        ("reward", data["reward"], 1),
+        ("obs", data["obs"], 0),
+        ("obs", last[None], len(data["reward"])),
+    )
     for field, values, offset in arrays:
-        if values.dtype.kind == "f":
-            for place in np.argwhere(~np.isfinite(values)):
-                rows, env = int(place[0]) + offset, int(place[1])
-                found.append(NotFiniteNumber(rows, env, 0, field, values[tuple(place)]))
-    return min(found, key=lambda number: (number.rows, number.skipped))
+        for place in _places(values):
+            rows, env = int(place[0]) + offset, int(place[1])
+            # The rollout before ended with the observation that this one begins with, and that was
+            # checked there: unless the environment was reset in between.
+            in_reset = field == "obs" and (rows == 0 or not data["valid"][rows - 1, env])
+            yield NotFiniteNumber(rows, env, 0, in_reset, field, values[tuple(place)])
+
+
+def _in_skipped(rows: int, skipped: Sequence[Skipped]) -> Iterator[NotFiniteNumber]:
+    """Yield the numbers of skipped steps, after so many rows, that are not finite."""
+    taken: Counter[int] = Counter()
+    for step in skipped:
+        env, before = int(step.env), taken[step.env]
+        taken[env] += 1
+        # What was acted on came with the step before, where it was seen already, or with a reset.
+        seen = (
+            ("obs", step.obs, before, True),
+            ("reward", np.asarray(step.reward), before + 1, False),
+            ("obs", step.next_obs, before + 1, False),
+        )
+        for field, values, number, in_reset in seen:
+            for place in _places(values):
+                yield NotFiniteNumber(rows, env, number, in_reset, field, values[tuple(place)])
+
+
+def _places(values: Array) -> Array:
+    """Return the indices ``[n, values.ndim]`` of the numbers that are not finite."""
+    if values.dtype.kind != "f":
+        return np.empty((0, values.ndim), int)
+    return np.argwhere(~np.isfinite(values))
 
 
 def not_finite_error(
     found: NotFiniteNumber,
     data: dict[str, Array],
     counters: Counters,
+    skipped: Sequence[Skipped],
     *,
     env_name: str,
     env_number: int,
@@ -76,20 +110,18 @@ def not_finite_error(
         found: the number.
         data: the rollout that it is in.
         counters: the runner's, before this rollout is counted.
+        skipped: the steps that were taken after it.
         env_name: what the environment is called.
         env_number: its number, counted over all runners.
         seed: the runner's.
     """
-    rows, env, skipped, field, value = found
+    rows, env, field, value = found.rows, found.env, found.field, found.value
     valid = data["valid"][:rows, env]
-    step = int(counters.steps[env] + valid.sum() + skipped)
-    episode_step = int(_rows_of_episode(found, data, counters) + skipped)
-    # The rollout before ended with the observation that this one begins with, and that was checked
-    # there: unless the environment was reset in between.
-    in_reset = field == "obs" and (rows == 0 or not data["valid"][rows - 1, env])
+    step = int(counters.steps[env] + valid.sum() + found.skipped)
+    episode_step = 0 if found.in_reset else _steps_of_episode(found, data, counters, skipped)
     when = (
         f"in a reset, after its step {step:,}"
-        if in_reset
+        if found.in_reset
         else f"at its step {step:,} since it was made, {episode_step:,} of an episode"
     )
     # A reward belongs to the row of its step, the last one; an observation to the row after it.
@@ -105,19 +137,26 @@ def not_finite_error(
         field=field,
         value=str(value),
         step=step,
-        episode_step=0 if in_reset else episode_step,
-        row=int(counters.rows[env] + rows + skipped) - 1,
+        episode_step=episode_step,
+        row=int(counters.rows[env] + rows + found.skipped) - 1,
     )
 
 
-def _rows_of_episode(found: NotFiniteNumber, data: dict[str, Array], counters: Counters) -> Any:
-    """Return the steps of the number's episode that are rows, in this rollout or earlier ones."""
+def _steps_of_episode(
+    found: NotFiniteNumber, data: dict[str, Array], counters: Counters, skipped: Sequence[Skipped]
+) -> int:
+    """Return the steps of the number's episode by then, in this rollout and around it."""
     rows, env = found.rows, found.env
+    after_rows = [step for step in skipped if step.env == env][: found.skipped]
+    # The number's own step may end the episode that it belongs to.
+    ends = [index for index, step in enumerate(after_rows[:-1]) if step.over]
+    if ends:
+        return len(after_rows) - 1 - ends[-1]
     over = data["terminated"] | data["truncated"]
-    # The last row's own step may end the episode that the number belongs to; only a skipped step
-    # after it is one of a later episode.
     before = rows if found.skipped else rows - 1
     ended = np.flatnonzero(over[: max(before, 0), env])
     if len(ended):
-        return data["valid"][ended[-1] + 1 : rows, env].sum()
-    return counters.unfinished[1, env] + data["valid"][:rows, env].sum()
+        in_rows = data["valid"][ended[-1] + 1 : rows, env].sum()
+    else:
+        in_rows = counters.unfinished[1, env] + data["valid"][:rows, env].sum()
+    return int(in_rows + len(after_rows))

@@ -129,6 +129,8 @@ class Core:
             "runners": {
                 "key": jax.random.key_data(keys),
                 "turn": jnp.zeros(runners, jnp.uint32),
+                # Mean, variance and count; as the count is nearly 0, the first rollout replaces the
+                # other two.
                 "moments": tuple(jnp.full(runners, x, jnp.float32) for x in (0.0, 1.0, 1e-4)),
             },
         }

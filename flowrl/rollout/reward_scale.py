@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.rollout.counters import Skipped
+
 Array = np.ndarray[Any, Any]
 
 
@@ -28,23 +30,22 @@ class RewardScale:
 
     def __post_init__(self) -> None:
         self.returns = np.zeros(self.envs)
+        # Mean, variance and count; a count of nearly 0, as in Gymnasium's NormalizeReward, lets the
+        # first rollout replace the other two.
         self.mean, self.var, self.count = 0.0, 1.0, 1e-4
 
-    def __call__(self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]) -> Array:
+    def __call__(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> Array:
         """Return the rewards ``[T, B]`` of a rollout, scaled by moments that include it.
 
         Args:
             data: the rollout's ``reward``, ``valid``, ``terminated`` and ``truncated``, ``[T, B]``.
-            skipped: the steps taken after it, which the moments include too: environment, reward,
-                and whether an episode ended.
+            skipped: the steps taken after it, which the moments include too.
         """
         self._update(np.concatenate(self._discounted(data, skipped)))
         scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
         return scaled
 
-    def _discounted(
-        self, data: dict[str, Array], skipped: Sequence[tuple[int, float, bool]]
-    ) -> list[Array]:
+    def _discounted(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> list[Array]:
         """Return the discounted returns after each step, by row and then by skipped step."""
         seen = []
         done_by_row = data["terminated"] | data["truncated"]
@@ -52,10 +53,11 @@ class RewardScale:
             self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
             seen.append(self.returns[valid])
             self.returns = np.where(done, 0.0, self.returns)
-        for env, reward, over in skipped:
-            self.returns[env] = self.returns[env] * self.gamma + reward
+        for step in skipped:
+            env = step.env
+            self.returns[env] = self.returns[env] * self.gamma + step.reward
             seen.append(self.returns[env : env + 1].copy())
-            if over:
+            if step.over:
                 self.returns[env] = 0.0
         return seen
 

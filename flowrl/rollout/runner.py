@@ -275,15 +275,17 @@ class Runner:
         while (row < steps).any():
             packed = self._decide()
             unfilled = np.flatnonzero(row < steps)
+            # The step of a column that was full before is in no rollout. Its observation is copied
+            # first, for a vector may write the next one to the same place.
+            full = np.flatnonzero(row >= steps)
+            acted_on = self.obs[full]
             at = (row[unfilled], unfilled)
             _write(data, at, obs=self.obs, packed=packed)
             data["valid"][at] = True
             obs, reward, terminated, truncated, final = self._step(packed)
             _write(data, at, reward=reward, terminated=terminated, truncated=truncated)
             over = terminated | truncated
-            # The step of a column that was full before is in no rollout.
-            full = np.flatnonzero(row >= steps)
-            skipped.extend(zip(full, reward[full], over[full], strict=True))
+            skipped.extend(map(Skipped, full, reward[full], over[full], acted_on, final[full]))
             row[unfilled] += 1
             last[unfilled] = final[unfilled]
             self.obs = obs
@@ -451,6 +453,7 @@ class Runner:
             found,
             data,
             self.counters,
+            skipped,
             env_name=env_name(self.spec.env),
             env_number=self.env[found.env],
             seed=self.seed,

@@ -17,6 +17,7 @@ from flowrl.core.workers import Failed, HereWorkers
 from flowrl.envs.gym_envs import make_vector
 from flowrl.graph import trace
 from flowrl.graph.site import Place
+from flowrl.rollout.counters import Skipped
 from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
@@ -357,17 +358,14 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
             "terminated": rng.random((7, 3)) < 0.2,
         }
         data["truncated"] = np.zeros((7, 3), bool)
-        skipped = [
-            (1, 2.5, True),
-            (1, -1.0, False),
-            (2, 4.0, False),
-        ]  # steps that were taken after the last row
+        after_last_row = ((1, 2.5, True), (1, -1.0, False), (2, 4.0, False))
+        skipped = [Skipped(*step, obs=None, next_obs=None) for step in after_last_row]
         scaled = scale(data, skipped)
         for reward, done in zip(data["reward"], data["terminated"], strict=True):
             returns = returns * 0.9 + reward
             seen.extend(returns)
             returns = np.where(done, 0, returns)
-        for column, reward, over in skipped:
+        for column, reward, over in after_last_row:
             returns[column] = returns[column] * 0.9 + reward
             seen.append(returns[column])
             returns[column] = 0 if over else returns[column]
@@ -429,6 +427,67 @@ def test_an_observation_of_a_reset_that_is_not_finite_is_reported_as_one(mode, s
 
     runners = fl.Runners(bad_reset, POLICY, envs_per_runner=1, rollout_length=steps).open()
     with pytest.raises(fl.errors.EnvError, match="nan, in a reset, after its step 4; it is env"):
+        for _ in range(2):
+            runners.collect()
+
+
+class TwoSteps(gym.Env):
+    """Episodes of 2 steps; the observation of one step or of one reset is not finite."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+    resets = steps = 0
+
+    def __init__(self, kind, number):
+        self.wrong = (kind, number)
+
+    def obs(self, *now):
+        return np.full(1, np.nan if now == self.wrong else 0.0, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        return self.obs("reset", self.resets), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.obs("step", self.steps), 1.0, self.steps % 2 == 0, False, {}
+
+
+class Endless(TwoSteps):
+    def __init__(self):
+        super().__init__("none", 0)
+
+    def step(self, action):
+        return self.obs(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "mode", [gym.vector.AutoresetMode.SAME_STEP, gym.vector.AutoresetMode.DISABLED]
+)
+@pytest.mark.parametrize(
+    ("rollout", "wrong", "says"),
+    [
+        # Its third row is masked, so 2 of 6 steps are skipped: the fifth and sixth.
+        (6, ("step", 5), "at its step 5 since it was made, 1 of an episode"),
+        (6, ("step", 6), "at its step 6 since it was made, 2 of an episode"),
+        (6, ("reset", 4), "in a reset, after its step 6"),
+        # Here the last row ends an episode, and the one step that is skipped begins another.
+        (5, ("step", 4), "at its step 4 since it was made, 2 of an episode"),
+        (5, ("reset", 3), "in a reset, after its step 4"),
+        (5, ("step", 5), "at its step 5 since it was made, 1 of an episode"),
+        # Here 3 steps are skipped, the last of which begins an episode.
+        (9, ("reset", 5), "in a reset, after its step 8"),
+        (9, ("step", 9), "at its step 9 since it was made, 1 of an episode"),
+    ],
+)
+def test_an_observation_of_a_skipped_step_that_is_not_finite_is_reported(
+    mode, rollout, wrong, says
+):
+    def uneven():
+        return gym.vector.SyncVectorEnv([lambda: TwoSteps(*wrong), Endless], autoreset_mode=mode)
+
+    runners = fl.Runners(uneven, POLICY, envs_per_runner=2, rollout_length=rollout).open()
+    with pytest.raises(fl.errors.EnvError, match=f"environment 0 .* nan, {says}; it is env"):
         for _ in range(2):
             runners.collect()
 
