@@ -188,10 +188,10 @@ def _holds_for_ones(fn: Callable[..., Any], args: Any, found: Any) -> bool:
         other = _of_values(fn, args, 1)
     except Exception:  # noqa: BLE001 - any error means that values decide
         return False
-    if jax.tree.structure(other) != jax.tree.structure(found):
+    if repr(jax.tree.structure(other)) != repr(jax.tree.structure(found)):
         return False
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True)
-    return all(a == b or isinstance(a, _Given) for a, b in pairs)
+    return all(a == b or (isinstance(a, _Given) and isinstance(b, _Given)) for a, b in pairs)
 
 
 def abstract(leaf: Any) -> Any:
@@ -206,7 +206,8 @@ def abstract(leaf: Any) -> Any:
         return (Filling, leaf.mark, leaf >= leaf.mark)
     # An object that compares by identity still equals itself when it was changed in place. So its
     # contents are compared.
-    by_identity = type(leaf).__eq__ is object.__eq__ and not callable(leaf)
+    compares: Any = type(leaf).__eq__
+    by_identity = compares is object.__eq__ and not callable(leaf)
     if by_identity or repr(leaf) == object.__repr__(leaf):
         return (type(leaf), repr(leaf.__getstate__()))
     try:

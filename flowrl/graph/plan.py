@@ -80,7 +80,7 @@ class Plan:
     def _spreads(self, queue: str, *, before: bool) -> bool:
         """Return whether a node before or after a graph's only queue gives more than it takes.
 
-        Then some of what a round samples may wait in front of the full queue, or behind it, where
+        Then some of what a round samples may wait upstream of the full queue, or downstream, where
         the capacity does not count it. So it may if the queue does not cut the graph in two.
         """
         stages = self.graph.stages()

@@ -174,7 +174,7 @@ class Site(Protocol):
     def settle(self, item: Any) -> Any:
         """Make an item's arrays available to the stages after this one, and return the item.
 
-        From a placed stage they go into Ray's object store; elsewhere they stay where they are.
+        A placed stage puts them into Ray's object store; other stages have nothing to do.
         """
 
     def workers(

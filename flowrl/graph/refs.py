@@ -15,7 +15,7 @@ def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
     Returns:
         By name of the field: the name of the resource, and the kind of its handle.
     """
-    found = {}
+    found: dict[str, tuple[Any, type[Handle]]] = {}
     try:
         hints = get_type_hints(type(operator), include_extras=True)
     except NameError as error:

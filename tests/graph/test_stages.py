@@ -145,7 +145,7 @@ def test_the_plan_says_where_lag_has_no_bound():
         ASYNC,
         ASYNC.remove("queue").replace(sample=fl.ParallelSample(min_fraction=0.6)),
         ASYNC.insert(after="queue", mix=fl.MixIn()),
-        # One in two batches trains twice, the other waits for its second half behind the queue.
+        # One in two batches trains twice, the other waits for its second half after the queue.
         ASYNC.insert(after="queue", mix=fl.MixIn(uses=2), both=fl.Concat(256)).set(
             "queue.max_lag", 1
         ),
