@@ -251,7 +251,9 @@ class Core:
         """Return the power of the importance weights, which rises from `beta` to 1."""
         share: Array = 0.0
         if self.spec.beta_steps:
-            share = jnp.minimum(1.0, jnp.sum(state["count"]) / self.spec.beta_steps)
+            # The sum of 32-bit integers would overflow.
+            steps = jnp.sum(state["count"], dtype=jnp.float32)
+            share = jnp.minimum(1.0, steps / float(self.spec.beta_steps))
         return self.spec.beta + (1 - self.spec.beta) * share
 
     def _transitions(self, state: State, slots: Array) -> dict[str, Array]:
@@ -339,6 +341,8 @@ class JaxReplay(ReplayHandle):
     def __init__(self, spec: Replay, site: Site) -> None:
         super().__init__(spec, site)
         self.core: Core | None = None
+        self.rollout_length = 0
+        """Steps of a rollout; 0 before the first one."""
         self.arrays: State = {}
         self.added = 0
         """Steps that were added."""
@@ -378,10 +382,10 @@ class JaxReplay(ReplayHandle):
         """
         steps, envs = batch.shape[0], self.runners.environments
         if self.core is None:
-            self.core = self._new_core(steps, envs)
-        if self.core.rows % steps:
+            self.core, self.rollout_length = self._new_core(steps, envs), steps
+        if steps != self.rollout_length:
             raise GraphError(
-                f"rollouts of {steps} steps came after others; "
+                f"rollouts of {steps} steps came after others of {self.rollout_length}; "
                 "a replay on the device takes those of one length"
             )
         if not self.arrays:

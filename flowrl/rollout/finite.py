@@ -74,7 +74,7 @@ def _in_skipped(rows: int, skipped: Sequence[Skipped]) -> Iterator[NotFiniteNumb
     """Yield the numbers of skipped steps, after so many rows, that are not finite."""
     taken: Counter[int] = Counter()
     for step in skipped:
-        env, before = int(step.env), taken[step.env]
+        env, before = step.env, taken[step.env]
         taken[env] += 1
         # What was acted on came with the step before, where it was seen already, or with a reset.
         seen = (

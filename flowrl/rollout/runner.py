@@ -285,7 +285,7 @@ class Runner:
             obs, reward, terminated, truncated, final = self._step(packed)
             _write(data, at, reward=reward, terminated=terminated, truncated=truncated)
             over = terminated | truncated
-            skipped.extend(map(Skipped, full, reward[full], over[full], acted_on, final[full]))
+            skipped.extend(map(Skipped, full.tolist(), reward[full], over[full], acted_on, final[full]))
             row[unfilled] += 1
             last[unfilled] = final[unfilled]
             self.obs = obs

@@ -98,6 +98,24 @@ def test_a_batch_of_runners_that_gave_unequally_many_rollouts_is_written_where_e
     assert seen == world.transitions(replay.core.rows, 1, repairs=False).keys()
 
 
+def test_rollouts_of_another_length_are_refused_though_their_length_divides_the_first():
+    world = World(1, np.random.default_rng(0))
+    graph = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(num_runners=1, envs_per_runner=1))
+    with fl.run(graph) as run:
+        replay = run._session.place.handles["replay"]
+        replay.add(world.rollout(0, 1, 4, 0)[0])
+        with pytest.raises(fl.errors.GraphError, match="of 2 steps came after others of 4; a repl"):
+            replay.add(world.rollout(0, 1, 2, 1)[0])
+        replay.add(world.rollout(0, 1, 4, 2)[0])
+
+
+def test_beta_goes_up_to_1_where_the_steps_of_all_environments_exceed_32_bits():
+    core = core_of(fl.Replay(100, prioritized=True, beta=0.5, beta_steps=4_000_000_000), 10, 3)
+    for count, wanted in ((0, 0.5), (1_000_000_000, 0.875), (2_000_000_000, 1.0)):
+        state = {"count": jnp.full(3, count, jnp.int32)}
+        assert float(core._beta(state)) == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_rows_are_drawn_as_often_as_their_priority_says(prioritized):
     core, add, sample, _, prioritize = compiled(prioritized, 1, 3, 40)
