@@ -53,11 +53,21 @@ def main() -> None:
         curve(name)
     if sys.argv[1:]:
         return
+    seeds()
     dataflow()
 
 
+def seeds() -> None:
+    """Draw what 32 seeds of PPO with its default settings learned in one XLA program."""
+    graph = fl.ppo("gymnax:CartPole-v1")
+    with fl.run(graph, runtime=fl.XlaRuntime(seeds=32), steps=500_000) as run:
+        list(run)
+    (PICTURES / "seeds.svg").write_text(run.curves().svg(), encoding="utf-8")
+
+
 def dataflow() -> None:
-    """Draw IMPALA, a stretch of its run on Ray, and the live table of that run."""
+    """Draw PPO and IMPALA, a stretch of IMPALA's run on Ray, and the live table of that run."""
+    (PICTURES / "ppo.svg").write_text(fl.ppo("CartPole-v1").draw("svg"), encoding="utf-8")
     graph = fl.impala("CartPole-v1")
     (PICTURES / "impala.svg").write_text(graph.draw("svg"), encoding="utf-8")
     with fl.run(graph, runtime="ray", trace=PICTURES / "trace.svg") as run:

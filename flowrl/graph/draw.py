@@ -66,8 +66,7 @@ def text(graph: Graph) -> str:
             lanes[i] = None
         # The first edge goes on in the node's own lane, the others branch off to the right.
         targets = [other.name for other in graph.nodes if node.name in other.after]
-        if targets:
-            lanes[at] = targets[0]
+        lanes[at] = targets[0] if targets else None
         branches = [_free(lanes, target, at + 1) for target in targets[1:]]
         if any(lanes):
             body.append((_lane_marks(lanes, at, branches), ""))
@@ -121,7 +120,7 @@ def _uses(node: Node) -> str:
     read: list[str] = []
     written: list[str] = []
     for field, (target, _) in refs(node.op).items():
-        (written if field in node.op.writes else read).append(target)
+        (written if field in node.op.writes else read).append(str(target))
     parts = [f"◁┄ {', '.join(read)}"] if read else []
     parts += [f"┄▷ {', '.join(written)}"] if written else []
     return "  ".join(parts)

@@ -31,9 +31,10 @@ def table(p: Profile) -> list[str]:
     """
     kinds = {name: by_kind(spent) for name, spent in p.processes.items()}
     shown = _columns(kinds)
-    wide = max(map(len, p.processes), default=7)
+    merged = _merged(kinds)
+    wide = max((len(process) for process, _ in merged), default=7)
     lines = [f"{'seconds':<{wide}}{_cells(['wall', *shown])}"]
-    for process, spent in _merged(kinds):
+    for process, spent in merged:
         cells = {kind: spent.get(kind, 0.0) for kind in shown}
         # What is too little for a column of its own counts as other work, so that the line adds up.
         if "other" in cells:

@@ -232,5 +232,9 @@ def test_an_empty_graph_draws(form):
     assert fl.Graph("nothing").draw(form)
 
 
+def test_a_node_without_edges_has_no_lane():
+    assert fl.Graph("alone").then(a=Pass()).draw() == "alone\n  ●  a  Pass\n"
+
+
 def test_a_notebook_shows_the_graph():
     assert recipe()._repr_svg_() == recipe().draw("svg")

@@ -193,6 +193,7 @@ def test_many_processes_are_shown_by_their_mean_and_the_busiest():
         "runners, 9",
     ]
     assert lines[1].split()[-3:] == ["10.0", "4.50", "5.50"]
+    assert len({len(line) for line in lines}) == 1, "columns stand one below another"
 
 
 def test_the_seconds_of_a_node_are_summed_over_the_threads_that_ran_it():
