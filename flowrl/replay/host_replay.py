@@ -237,6 +237,10 @@ class HostReplay(ReplayHandle):
             return Batch(batch.data, {**batch.columns, "shard": shards})
         # A shard that was restarted may be empty for now; with none, nothing will ever come.
         if any(self.restart_counts):
+            # The steps that made a batch due were lost, also where an `add` counted them only
+            # afterwards. While one is due nothing is added, so all readers wait for steps again.
+            with self.lock:
+                self.steps = 0
             return None
         raise self._nothing_to_sample()
 
