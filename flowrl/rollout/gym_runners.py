@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flowrl.core.clock import TRANSFER, UPDATE, Reading, here
-from flowrl.core.events import Restarted
+from flowrl.core.events import Restarted, Warned
 from flowrl.core.items import Batch
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
@@ -324,15 +324,16 @@ class GymRunners(RunnersHandle):
         if because is None or self.pool.current(because):
             self._wait_before_restart(runner, error)
         lost += len(self.requests.replace(runner))
-        self.pool.restart(runner, self.requests.restart_counts[runner], because)
-        self._pending_versions[runner].clear()
-        self._weights.forget_sent(runner)
-        # The new runner explores on from where the old one was, through the same operators.
-        self.pool.submit(
-            runner, "go_on", self._rollouts_received[runner] * self.spec.rollout_length
-        )
-        if self._local_chain is not None:
-            self.pool.submit(runner, "localize", self._local_chain)
+        turn = self._rollouts_received[runner] * self.spec.rollout_length
+        # No other thread may ask the new runner for anything before it gets weights again.
+        with self._request_lock:
+            self.pool.restart(runner, self.requests.restart_counts[runner], because)
+            self._pending_versions[runner].clear()
+            self._weights.forget_sent(runner)
+            # The new runner explores on from where the old one was, through the same operators.
+            self.pool.submit(runner, "go_on", turn)
+            if self._local_chain is not None:
+                self.pool.submit(runner, "localize", self._local_chain)
         self._report_restart(runner, lost, error)
         # The lost requests are repeated, with the newest weights.
         for _ in range(lost):
@@ -381,7 +382,8 @@ class GymRunners(RunnersHandle):
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights, shared among the runners.
 
-        The episodes of a runner that is lost meanwhile are missing; the next sample restarts it.
+        The episodes of a runner that is lost meanwhile are missing, which is reported; the next
+        sample restarts it.
 
         Args:
             episodes: how many.
@@ -395,14 +397,18 @@ class GymRunners(RunnersHandle):
             EnvError: an environment failed, and `on_error` is ``stop``.
         """
         parts: list[Evaluation] = []
-        for call in self._submit_evaluations(episodes, seed, max_steps):
+        for runner, call in enumerate(self._submit_evaluations(episodes, seed, max_steps)):
             try:
                 parts.append(call.result())
             except (RunError, EnvError) as error:
                 # The evaluation goes on without the runners that are lost.
                 if isinstance(error, EnvError) and self.spec.on_error == "stop":
                     raise
-        self.site.count(evaluations=1, evaluated_episodes=episodes)
+                text = f"an evaluation lacks the episodes of runner {runner}: {error}"
+                self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
+            finally:
+                self.requests.end_other(runner)
+        self.site.count(evaluations=1, evaluated_episodes=sum(map(len, parts)))
         return self._statistics.evaluate(parts)
 
     def _submit_evaluations(self, episodes: int, seed: int, max_steps: int) -> list[Future]:
@@ -410,17 +416,19 @@ class GymRunners(RunnersHandle):
         newest = self._start()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         calls = []
-        with self._request_lock:
-            for runner, share in enumerate(shares):
-                reference = self._weights.reference_if_unsent(runner, newest)
-                # Episode number i begins with seed + i, whichever runner plays it.
-                first_seed = seed + int(share[0])
-                calls.append(
-                    self.pool.submit(
-                        runner, "evaluate", reference, len(share), first_seed, max_steps
-                    )
-                )
+        for runner, share in enumerate(shares):
+            # Episode number i begins with seed + i, whichever runner plays it.
+            how = (len(share), seed + int(share[0]), max_steps)
+            submit = partial(self._submit_evaluation, runner, newest, *how)
+            # A rollout that is requested meanwhile waits for the evaluation, and is not late.
+            calls.append(self.requests.give_other(runner, submit))
         return calls
+
+    def _submit_evaluation(self, runner: int, weights: Published, *how: int) -> Future:
+        """Ask a runner to play episodes: how many, from which seed on, and their most steps."""
+        with self._request_lock:
+            reference = self._weights.reference_if_unsent(runner, weights)
+            return self.pool.submit(runner, "evaluate", reference, *how)
 
     def _start(self) -> Published:
         """Return the newest weights; where no learner published any, publish first ones."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from flowrl.core.clock import TRANSFER, WAITING
@@ -119,6 +120,11 @@ class AsyncRequests:
         """By worker: the number of its last call."""
         self.issued = 0
         """The number of calls so far."""
+        self.before_other: list[int | None] = [None] * count
+        """By worker: the number of the last call before other work that it was given, which is not
+        over yet; None without such work.
+        """
+        self._call_lock = Lock()  # for it to be known which calls go out before other work
 
     def __len__(self) -> int:
         """Return the number of calls that have no result yet."""
@@ -143,15 +149,33 @@ class AsyncRequests:
 
     def ask(self, worker: int) -> None:
         """Start one call to a worker."""
-        self.issued += 1
-        self.last[worker] = self.issued
-        # A worker with other calls can begin with this one only after them: see `next`.
-        if not self.going[worker]:
-            self.since[worker] = time.monotonic()
-        with TRANSFER:
+        with self._call_lock, TRANSFER:
+            self.issued += 1
+            self.last[worker] = self.issued
+            # A worker with other calls can begin with this one only after them: see `next`.
+            if not self.going[worker]:
+                self.since[worker] = time.monotonic()
             self.going[worker].append(
                 Request(worker, self.restart_counts[worker], self.issued, self.submit(worker))
             )
+
+    def give_other(self, worker: int, submit: Callable[[], Future]) -> Future:
+        """Give a worker other work than these calls, from any thread.
+
+        Calls that it gets later wait for it, and are not late until `end_other`.
+
+        Args:
+            worker: its number.
+            submit: function that starts the work.
+        """
+        with self._call_lock:
+            self.before_other[worker] = self.last[worker]
+            return submit()
+
+    def end_other(self, worker: int) -> None:
+        """Count the time of a worker's oldest call from now on, for its other work is over."""
+        self.since[worker] = time.monotonic()
+        self.before_other[worker] = None
 
     def next(self, timeout: float | None = None) -> Request:
         """Wait for the next result.
@@ -175,24 +199,40 @@ class AsyncRequests:
             (requests[0] for requests in self.going if requests),
             key=lambda request: request.number,
         )
-        deadlines = {request.worker: self._deadline(request.worker, timeout) for request in oldest}
-        most_urgent = min(deadlines, key=deadlines.__getitem__)
-        seconds_left = (
-            None if timeout is None else max(0.0, deadlines[most_urgent] - time.monotonic())
-        )
-        with WAITING:
-            found = self.wait([request.future for request in oldest], seconds_left)
-        if found is None:
-            raise LateError(most_urgent, (timeout or 0.0) * self.patience[most_urgent])
-        worker = oldest[found].worker
+        worker = oldest[self._first_done(oldest, timeout)].worker
         # From now on the worker can work on its next call, if there is one.
         self.since[worker] = time.monotonic()
         self.patience[worker] = 1
         return self.going[worker].popleft()
 
-    def _deadline(self, worker: int, timeout: float | None) -> float:
+    def _first_done(self, oldest: Sequence[Request], timeout: float | None) -> int:
+        """Return which of the oldest calls to the workers has a result, once one has.
+
+        Raises:
+            LateError: a worker took longer than it may, and no other has a result.
+        """
+        futures = [request.future for request in oldest]
+        while True:
+            deadlines = [self._deadline(request, timeout) for request in oldest]
+            most_urgent = min(range(len(oldest)), key=deadlines.__getitem__)
+            deadline, request = deadlines[most_urgent], oldest[most_urgent]
+            seconds_left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            with WAITING:
+                found = self.wait(futures, seconds_left)
+            if found is not None:
+                return found
+            # Other work that it has, or had until just now, puts its deadline off.
+            if self._deadline(request, timeout) <= deadline:
+                waited = (timeout or 0.0) * self.patience[request.worker]
+                raise LateError(request.worker, waited)
+
+    def _deadline(self, request: Request, timeout: float | None) -> float:
         """Return when the oldest call to a worker is late, in seconds of `time.monotonic`."""
-        return self.since[worker] + (timeout or 0.0) * self.patience[worker]
+        worker = request.worker
+        last_before = self.before_other[worker]
+        waits = last_before is not None and request.number > last_before
+        since = time.monotonic() if waits else self.since[worker]
+        return since + (timeout or 0.0) * self.patience[worker]
 
     def replace(self, worker: int) -> list[Request]:
         """Return the calls that are lost because a worker was restarted.
@@ -201,6 +241,7 @@ class AsyncRequests:
         """
         self.restart_counts[worker] += 1
         self.patience[worker] *= 2
+        self.before_other[worker] = None
         lost = list(self.going[worker])
         self.going[worker] = deque()
         return lost

@@ -3,6 +3,7 @@
 And what happens when an environment goes wrong.
 """
 
+import threading
 import warnings
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import pytest
 import environments
 import flowrl as fl
 from environments import Clockwork
+from flowrl.core.events import Warned
 from flowrl.core.workers import Failed, HereWorkers
 from flowrl.envs.gym_envs import make_vector
 from flowrl.graph import trace
@@ -201,14 +203,48 @@ def test_an_evaluation_goes_on_without_the_runners_that_are_lost(lost, monkeypat
         "submit",
         lambda i, *args: Failed(fl.errors.RunError("gone")) if i in lost else submit(i, *args),
     )
+    counted, warned = [], []
+    monkeypatch.setattr(runners.site, "count", lambda **numbers: counted.append(numbers))
+    monkeypatch.setattr(runners.site.stream, "emit", warned.append)
     result = runners.evaluate(episodes=4, seed=1)
     assert np.isnan(result["eval/return_mean"]) == (len(lost) == 2)
+    played = 4 - 2 * len(lost)
+    assert counted[-1] == {"evaluations": 1, "evaluated_episodes": played}
+    assert [event.text for event in warned if isinstance(event, Warned)] == [
+        f"runners: an evaluation lacks the episodes of runner {runner}: gone" for runner in lost
+    ]
     monkeypatch.setattr(
         runners.pool, "submit", lambda i, *args: Failed(fl.errors.EnvError("broken"))
     )
     with pytest.raises(fl.errors.EnvError):
         runners.evaluate(episodes=4, seed=1)
     runners.close()
+
+
+def test_a_runner_that_is_evaluated_while_it_is_restarted_gets_weights(monkeypatch):
+    runners = fl.Runners("CartPole-v1", POLICY, envs_per_runner=1, rollout_length=4).open()
+    submit, restart, failures, results = runners.pool.submit, runners.pool.restart, ["gone"], []
+
+    def submit_once_failing(runner, verb, *args):
+        if verb == "sample" and failures:
+            return Failed(fl.errors.RunError(failures.pop()))
+        return submit(runner, verb, *args)
+
+    def restart_beside_an_evaluation(*args):
+        restart(*args)
+        evaluation.start()
+        evaluation.join(0.3)
+
+    def evaluate():
+        results.append(runners.evaluate(episodes=1, seed=0))
+
+    evaluation = threading.Thread(target=evaluate)
+    monkeypatch.setattr(runners.pool, "submit", submit_once_failing)
+    monkeypatch.setattr(runners.pool, "restart", restart_beside_an_evaluation)
+    runners.next()
+    evaluation.join()
+    runners.close()
+    assert results[0]["eval/return_mean"] > 0
 
 
 def test_runners_draw_different_actions_and_the_same_ones_again():
