@@ -124,14 +124,14 @@ def two_starts():
 
 
 WARMED = {
-    "dqn": changed(GRAPHS["dqn"], {**ONE, "batch.learning_starts": 3_001}),
+    "dqn": changed(GRAPHS["dqn"], {**ONE, "batch.learning_starts": 1_001}),
     "rollouts": GRAPHS["dqn"].set("batch.learning_starts", 9_000),
-    "sac": GRAPHS["sac"].set("batch.learning_starts", 3_001),
-    "apex": changed(GRAPHS["apex"], {**ONE, "batch.learning_starts": 3_001}),
+    "sac": GRAPHS["sac"].set("batch.learning_starts", 1_001),
+    "apex": changed(GRAPHS["apex"], {**ONE, "batch.learning_starts": 1_001}),
     "long returns": changed(
-        GRAPHS["dqn"], {**ONE, "batch.learning_starts": 3_001, "replay.n_step": 300}
+        GRAPHS["dqn"], {**ONE, "batch.learning_starts": 1_001, "replay.n_step": 100}
     ),
-    "jax": changed(GRAPHS["jax"], {**ONE, "batch.learning_starts": 3_001, "replay.n_step": 300}),
+    "jax": changed(GRAPHS["jax"], {**ONE, "batch.learning_starts": 1_001, "replay.n_step": 20}),
     "a gate": changed(GRAPHS["dqn"], {**ONE, "batch.learning_starts": 1_000}).insert(
         after="add", gate=fl.Gate(2_500)
     ),
@@ -224,7 +224,7 @@ def test_means_do_not_hold_what_was_skipped_before_the_last_reader_began(monkeyp
     monkeypatch.setattr(trace, "PATIENCE", 0.3)
     plan = two_starts().insert(after="late", own=Total()).compile()
     assert not plan.found.exact
-    assert plan.per_row("sampled_steps") == pytest.approx(5 / (2 * 0.25), rel=0.05)
+    assert plan.per_row("sampled_steps") == pytest.approx(5 / (2 * 0.25), rel=0.2)
 
 
 class Total(fl.extend.Operator):

@@ -24,8 +24,8 @@ SETTINGS = {
 }  # fmt: skip
 MLP, RNN = fl.Policy(fl.networks.MLP, hidden=(16,)), fl.Policy(fl.networks.RNN, hidden=(8,), size=8)
 GRAPHS = {
-    "impala": (lambda env: fl.impala(env, fl.IMPALASettings(**SETTINGS, policy=MLP)), 400),
-    "appo": (lambda env: fl.appo(env, fl.APPOSettings(**SETTINGS, policy=MLP)), 400),
+    "impala": (lambda env: fl.impala(env, fl.IMPALASettings(**SETTINGS, policy=MLP)), 200),
+    "appo": (lambda env: fl.appo(env, fl.APPOSettings(**SETTINGS, policy=MLP)), 200),
     "recurrent": (lambda env: fl.impala(env, fl.IMPALASettings(**SETTINGS, policy=RNN)), 800),
 }
 """By name: what makes the graph, and the updates after which it has learned the value."""
