@@ -138,14 +138,15 @@ class Core:
     # -- sampling a rollout
 
     def roll(
-        self, work: State, weights: Weights, *, first: int, count: int
+        self, work: State, weights: Weights, first: Array | int = 0, *, count: int
     ) -> tuple[State, dict[str, Array], dict[str, Array], dict[str, Array]]:
         """Sample a rollout of each of some runners, side by side.
 
         Args:
             work: the state of all environments and runners.
             weights: of the policy.
-            first: the number of the first runner.
+            first: the number of the first runner; an argument, so that one compiled program serves
+                every runner (default 0).
             count: how many runners from there on.
 
         Returns:
@@ -171,36 +172,35 @@ class Core:
         batch_columns = {"bootstrap_obs": after["obs"], "first": first_rows, **before}
         return self._whole(work, after, runners, first, count), rows, batch_columns, ended
 
-    def _part(self, work: State, first: int, count: int) -> tuple[State, State]:
+    def _part(self, work: State, first: Array | int, count: int) -> tuple[State, State]:
         """Return the columns and the runners' state of `count` runners from the first on."""
         # Slices of everything would only copy it.
         if count == self.spec.num_runners:
             return work["columns"], work["runners"]
-        mine = self._columns_of(first, count)
-        columns = jax.tree.map(lambda x: x[mine], work["columns"])
-        return columns, jax.tree.map(lambda x: x[first : first + count], work["runners"])
+        part, envs = jax.lax.dynamic_slice_in_dim, self.spec.envs_per_runner
+        columns = jax.tree.map(lambda x: part(x, first * envs, count * envs), work["columns"])
+        return columns, jax.tree.map(lambda x: part(x, first, count), work["runners"])
 
-    def _whole(self, work: State, columns: State, runners: State, first: int, count: int) -> State:
+    def _whole(
+        self, work: State, columns: State, runners: State, first: Array | int, count: int
+    ) -> State:
         """Return the state of all with a part of it replaced: the inverse of `_part`."""
         if count == self.spec.num_runners:
             return {"columns": columns, "runners": runners}
-        mine, numbers = self._columns_of(first, count), slice(first, first + count)
+
+        def replaced(whole: Any, part: Any, start: Array | int) -> Any:
+            def put(x: Array, new: Array) -> Array:
+                return jax.lax.dynamic_update_slice_in_dim(x, new, start, 0)
+
+            return jax.tree.map(put, whole, part)
+
         return {
-            "columns": jax.tree.map(
-                lambda whole, part: whole.at[mine].set(part), work["columns"], columns
-            ),
-            "runners": jax.tree.map(
-                lambda whole, part: whole.at[numbers].set(part), work["runners"], runners
-            ),
+            "columns": replaced(work["columns"], columns, first * self.spec.envs_per_runner),
+            "runners": replaced(work["runners"], runners, first),
         }
 
-    def _columns_of(self, first: int, count: int) -> slice:
-        """Return where the environments of some runners are among all."""
-        envs = self.spec.envs_per_runner
-        return slice(first * envs, (first + count) * envs)
-
     def _broken(
-        self, rows: dict[str, Array], last_obs: Array, first: int, first_rows: Array
+        self, rows: dict[str, Array], last_obs: Array, first: Array | int, first_rows: Array
     ) -> Array:
         """Return ``int32[3]``: environment, runner and steps of the first number not finite.
 
@@ -211,7 +211,7 @@ class Core:
         column, step = _first_broken(seen)
         return jnp.stack([first * envs + column, first + column // envs, first_rows[column] + step])
 
-    def _random(self, runners: State, first: int) -> tuple[Array, Array]:
+    def _random(self, runners: State, first: Array | int) -> tuple[Array, Array]:
         """Return all random numbers of a rollout.
 
         Returns:

@@ -184,8 +184,9 @@ class JaxRunners(RunnersHandle):
     def _sample(self, first: int, count: int) -> None:
         """Sample a rollout of each of `count` runners from the first on, as one item."""
         used = self.state["published"][self.state["uses"][first]]
+        which = () if count == self.spec.num_runners else (np.int32(first),)
         work, data, columns, ended = self.site.run(
-            self.core.roll, self.state["work"], used["weights"], first=first, count=count
+            self.core.roll, self.state["work"], used["weights"], *which, count=count
         )
         envs = self.spec.envs_per_runner
         columns = {

@@ -223,6 +223,20 @@ def test_equal_settings_share_what_is_compiled():
     assert core_of(a) is core_of(b)
 
 
+def test_runners_that_sample_one_by_one_share_one_compiled_program(monkeypatch):
+    runners, calls = opened(num_runners=3, envs_per_runner=2, rollout_length=4), []
+    run = runners.site.run
+
+    def noting(fn, *args, **static):
+        calls.append((fn.__name__, tuple(static.items())))
+        return run(fn, *args, **static)
+
+    monkeypatch.setattr(runners.site, "run", noting)
+    envs = [runners.next(1).columns["env"].tolist() for _ in range(3)]
+    assert envs == [[0, 1], [2, 3], [4, 5]]
+    assert len({call for call in calls if call[0] == "roll"}) == 1
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_reward_that_is_not_finite_is_found_in_rollouts_of_any_length(steps):
     graph = fl.ppo(
