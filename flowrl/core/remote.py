@@ -71,6 +71,16 @@ class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
+    # Without these Python would take the length for the truth value, and refuse to convert.
+    def __bool__(self) -> bool:
+        return bool(near(self))
+
+    def __int__(self) -> int:
+        return int(near(self))
+
+    def __float__(self) -> float:
+        return float(near(self))
+
     def block_until_ready(self) -> RemoteArray:
         """Wait until the array is computed in its process, and return it without fetching it."""
         self.source.wait()

@@ -9,12 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any, Protocol
 
 from flowrl.core.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, machine
+from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
@@ -35,6 +37,24 @@ class Runtime(Protocol):
             seed: seed of every random number in the run.
             stream: stream that brings the run's events to its observers; None: nobody listens.
         """
+
+
+def check_positive(name: str, value: Any, or_none: bool = True) -> None:
+    """Refuse a setting that is no whole number of at least 1.
+
+    Args:
+        name: of the setting.
+        value: of the setting.
+        or_none: whether it may be None.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    if value is None and or_none:
+        return
+    if not isinstance(value, Integral) or value < 1:
+        wanted = "a whole number, at least 1 or None" if or_none else "a whole number, at least 1"
+        raise SettingError(f"{name} must be {wanted}, got {value!r}")
 
 
 class Session:
@@ -95,6 +115,13 @@ class Session:
 
         An interrupt (Ctrl-C) is raised between passes; a second one at once.
         """
+        try:
+            yield from self._rows_without_end()
+        finally:
+            # After an error nobody can take the rows that closed after the one that raised it.
+            self.pending_rows = 0
+
+    def _rows_without_end(self) -> Iterator[Row]:
         while True:
             self.turns.wait()
             began, dropped_before = self.rows.last, self._dropped()
@@ -116,7 +143,10 @@ class Session:
             self.raise_interrupt()
 
     def _rows_wanted(self) -> float:
-        """Return how many more rows are needed at least; infinity where there is no goal."""
+        """Return how many more rows reach the goal by the plan; infinity where there is no goal.
+
+        A round need not close more, for these would go beyond it.
+        """
         if self.steps is None:
             return math.inf
         steps_left = self.steps - self.rows.totals["env_steps"]
@@ -158,9 +188,10 @@ class Session:
         """
         total: Counter[str] = Counter()
         # What is counted under no node belongs to the opening of resources, not to the plan.
-        for (node, _), counts in list(self.place.ledger.counts.items()):
+        # Copies, since the stages' threads count on meanwhile.
+        for (node, _), counts in self.place.ledger.counts.copy().items():
             if node:
-                total = total + counts
+                total = total + Counter(counts)
         return Counter({name: self.rows.runs * number for name, number in total.items()})
 
     def audit(self) -> Audit:
@@ -179,7 +210,7 @@ class Session:
             return self._profile()
 
     def _profile(self) -> Profile:
-        # Copies throughout, since other threads open handles and count on meanwhile.
+        # Copies throughout, since the stages' threads count on meanwhile.
         handles, ledger, turns = dict(self.place.handles), self.place.ledger, self.turns
         cores, busy = machine()
         return Profile(

@@ -120,10 +120,10 @@ class DriverContext:
         )
         for module in self.imports:
             module.enter()
-        # What the driver has registered counts, so it comes after the imports and after all that
-        # reading it imports, which register the same ids. A module that is only imported when an
-        # environment is made registers them once more, of which Gymnasium would warn in every
-        # process.
+        # The driver's specs win, so they are put in last: the imports above, and reading the specs
+        # (done before `update` begins), may import modules that register the same ids. A module
+        # that is only imported when an environment is made registers them once more, of which
+        # Gymnasium would warn in every process.
         gym.registry.update({name: _spec(name, code) for name, code in self.registered.items()})
         warnings.filterwarnings(
             "ignore", ".*Overriding environment .* already in registry", UserWarning
@@ -228,9 +228,12 @@ def _imported(name: str) -> Imported:
         return Imported(name)
     file = Path(name).resolve()
     try:
-        return Imported(file.stem, str(file), file.read_text(encoding="utf-8"))
+        # As Python reads it: its first lines may name another encoding than UTF-8.
+        return Imported(file.stem, str(file), importlib.util.decode_source(file.read_bytes()))
     except OSError as error:
         raise SettingError(f"imports: {name} can't be read: {error.strerror}") from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise SettingError(f"imports: {name} can't be read: {error}; save it as UTF-8") from None
 
 
 # -- registered environments -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.runtime.fused import UNROLLED, Array, Periodicity, periodicity
 from flowrl.runtime.inline import InlineSite, ProgramPlace
-from flowrl.runtime.members import swept_names
+from flowrl.runtime.members import swept_numbers
 
 NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -64,7 +64,9 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
                 schedule.round()
 
     try:
-        jax.eval_shape(trace, jnp.uint32(0), dict.fromkeys(swept_names(graph), jnp.float32(0)))
+        jax.eval_shape(
+            trace, jnp.uint32(0), dict.fromkeys(swept_numbers(graph).values(), jnp.float32(0))
+        )
     except Exception as error:  # noqa: BLE001 - it is returned as a problem
         failed(place.ledger.at.node or place.opening, error)
     return problems
@@ -87,16 +89,15 @@ def _described(error: Exception) -> str:
     if not isinstance(error, NOT_TRACEABLE):
         return raised(error)
     # JAX's own texts are long: only their first line is kept, and the line of the user's code.
-    # `raised` ends in " (file:line)", so `line` brings the closing bracket.
-    text, _, line = raised(error).rpartition(" (")
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
     return (
-        f"{text.splitlines()[0]} ({line}; in a program it sees no values: compute with "
-        "jax.numpy, and choose by jnp.where or jax.lax.cond"
+        f"{text}{line_of(error)}; in a program it sees no values: compute with jax.numpy, and "
+        "choose by jnp.where or jax.lax.cond"
     )
 
 
 def fusable(plan: Plan) -> Periodicity:
-    """Return how a graph repeats itself.
+    """Return how a graph repeats itself, or refuse one of which this makes no program.
 
     Raises:
         CheckError: it does not, or not soon enough.
@@ -145,7 +146,8 @@ def program_report(plan: Plan) -> tuple[bool, str]:
     rounds = f"{found.unit} {plural(found.unit, 'round')}"
     operators = len(plan.graph.nodes)
     lines = [f"xla: one program of all {operators} operators; it unrolls {rounds}{times}{before}"]
-    # Under `jax.vmap` a branch that one run skips is computed for all of them.
+    # A learner counts `most_gradient_steps` only where its loss may stop early (target_kl); under
+    # `jax.vmap` the steps that one run skips are computed for all.
     for name in plan.graph.resources:
         traffic = plan.found.steady.values()
         if any(node.counts.get(name, Counter())["most_gradient_steps"] for node in traffic):

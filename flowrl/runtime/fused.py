@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.events import OperatorRan
 from flowrl.core.items import Tally
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
@@ -37,11 +38,12 @@ class Periodicity:
     """Rounds of the steady period, after which the static state is the same again."""
     unit: int
     """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
-    itself. A period consists of whole units."""
+    itself. A period consists of whole units; it is one where a row closes within, or nodes stand
+    after the reporting operator."""
 
 
 class UnitTracer(Tracer):
-    """An abstract trace that records the static state after each round.
+    """An abstract trace that records the static state after each round, and when rows close.
 
     The state of the reporting operator is left out.
     """
@@ -52,10 +54,34 @@ class UnitTracer(Tracer):
     def __init__(self, graph: Graph, found: Trace) -> None:
         super().__init__(graph, found.totals)
         self.seen: list[Any] = []
+        self.reporting = next(node.name for node in graph.nodes if node.op.reports)
+        self.items: list[bool] = []
+        """By item that reached the reporting operator: whether a row closed with it."""
+        self.items_before: list[int] = []
+        """By round: how many items reached the reporting operator before it."""
+        self.closed = False
+        """Whether a row closed with the item that the reporting operator is taking."""
 
     def between(self, schedule: Schedule) -> None:
         """Record the static state between two rounds."""
         self.seen.append(self.signature(schedule, reporting=False))
+        self.items_before.append(len(self.items))
+
+    def watch(self, event: OperatorRan) -> None:
+        """Note what a node yielded, and with which items rows close."""
+        super().watch(event)
+        if event.node != self.reporting:
+            return
+        if event.item is not None:
+            self.closed = True
+            return
+        # A step ends with None.
+        self.items.append(self.closed)
+        self.closed = False
+
+    def closes_early(self, period: int) -> bool:
+        """Return whether a row closed before the last item of the last `period` rounds."""
+        return any(self.items[self.items_before[-1 - period] : -1])
 
 
 def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
@@ -77,6 +103,10 @@ def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
         return None
     end = traced.passes
     period = end - traced.warmup_rounds
+    # In a scan of units only the last item may close a row, and no node comes after that.
+    reported_on = any(tracer.reporting in node.after for node in graph.nodes)
+    if reported_on or tracer.closes_early(period):
+        return Periodicity(traced.warmup_rounds, period, period)
     # The smallest divisor of the period after which the same state is seen again.
     unit = next(
         n
@@ -142,14 +172,11 @@ class Tracing:
         Only then does the reporting operator take all items that reached it.
 
         Raises:
-            UnevenError: the reporting operator closes a row before the last item.
-            GraphError: the graph does not repeat itself in a program.
+            GraphError: the graph does not repeat itself in a program, or a row closes before the
+                last item.
         """
         if count == 1:
             return self.rounds(rounds)
-        # Nodes after the reporting operator would have to run within the scan.
-        if self.reporting.downstream or self.reporting.outlets:
-            raise UnevenError
         ledger = self.place.ledger
         arrays, structure, newest = self.state.get()
         start = _Start(structure, newest, self.reporting.state, counted(ledger))
@@ -211,9 +238,13 @@ class Tracing:
         for i in range(count):
             for source, item in zip(sources, items, strict=True):
                 # A row that closes before the last item would report the resources as they are
-                # after all units, not after its own.
+                # after all units, not after its own. The abstract trace found none.
                 if rows:
-                    raise UnevenError
+                    raise GraphError(
+                        "closes a row in a program sooner than in its plan; let what it counts not "
+                        "depend on values",
+                        f"{self.loop.graph}.{self.reporting.name}",
+                    )
                 of_unit = jax.tree.map(lambda x, i=i: x[i], item)
                 self.loop.enter(self.reporting, of_unit, source, rows)
         return rows
@@ -269,10 +300,3 @@ class Tracing:
         # Nothing is computed: this only fills `facts`.
         jax.eval_shape(run, list(arrays))
         return Segment(run, *facts)
-
-
-class UnevenError(GraphError):
-    """A row closes within a repeating unit."""
-
-    def __init__(self) -> None:
-        super().__init__("a row closes within a repeating unit")

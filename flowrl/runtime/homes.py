@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol, cast
 
@@ -186,7 +187,7 @@ class Home:
         return Kept(self, number, pending)
 
     def make(self, tree: Any) -> Any:
-        """Make the values of a tree's remote arrays in the process.
+        """Send a tree to the process, which answers with it once its remote arrays have values.
 
         Returns:
             A future of the tree, whose reference can be an argument of any call.
@@ -197,7 +198,12 @@ class Home:
 
     def _take_dropped(self) -> list[int]:
         """Return the numbers under which nothing needs to be kept, each of them once."""
-        return [self.dropped.popleft() for _ in range(len(self.dropped))]
+        taken: list[int] = []
+        # Threads of several stages take them, so their number may fall between two looks.
+        with suppress(IndexError):
+            while True:
+                taken.append(self.dropped.popleft())
+        return taken
 
     def _address(self, x: Any, sent: list[Any]) -> Any:
         """Return what stands for an array in a message.

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flowrl.core.compiled import check_pure
 from flowrl.core.metrics import Metered
-from flowrl.errors import GraphError
+from flowrl.errors import GraphError, a
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.counted import back_to, counted
@@ -49,9 +50,11 @@ class InlineSite(HereSite):
         """Call a pure function inline; where nothing is being traced, compile it by itself."""
         # With a sweep settings are tracers of `jax.vmap`, even where no program is traced.
         if not (cast("ProgramPlace", self.place).tracing or self.swept):
+            # Nothing is donated: `Fused.arrays` holds the same arrays until the round has ended.
             return super().run(fn, *args, **static)
         check_pure(fn)
         if self.swept:
+            args = tuple(substituted(value, self.swept) for value in args)
             static = {name: substituted(value, self.swept) for name, value in static.items()}
             # A method's settings are the fields of its owner.
             if (owner := getattr(fn, "__self__", None)) is not None:
@@ -65,7 +68,8 @@ class InlineSite(HereSite):
         one that applies.
 
         Raises:
-            GraphError: the call changes the tree structure of the state.
+            GraphError: the call changes the tree structure of the state, or a leaf of it that is no
+                array of JAX.
         """
         if not isinstance(due, jax.core.Tracer):
             super().when(due, handle, call)
@@ -79,18 +83,31 @@ class InlineSite(HereSite):
         def changed(arrays: dict[int, Array]) -> dict[int, Array]:
             handle.state = state_with(arrays)
             call()
-            new_leaves, new_structure = jax.tree.flatten(handle.state)
-            if str(new_structure) != str(structure):
+            new_structure: Any = jax.tree.structure(handle.state)
+            if new_structure != structure:
                 raise GraphError(
                     f"what {self.name or 'a verb'} holds gets another tree structure when it is due"
                 )
-            return {i: new_leaves[i] for i in arrays}
+            new_leaves = jax.tree_util.tree_flatten_with_path(handle.state)[0]
+            for i, (path, new) in enumerate(new_leaves):
+                if i not in arrays:
+                    _check_unchanged(jax.tree_util.keystr(path), leaves[i], new)
+            return {i: new_leaves[i][1] for i in arrays}
 
-        # Only arrays go through the branch; other leaves, such as numbers of Python, stay.
+        # Only arrays go through the branch; other leaves, such as numbers of Python, must stay.
         arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
         handle.state = state_with(jax.lax.cond(due, changed, lambda arrays: arrays, arrays))
         # Whether the call takes place is unknown here, so what it counted does not count.
         back_to(self.place.ledger, counts)
+
+    @property
+    def seed(self) -> Any:
+        """The run's own seed, of which each of many runs has another."""
+        return cast("ProgramPlace", self.place).seed
+
+    @seed.setter
+    def seed(self, seed: Any) -> None:
+        cast("ProgramPlace", self.place).seed = seed
 
     @property
     def devices(self) -> int:
@@ -101,11 +118,6 @@ class InlineSite(HereSite):
     def metrics(self) -> Metered:
         """The metrics, which refuse every value."""
         return Unmetered()
-
-    def key(self, *folds: int | str) -> Any:
-        """Return a key of the run's own seed, of which each of many runs has its own."""
-        self.seed = cast("ProgramPlace", self.place).seed
-        return super().key(*folds)
 
     def workers(
         self,
@@ -131,6 +143,17 @@ class InlineSite(HereSite):
             GraphError: always, with the way out.
         """
         raise GraphError("looks at the clock, which a program can't; count items or steps")
+
+
+def _check_unchanged(where: str, old: Any, new: Any) -> None:
+    """Refuse a change of a leaf that is no array, which a branch of a program can't make."""
+    if new is old or (type(new) is type(old) and np.array_equal(new, old)):
+        return
+    raise GraphError(
+        f"a verb changes the state{where}, {a(old)} and no array of JAX, where only the running "
+        "program knows whether the verb is due; let it be an array from the beginning, such as "
+        "jnp.int32(0), or decide by what is known before the run"
+    )
 
 
 class ProgramPlace(Place):

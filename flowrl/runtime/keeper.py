@@ -157,6 +157,9 @@ class Keeper:
                 for x in self._resolved(leaves, sent)
             ]
             self._drop(dropped)
+            # A list is what `Kept.store` and `PlacedSite.settle` ask for: only arrays, whose places
+            # the driver knows, so they travel as one buffer. Any other tree is weights for runners,
+            # which need its structure.
             if isinstance(tree, list):
                 return Packed(arrays)
             return jax.tree.unflatten(structure, arrays)

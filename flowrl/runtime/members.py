@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row, Tally
 from flowrl.errors import EnvError, NotFiniteError, SettingError, unknown
-from flowrl.graph.graph import Graph
+from flowrl.graph.graph import Chain, Graph
+from flowrl.graph.values import settings, with_setting
 from flowrl.runtime.rows import RowMaker
 
 Array = Any
+SEEDS = 2**32
+"""How many seeds there are: a program takes one as an unsigned number of 32 bits."""
 
 
 class Sweep:
@@ -33,7 +39,7 @@ class Sweep:
     """
 
     def __init__(self, **settings: Sequence[float]) -> None:
-        self.settings = {name: tuple(map(float, values)) for name, values in settings.items()}
+        self.settings = {name: _as_numbers(name, values) for name, values in settings.items()}
         for name, values in self.settings.items():
             if not values:
                 raise SettingError(f"{name} has no values; give a list of numbers")
@@ -43,6 +49,17 @@ class Sweep:
         return f"Sweep({', '.join(settings)})"
 
 
+def _as_numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Return the values of a setting as numbers, or refuse them."""
+    # The letters of a text would pass for its items.
+    if not isinstance(values, str):
+        with suppress(TypeError, ValueError):
+            return tuple(map(float, values))
+    raise SettingError(
+        f"sweep: {name} takes a list of numbers, got {values!r}; write {name}=[1e-3, 3e-4]"
+    )
+
+
 class Swept(float):
     """A number in a graph of which each of many runs has its own value.
 
@@ -50,11 +67,14 @@ class Swept(float):
     """
 
     name: str
+    """Its name in the sweep."""
+    path: str
+    """The path of the setting in the graph, of which a sweep may mean several by one name."""
 
-    def __new__(cls, name: str, value: float) -> Self:
-        """Make one with its name in the sweep and the first run's value."""
+    def __new__(cls, name: str, value: float, path: str = "") -> Self:
+        """Make one with its name in the sweep, the first run's value and its path."""
         made = super().__new__(cls, value)
-        made.name = name
+        made.name, made.path = name, path
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -67,28 +87,30 @@ class Swept(float):
 
 
 class Values(dict[str, Array]):
-    """The values of what is swept, by name; `read` holds the names that were looked up."""
+    """The values of what is swept, by name."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, values: Mapping[str, Array] = MappingProxyType({})) -> None:
+        super().__init__(values)
         self.read: set[str] = set()
+        """The paths of the settings whose values were looked up."""
 
-    def __getitem__(self, name: str) -> Array:
-        self.read.add(name)
-        return super().__getitem__(name)
+    def of(self, number: Swept) -> Array:
+        """Return the value of a setting."""
+        self.read.add(number.path)
+        return self[number.name]
 
 
-def substituted(value: Any, swept: Mapping[str, Array]) -> Any:
+def substituted(value: Any, swept: Values) -> Any:
     """Return a value with the values of what is swept in its place.
 
     Fields of dataclasses are searched too, and tuples of numbers.
 
     Args:
         value: any value.
-        swept: by name of what is swept: its value.
+        swept: the values of what is swept.
     """
     if isinstance(value, Swept):
-        return swept[value.name]
+        return swept.of(value)
     if isinstance(value, tuple) and any(isinstance(x, Swept) for x in value):
         return tuple(substituted(x, swept) for x in value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -123,7 +145,15 @@ class Members:
             seed: the first seed.
             seeds: how many consecutive seeds each combination has; None for one.
             sweep: the settings and their values.
+
+        Raises:
+            SettingError: a seed would be above 2**32 - 1.
         """
+        if seed + (seeds or 1) > SEEDS:
+            raise SettingError(
+                f"seeds={seeds} from seed {seed} on would go beyond 2**32 - 1; take a first seed "
+                f"of at most {SEEDS - (seeds or 1)}"
+            )
         settings = sweep.settings if sweep else {}
         grid = [
             dict(zip(settings, values, strict=True))
@@ -183,14 +213,14 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
                 )
             # This raises for a value that the setting can't take.
             for value in values:
-                graph.set(path, value)
-            graph = graph.set(path, Swept(name, values[0]))
+                _with_number(graph, path, value)
+            graph = _with_number(graph, path, Swept(name, values[0], path))
     return graph
 
 
-def swept_names(graph: Graph) -> set[str]:
-    """Return the names of what is swept in a graph."""
-    return {value.name for _, value in _numbers(graph) if isinstance(value, Swept)}
+def swept_numbers(graph: Graph) -> dict[str, str]:
+    """Return, by path of each swept setting of a graph, its name in the sweep."""
+    return {path: value.name for path, value in _numbers(graph) if isinstance(value, Swept)}
 
 
 def _numbers(graph: Graph) -> list[tuple[str, Any]]:
@@ -203,12 +233,29 @@ def _numbers(graph: Graph) -> list[tuple[str, Any]]:
         elif is_dataclass(value) and not isinstance(value, type):
             for f in fields(value):
                 walk(f"{path}.{f.name}", getattr(value, f.name))
+        elif isinstance(value, Chain):
+            for name, op in value.items():
+                walk(f"{path}.{name}", op)
 
     for node in graph.nodes:
         walk(node.name, node.op)
     for name, resource in graph.resources.items():
         walk(name, resource)
     return found
+
+
+def _with_number(graph: Graph, path: str, value: float) -> Graph:
+    """Return the graph with another number at a path that `_numbers` found."""
+    for node in graph.nodes:
+        for field, chain in settings(node.op).items():
+            # `Graph.set` takes a chain as a whole, so its operator is changed here.
+            for name, op in chain.items() if isinstance(chain, Chain) else ():
+                address = f"{node.name}.{field}.{name}"
+                if path.startswith(f"{address}."):
+                    where = f"{graph.name}.{address}"
+                    changed = with_setting(op, path.removeprefix(f"{address}."), value, where)
+                    return graph.set(f"{node.name}.{field}", Chain({**chain, name: changed}))
+    return graph.set(path, value)
 
 
 class MemberRows:
@@ -243,8 +290,6 @@ class MemberRows:
             EnvError: an environment gave NaN or infinity; the message names the run.
             NotFiniteError: an update gave NaN or infinity; the message names the run.
         """
-        import jax
-
         newest: list[Row] = []
         # One transfer for all runs.
         tally = jax.device_get(tally)

@@ -24,7 +24,7 @@ from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
-from flowrl.runtime.base import Session
+from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
 from flowrl.runtime.homes import Stored, fill, homes_of
 from flowrl.runtime.host import Host
@@ -35,6 +35,7 @@ from flowrl.runtime.placement import (
     Placed,
     check_amounts,
     check_place,
+    process_options,
     requested_amounts,
 )
 from flowrl.runtime.threads import Threads
@@ -346,12 +347,11 @@ class RayActor:
             "num_cpus": 0,
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},  # reads the clock while a function runs
-            "runtime_env": {"env_vars": variables},
         }
         # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
         if index is not None and not amounts:
             options["scheduling_strategy"] = _node_of(index)
-        kind: Any = ray.remote(**{**options, **wanted.options})(Keeper)
+        kind: Any = ray.remote(**process_options(wanted, variables, **options))(Keeper)
         self.name = name
         self.actor = kind.remote(context(imports))
 
@@ -383,7 +383,8 @@ def start(
         address: of a running Ray; None for the environment variable ``RAY_ADDRESS``, or a new one.
         init: more keyword arguments for `ray.init`.
         graph: the graph's name, for errors.
-        apart: whether large results stay in the processes where they are made.
+        apart: whether large arrays of results stay in the object store, as in `RayWorkers`; Ray
+            then keeps its own limit for what comes with a reply.
 
     Returns:
         A function that ends what this one started.
@@ -456,8 +457,8 @@ class RayRuntime:
             to all of them anyway.
 
     Raises:
-        SettingError: `processes` is no positive number, `place` holds something else than `Actor`,
-            or `imports` is a single text.
+        SettingError: `processes` is no whole number from 1 on, `place` holds something else than
+            `Actor`, or `imports` is a single text.
     """
 
     address: str | None = None
@@ -472,8 +473,7 @@ class RayRuntime:
                 f"imports must be a list of modules, got {self.imports!r}; write "
                 f"imports=[{self.imports!r}]"
             )
-        if self.processes is not None and self.processes < 1:
-            raise SettingError(f"processes must be at least 1 or None, got {self.processes}")
+        check_positive("processes", self.processes)
         check_place(self.place)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:

@@ -100,7 +100,9 @@ class RowMaker:
         env, runner, step = (int(x) for x in broken)
         if env < 0:
             return
-        # A reset counts as a step here, for it gives a row of experience too. Rows count from 0.
+        # A reset counts as a step here, for it gives a row of experience too. The fact `row` is the
+        # index of that row of experience, from 0, which `flowrl why` shows; the row in the message
+        # is one of results.
         raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
             f"its step {step:,} with its resets, gave an observation or a reward that is not "

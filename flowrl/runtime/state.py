@@ -57,10 +57,17 @@ class State:
         flags = []
         for path, x in jax.tree_util.tree_flatten_with_path(self._tree())[0]:
             if isinstance(x, jax.Array) or is_counter(path, x):
-                keys = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path[:3])
-                # The resources' states are part 1 of the tree, by resource and then by name.
-                flags.append(keys[0] == 1 and keys[2] in self.place.handles[str(keys[1])].spread)
+                flags.append(self._is_spread(path))
         return flags
+
+    def _is_spread(self, path: Any) -> bool:
+        """Return whether a leaf is part of what a resource's `spread` names."""
+        part, *names = (getattr(key, "key", getattr(key, "idx", None)) for key in path[:3])
+        # The resources' states are part 1 of the tree, by resource and then by name. A state that
+        # is itself an array has no names.
+        if part != 1 or len(names) < 2:
+            return False
+        return names[1] in self.place.handles[str(names[0])].spread
 
     def get(self) -> tuple[list[Array], Structure, Newest]:
         """Return the arrays, what is static, and the newest policy versions."""

@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 from flowrl.core.clock import BLOCKED, OTHER, WAITING, By, Clock, here
+from flowrl.core.events import Warned
 from flowrl.core.items import Tally
+from flowrl.errors import raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.stages import Channel, Make, channels_of
@@ -59,7 +61,9 @@ class Threads:
         self.main = next(loop for loop in self.loops if reporting in loop.units)
         self.ending = False
         self.error: BaseException | None = None
-        """What ended a stage that runs in a thread of its own."""
+        """What first ended a stage that runs in a thread of its own."""
+        self.raised = False
+        """Whether the caller got that error."""
         others = [loop for loop in self.loops if loop is not self.main]
         self.locks = [threading.Lock() for _ in others]
         """By thread: a lock that is held while a pass is under way."""
@@ -95,6 +99,7 @@ class Threads:
         with By(self.clock):
             self._until(self.main, lambda: self.error is not None)
         if self.error is not None:
+            self.raised = True
             raise self.error
 
     def round(self, most: float) -> list[Tally]:
@@ -126,7 +131,8 @@ class Threads:
     def close(self) -> None:
         """Let every stage end its pass, and start no other.
 
-        One that does not end in time is left to find its workers gone.
+        One that does not end in time is left to find its workers gone. An error that came too late
+        for `wait` to raise it becomes a warning: the rows are complete without that stage.
         """
         with self.turn:
             self.ending = True
@@ -134,6 +140,10 @@ class Threads:
         for thread in self.threads:
             if thread.is_alive():
                 thread.join(CLOSING_SECONDS)
+        if self.error is not None and not self.raised:
+            self.raised = True
+            text = f"a stage failed too late to end the run: {raised(self.error)}"
+            self.main.stream.emit(Warned(f"{self.main.graph}: {text}"))
 
     def _until(self, loop: Loop, over: Callable[[], bool]) -> None:
         """Wait until a stage can go on, or all is over."""
@@ -160,5 +170,8 @@ class Threads:
                     self._notify()
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             with self.turn:
-                self.error = error
+                if self.error is None:
+                    self.error = error
+                else:
+                    self.error.add_note(f"and then {type(error).__name__}: {error}")
                 self.turn.notify_all()

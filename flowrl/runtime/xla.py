@@ -25,12 +25,12 @@ from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Channel, Make, Schedule
 from flowrl.graph.versions import later
-from flowrl.runtime.base import Session
+from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.counted import add
-from flowrl.runtime.fusable import fusable, refuse, too_long
-from flowrl.runtime.fused import UNROLLED, Periodicity, Segment, Tracing, UnevenError
+from flowrl.runtime.fusable import fusable, refuse
+from flowrl.runtime.fused import Periodicity, Segment, Tracing
 from flowrl.runtime.inline import InlineSite, ProgramPlace
-from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph
+from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_numbers
 from flowrl.runtime.state import differing, strong
 
 Array = Any
@@ -113,7 +113,7 @@ class Fused:
         """Trace the steady period.
 
         Raises:
-            GraphError: the period is too long, or does not end in the state that it began with.
+            GraphError: the period does not end in the state that it began with.
             SettingError: a swept setting is not read as a number.
         """
         one_run = (
@@ -130,23 +130,18 @@ class Fused:
                 self.graph.name,
             )
         # A setting that Python read as a plain number had the first run's value in all runs.
-        if unread := sorted(set(self.place.site.swept) - self.place.site.swept.read):
+        if unread := sorted(set(swept_numbers(self.graph)) - self.place.site.swept.read):
             raise SettingError(
                 f"sweep: {', '.join(unread)} shapes the program and is no number in it; run its "
-                "values one by one",
+                "values one by one, or sweep other settings of that name by their whole paths",
                 self.graph.name,
             )
 
     def _steady_period(self, arrays: list[Any]) -> Segment:
-        """Return the period as a scan of its units, or unrolled where rows close within one."""
+        """Return the period as a scan of its units."""
         period, unit = self.periodicity.period, self.periodicity.unit
-        segment, structure = self.tracing.segment, self.structure
-        try:
-            return segment(structure, arrays, lambda: self.tracing.units(period // unit, unit))
-        except UnevenError:
-            if period > UNROLLED:
-                raise GraphError(too_long(period), self.graph.name) from None
-            return segment(structure, arrays, lambda: self.tracing.rounds(period))
+        work = partial(self.tracing.units, period // unit, unit)
+        return self.tracing.segment(self.structure, arrays, work)
 
     def _show(self) -> None:
         """Let the handles hold the present state; of many runs that of the best."""
@@ -272,6 +267,8 @@ class Fused:
         if not self.members.many:
             self._show()
         seconds_each = (time.perf_counter() - began) / max(done, 1)
+        # A chunk is at most four times the last one, since the time of a short one says little
+        # about a long one.
         self.next_periods = max(1, min(int(SECONDS / seconds_each), 4 * self.next_periods))
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
 
@@ -337,7 +334,7 @@ class XlaRuntime:
             (default None).
 
     Raises:
-        SettingError: `chunk` or `seeds` is below 1.
+        SettingError: `chunk` or `seeds` is no whole number of at least 1.
 
     Environments, or many runs, are split over all devices of the process. On CPUs these are as many
     as XLA is configured for: for many runs,
@@ -350,9 +347,8 @@ class XlaRuntime:
     sweep: Sweep | None = None
 
     def __post_init__(self) -> None:
-        for name in ("chunk", "seeds"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise SettingError(f"{name} must be at least 1 or None, got {value}")
+        check_positive("chunk", self.chunk)
+        check_positive("seeds", self.seeds)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the resources and trace the programs.

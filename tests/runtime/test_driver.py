@@ -109,6 +109,12 @@ def test_a_file_is_imported_in_other_processes_from_its_text_and_once(tmp_path):
         assert sys.counted == 1 and sys.modules["side"].Here.__module__ == "side"
     finally:
         del sys.modules["side"], sys.counted
+    latin = tmp_path / "latin.py"
+    latin.write_bytes(b"name = '\xe9'\n")
+    with pytest.raises(SettingError, match=r"imports: .*latin.py can't be read: .*save it as UTF"):
+        context([str(latin)])
+    latin.write_bytes(b"# coding: latin-1\nname = '\xe9'\n")
+    assert "name = 'é'" in context([str(latin)]).imports[0].text
     with pytest.raises(SettingError, match=r"imports: .*side.py can't be read: No such file"):
         context([str(tmp_path / "side.py")])
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import threading
+from collections import deque
 
 import cloudpickle
 import jax
@@ -29,6 +30,7 @@ from flowrl.runtime.placement import (
     Placed,
     check_amounts,
     owners,
+    process_options,
     requested_amounts,
 )
 
@@ -199,6 +201,44 @@ def test_values_of_arrays_in_other_processes_come_when_they_are_reached_for():
     assert joined.steps == 12 and isinstance(joined["x"], RemoteArray)
 
 
+def high_mean(batch):
+    return batch["advantage"].mean() > -100
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_value_in_another_process_converts_as_an_array_does(shape):
+    home = Home(Copied())
+    zero = home.run(jnp.zeros, (), {"shape": shape}, ())
+    one = home.run(jnp.ones, (), {"shape": shape}, ())
+    assert not zero and one
+    if not shape:
+        assert (int(one), float(one)) == (1, 1.0)
+    with pytest.raises(ValueError, match="truth value of an array"):
+        bool(home.run(jnp.ones, (), {"shape": (2,)}, ()))
+
+
+def test_a_filter_where_the_stage_is_may_answer_with_an_array():
+    graph = PPO.insert(after="adv", some=fl.Filter(high_mean))
+    rows, _ = rows_of(graph, "local", 1)
+    there, _ = rows_of(graph, CopiedRuntime(sample=Actor()), 1)
+    np.testing.assert_equal(there, rows)
+
+
+class Shrinking(deque):
+    """A deque from which another thread takes all, once its length was asked for."""
+
+    def __len__(self):
+        length = super().__len__()
+        self.clear()
+        return length
+
+
+def test_two_threads_may_take_what_is_dropped():
+    home = Home(Copied())
+    home.dropped = Shrinking([1, 2, 3])
+    assert set(home._take_dropped()) <= {1, 2, 3} and not home._take_dropped()
+
+
 def bad(x):
     raise ZeroDivisionError("no")
 
@@ -304,9 +344,27 @@ def test_what_a_cluster_has_may_be_asked_for():
     ) == {"GPU": 2}
 
 
+def test_environment_variables_of_an_actor_stand_beside_those_that_it_gets():
+    mine = {"env_vars": {"X": "1", "NPROC": "2"}, "working_dir": "."}
+    actor = Actor(options={"runtime_env": mine, "num_cpus": 3})
+    assert process_options(actor, {"JAX_PLATFORMS": "cpu", "NPROC": "1"}, num_cpus=0) == {
+        "num_cpus": 3,
+        "runtime_env": {
+            "env_vars": {"JAX_PLATFORMS": "cpu", "NPROC": "2", "X": "1"},
+            "working_dir": ".",
+        },
+    }
+    assert process_options(Actor(), {"NPROC": "1"}) == {"runtime_env": {"env_vars": {"NPROC": "1"}}}
+
+
 def test_settings_are_checked():
-    with pytest.raises(SettingError, match="count must be at least 1"):
-        Actor(count=0)
+    for wrong in (0, 1.5):
+        with pytest.raises(SettingError, match="count must be a whole number, at least 1, got"):
+            Actor(count=wrong)
+        with pytest.raises(SettingError, match="processes must be a whole number, at least 1 or"):
+            fl.RayRuntime(processes=wrong)
+    with pytest.raises(SettingError, match="gpus must be None or not negative, got -1"):
+        Actor(gpus=-1)
     for place in ({"learner": True}, ["learner"]):
         with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
             fl.RayRuntime(place=place)

@@ -1,6 +1,8 @@
 """Stages in threads: who waits for whom, what `still` promises, and whose error ends a run."""
 
+import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -8,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 import flowrl as fl
+from flowrl.core.events import Stream, Tap, Warned
 from flowrl.core.items import Tally
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import loops_of
@@ -50,9 +53,9 @@ class Closes(fl.extend.Stateless):
         yield Tally((), {"item": item})
 
 
-def threads(makes):
+def threads(makes, stream=None):
     graph = fl.Graph("g").then(make=makes, queue=Queue(), close=Closes())
-    place = Place("g", {}, 0, HereSite)
+    place = Place("g", {}, 0, HereSite, stream=stream)
     return Threads(graph, partial(loops_of, graph, place.open(), place.site_of, place.ledger))
 
 
@@ -102,3 +105,40 @@ def test_what_ends_another_stage_is_raised_where_rows_are_waited_for():
         assert "in g.make" in raised.value.__notes__
     finally:
         turns.close()
+
+
+def test_an_error_that_nobody_waited_for_becomes_one_warning():
+    warnings = []
+    turns = threads(Makes(fails=1), Stream([Tap(warnings.append, Warned)]))
+    turns.wait()
+    turns.threads[0].join()
+    turns.close()
+    turns.close()
+    (warning,) = warnings
+    says = r"g: a stage failed too late to end the run: ZeroDivisionError: no more \(test_threads"
+    assert re.match(says, warning.text)
+
+
+class Growing(Counter):
+    """Gets a new key while it is gone through, as from another thread."""
+
+    def items(self):
+        for item in super().items():
+            self[f"more than {item[0]}"] += 1
+            yield item
+
+
+def test_what_is_counted_may_grow_while_it_is_read():
+    with fl.run(fl.ppo("CartPole-v1")) as run:
+        run._session.place.ledger.counts["sample", "runners"] = Growing(sampled_steps=3)
+        assert run.counts()["sampled_steps"] == 3
+
+
+def test_a_second_error_is_noted_at_the_first():
+    turns = threads(Makes(fails=0))
+    with pytest.raises(ZeroDivisionError):
+        turns.wait()
+    loop = next(loop for loop in turns.loops if loop is not turns.main)
+    turns._work(loop, turns.locks[0])
+    assert turns.error.__notes__[-1] == "and then ZeroDivisionError: no more"
+    turns.close()

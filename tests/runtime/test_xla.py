@@ -15,8 +15,9 @@ import pytest
 import flowrl as fl
 from conftest import close, remembered, rows_and_weights, timeless
 from environments import Corridor
+from flowrl.runtime.fusable import program_report
 from flowrl.runtime.fused import Periodicity, periodicity
-from flowrl.runtime.members import Swept, substituted
+from flowrl.runtime.members import Swept, Values, substituted
 
 ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.networks.MLP, hidden=(16,))
@@ -47,6 +48,11 @@ TINY = fl.ppo(
         policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
     ),
 ).set("runners.env", Corridor)
+
+
+WATCH = fl.Graph("watch", runners=TINY.resources["runners"]).then(
+    sample=fl.ParallelSample(), report=fl.Report()
+)
 
 
 def learned(graph, count, runtime="xla", seed=0):
@@ -193,6 +199,17 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), good, run.policy.weights)
 
 
+def test_a_row_that_raises_leaves_no_rows_to_be_taken_after_it():
+    # Without a learner no update ends the chunk, so that rows closed after the one with the NaN.
+    bad = WATCH.set("runners.env_settings", {"nan_at": 11})
+    with (
+        pytest.raises(fl.errors.EnvError) as raised,
+        fl.run(bad, runtime=fl.XlaRuntime(chunk=8)) as run,
+    ):
+        list(run)
+    assert len(run.rows) < 8 and not getattr(raised.value, "__notes__", None)
+
+
 @dataclass(frozen=True)
 class Fades(fl.extend.Operator):
     """Rewards are raised by a number that falls with each batch."""
@@ -283,6 +300,96 @@ def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_c
     assert (run.counts()["updates"], run.counts()["sampled_steps"]) == (5, 5 * 8)
 
 
+class Held(fl.extend.Handle):
+    """Holds a state, and changes an array in it or a number beside one."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def close(self):
+        pass
+
+    def turn_array(self):
+        self.state["array"] = 1 - self.state["array"]
+
+    def turn_number(self):
+        self.state["number"] = np.int32(1 - self.state["number"])
+
+
+class Holds(fl.extend.Resource):
+    handle = Held
+
+    def describe(self):
+        return "a state"
+
+    def review(self, use):
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Turns(Holds):
+    def open(self, site):
+        return Held({"array": jnp.int32(0), "number": np.int32(0)})
+
+
+@dataclass(frozen=True)
+class Seed(Holds):
+    """Its state is one array without a name, made from the run's seed."""
+
+    def open(self, site):
+        return Held(jnp.zeros((), jnp.float32) + site.seed)
+
+
+def with_resource(made, **nodes):
+    ops = {node.name: node.op for node in TINY.nodes}
+    graph = fl.Graph("ppo", **TINY.resources, held=made).then(**ops)
+    return graph.insert(after="sample", **nodes)
+
+
+@dataclass(frozen=True)
+class TurnsOver(fl.extend.Operator):
+    """Calls a verb with every other batch."""
+
+    verb: str
+    held: fl.extend.Ref[Held] = "held"
+
+    def init(self):
+        return {"seen": np.int32(0)}
+
+    def step(self, state, batch, ctx):
+        state["seen"] = (state["seen"] + 1) % 2
+        ctx.when(state["seen"] == 0, self.held, self.verb)
+        yield batch
+
+
+def test_what_is_no_array_can_not_change_where_only_the_program_knows_when():
+    learned(with_resource(Turns(), mine=TurnsOver("turn_array")), 2)
+    says = (
+        r"ppo\.mine: a verb changes the state\['number'\], an int32 and no array of JAX, where "
+        r"only the running program knows .* such as jnp\.int32\(0\)"
+    )
+    with pytest.raises(fl.errors.GraphError, match=says):
+        fl.run(with_resource(Turns(), mine=TurnsOver("turn_number")), runtime="xla")
+
+
+@dataclass(frozen=True)
+class Adds(fl.extend.Stateless):
+    """Adds what the resource holds to the rewards."""
+
+    held: fl.extend.Ref[Held] = "held"
+
+    def step(self, state, batch, ctx):
+        yield batch.with_(reward=ctx.run(raised_by, batch["reward"], ctx[self.held].state))
+
+
+def test_a_resource_may_hold_a_bare_array_and_sees_the_seed_of_its_own_run():
+    graph = with_resource(Seed(), mine=Adds())
+    with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2), seed=5) as run:
+        next(run)
+    for seed, own in zip((5, 6), run.curves().rows, strict=True):
+        close(timeless(own), learned(graph, 2, "local", seed)[0], rtol=1e-3)
+
+
 # -- many at once
 
 
@@ -323,7 +430,7 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
     with pytest.raises(
         fl.errors.SettingError,
-        match=r"sweep: min_fraction shapes the program and is no number in it",
+        match=r"sweep: sample\.min_fraction shapes the program and is no number in it",
     ):
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(min_fraction=[0.5, 1.0])))
     with pytest.raises(fl.errors.SettingError, match="gamma must be from 0 to 1, got 1.5"):
@@ -340,16 +447,74 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(weight_decay=[0.0, 0.1])))
     with pytest.raises(fl.errors.SettingError, match="lr has no values"):
         fl.Sweep(lr=[])
+    for wrong in (0.1, "1e-3", "12", [None]):
+        with pytest.raises(
+            fl.errors.SettingError, match=r"sweep: lr takes a list of numbers, .*write lr=\[1e-3"
+        ):
+            fl.Sweep(lr=wrong)
     with pytest.raises(fl.errors.GraphError, match="this is one run"):
         fl.run(TINY).curves()
 
 
+@dataclass(frozen=True)
+class Scales(fl.extend.Stateless):
+    """Scales rewards by a number, which it gives as an argument, or computes with in Python."""
+
+    gamma: float = 0.99
+    plain: bool = False
+
+    def step(self, state, batch, ctx):
+        scale = 2 * self.gamma if self.plain else self.gamma
+        yield batch.with_(reward=ctx.run(scaled_by, batch["reward"], scale))
+
+
+def scaled_by(reward, scale):
+    return reward * scale
+
+
+def test_a_sweep_reaches_arguments_and_refuses_one_setting_that_python_read():
+    graph, sweep = TINY.insert(after="sample", mine=Scales()), fl.Sweep(gamma=[0.5, 0.9])
+    with fl.run(graph, runtime=fl.XlaRuntime(sweep=sweep, chunk=2)) as run:
+        next(run)
+    for gamma, rows in zip((0.5, 0.9), run.curves().rows, strict=True):
+        alone = graph.set("adv.gamma", gamma).set("mine.gamma", gamma)
+        close(timeless(rows), learned(alone, 2, "local")[0], rtol=1e-3)
+    with pytest.raises(
+        fl.errors.SettingError,
+        match=r"sweep: mine\.gamma shapes the program .*by their whole paths",
+    ):
+        fl.run(graph.set("mine.plain", True), runtime=fl.XlaRuntime(sweep=sweep))
+
+
+def test_a_sweep_reaches_operators_at_the_sampler():
+    def with_gamma(gamma):
+        return TINY.set("sample.local", fl.chain(mine=Scales(gamma)))
+
+    sweep = fl.Sweep(**{"sample.local.mine.gamma": [0.5, 2.0]})
+    with fl.run(with_gamma(0.9), runtime=fl.XlaRuntime(sweep=sweep, chunk=2)) as run:
+        next(run)
+    for gamma, rows in zip((0.5, 2.0), run.curves().rows, strict=True):
+        close(timeless(rows), learned(with_gamma(gamma), 2, "local")[0], rtol=1e-3)
+
+
 def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
-    adam = fl.Adam(Swept("lr", 1e-3))
-    assert substituted(adam, {"lr": 5.0}).lr == 5.0 and adam.lr == Swept("lr", 7.0) != 1e-3
+    adam, values = fl.Adam(Swept("lr", 1e-3, "learner.lr")), Values({"lr": 5.0})
+    assert substituted(adam, values).lr == 5.0 and adam.lr == Swept("lr", 7.0) != 1e-3
+    assert values.read == {"learner.lr"}
     same = fl.Adam(1e-3)
-    assert substituted(same, {"lr": 5.0}) is same
-    assert substituted((Swept("lr", 1.0), 2.0), {"lr": 5.0}) == (5.0, 2.0)
+    assert substituted(same, values) is same
+    assert substituted((Swept("lr", 1.0), 2.0), values) == (5.0, 2.0)
+
+
+def test_seeds_beyond_the_last_one_are_refused():
+    with pytest.raises(
+        fl.errors.SettingError,
+        match=r"seeds=2 from seed 4294967295 on .*; take a first seed of at most 4294967294",
+    ):
+        fl.run(TINY, runtime=fl.XlaRuntime(seeds=2), seed=2**32 - 1)
+    for wrong in ({"chunk": 2.5}, {"seeds": 2.5}, {"chunk": 0}):
+        with pytest.raises(fl.errors.SettingError, match="must be a whole number, at least 1 or"):
+            fl.XlaRuntime(**wrong)
 
 
 def test_a_nan_names_its_seed():
@@ -393,10 +558,7 @@ def twice(batch):
 
 
 def test_many_runs_without_a_learner_have_weights_of_their_own():
-    graph = fl.Graph("watch", runners=TINY.resources["runners"]).then(
-        sample=fl.ParallelSample(), report=fl.Report()
-    )
-    with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2)) as run:
+    with fl.run(WATCH, runtime=fl.XlaRuntime(seeds=2, chunk=2)) as run:
         assert next(run)["row"] == 1
 
 
@@ -493,6 +655,17 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
     )
 
 
+def thrice(batch):
+    return [batch, batch, batch]
+
+
+THRICE = (
+    PPO.set("learner.loss", fl.losses.VTraceLoss())
+    .remove("adv", "norm")
+    .insert(after="batch", thrice=fl.FlatMap(thrice))
+)
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
@@ -506,8 +679,9 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
             Periodicity(0, 6, 2),
         ),
         (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, 2)),
+        (THRICE.set("report.every", 4), Periodicity(0, 4, 4)),
     ],
-    ids=["a row", "rows of six", "every other", "queue"],
+    ids=["a row", "rows of six", "every other", "queue", "rows within units"],
 )
 def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expected):
     assert periodicity(graph, graph.compile().found) == expected
@@ -522,6 +696,15 @@ def test_a_period_that_is_too_long_is_refused():
         match="it repeats itself only after 101 rounds, and a program unrolls 64 at most",
     ):
         fl.run(graph, runtime="xla")
+
+
+def test_a_period_with_a_row_within_a_unit_is_unrolled_as_a_whole_which_the_plan_knows():
+    graph = THRICE.set("report.every", 100)
+    says = "it repeats itself only after 100 rounds, and a program unrolls 64 at most"
+    with pytest.raises(fl.errors.CheckError, match=says):
+        fl.run(graph, runtime="xla")
+    possible, text = program_report(graph.compile())
+    assert not possible and says in text
 
 
 def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
