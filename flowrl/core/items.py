@@ -252,8 +252,8 @@ class Tally:
     episodes: dict[str, Array]
     """Scalars that runners report of their episodes.
 
-    They are ``env_steps`` (valid ones) and ``episodes`` since the last Row, ``return_mean`` and
-    ``length_mean``.
+    They are ``env_steps`` (the steps that were taken, also those that are in no rollout, but no
+    resets) and ``episodes`` since the last Row, ``return_mean`` and ``length_mean``.
     """
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of operators and environments since the last Row, by name; the loop adds them."""

@@ -20,11 +20,14 @@ Rows = dict[str, Array]
 class Minibatches:
     """The minibatches of a batch ``[steps, columns]``.
 
-    Its rows are single steps, or whole columns where these must stay together. They lie in lines:
-    a line is what devices share evenly, so that each minibatch in order is made of the same rows,
-    whatever the number of devices. Normally it holds the columns at one moment. Where these can't
-    be shared evenly, or would cut a minibatch in order, it is a whole minibatch, or the whole batch
-    if that is shuffled. Of whole columns it holds those of a minibatch, or all if shuffled.
+    Its rows are single steps, or whole columns where these must stay together. It is laid out in
+    lines, as an array ``[..., lines, width]`` whose last axis the devices share evenly. In order, a
+    minibatch is made of whole lines, so it has the same rows for any number of devices.
+
+    A line normally holds all columns at one moment. Where the devices can't share that evenly, or
+    a minibatch in order would be no whole number of such lines, a line is a whole minibatch, or the
+    whole batch if rows are shuffled. Of whole columns, a line holds those of a minibatch at one
+    moment, or all if they are shuffled.
 
     Args:
         steps: T, in time.

@@ -193,19 +193,15 @@ class Core:
         }
 
     def _cut(self, state: State, mine: slice, interrupted: Array) -> State:
-        """Return the state with the newest episodes ended if what comes next does not follow on.
-
-        Rows that need what comes next can't be sampled any more, and returns end before it.
-        """
+        """Return the state without the newest rows that need what comes next, if that is missing."""
+        # Rows run from the newest back. The next rollout overwrites the observation after the
+        # newest row, so no return that reaches the newest row can be sampled, even if its episode
+        # ended there; one whose episode ended before it can.
         rows = (state["head"][mine.start] - 1 - jnp.arange(self.spec.n_step)) % self.rows
         over = state["over"][rows][:, mine]
         ended = jnp.cumsum(over.at[0].set(False), axis=0) > 0
         valid = state["valid"][rows][:, mine] & (~interrupted | ended)
-        return {
-            **state,
-            "valid": state["valid"].at[rows, mine].set(valid),
-            "over": state["over"].at[rows[0], mine].set(over[0] | interrupted),
-        }
+        return {**state, "valid": state["valid"].at[rows, mine].set(valid)}
 
     def sample(
         self, state: State, *, size: int
@@ -345,7 +341,7 @@ class JaxReplay(ReplayHandle):
         """Steps of a rollout; 0 before the first one."""
         self.arrays: State = {}
         self.added = 0
-        """Steps that were added."""
+        """Steps that were added, counted on the host, for `reached` alone."""
         self.reached = False
         """Whether enough steps were added for an n-step return."""
         self.ahead = np.zeros(self.runners.environments, np.int64)
@@ -474,6 +470,8 @@ class JaxReplay(ReplayHandle):
             cast("Core", self.core).sample, self.arrays, donate=(0,), size=size
         )
         self._note_sampled(reader, size)
+        # Policy versions are static numbers in a program, not arrays to be stored by row. So the
+        # version of a transition is not kept here, and its policy lag is NaN.
         return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})
 
     def prioritize(self, feedback: dict[str, Array]) -> None:

@@ -28,13 +28,14 @@ class Replay(Resource):
     Args:
         buffer_size: environment steps that it holds, masked rows between two episodes included.
         prioritized: whether transitions are sampled by priority (Schaul et al. 2016), with
-            importance weights as the field ``weight``; if not, each is as likely as any other
-            (default False).
+            importance weights as the field ``weight``; if not, each is as likely as any other of
+            its shard (default False).
         n_step: environment steps of a return (default 1).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         shards: parts, each with its own environments: one is in this process; several are where the
-            workers of the runtime are (default 1). A replay over environments in JAX lies on the
-            device, and is one part whatever this says.
+            workers of the runtime are (default 1). They are sampled in turn, however much each
+            holds: of a smaller one, each transition is more likely than of a larger one. A replay
+            over environments in JAX lies on the device, and is one part whatever this says.
         alpha: exponent of a priority; with 0 all transitions are sampled alike (default 0.6).
         beta: exponent of the importance weights, at first (default 0.4).
         beta_steps: environment steps added over which beta rises to 1, where the correction is

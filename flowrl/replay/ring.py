@@ -61,7 +61,6 @@ class Ring:
         self.rows = rows
         self.envs = envs
         self.low = low
-        """The number of its first environment."""
         self.n_step = spec.n_step
         self.extra = spec.extra
         self.random = np.random.default_rng(seed)
@@ -74,7 +73,6 @@ class Ring:
         and whether it came with a rollout (masked rows too, but not the observation at the head).
         """
         self.env_numbers = np.arange(low, low + envs, dtype=np.int32)
-        """The numbers of its environments."""
         self.head = np.zeros(envs, np.int64)
         """By environment, the row after its newest one."""
         self.next_step = np.full(envs, -1, np.int32)

@@ -94,6 +94,8 @@ def reached(spec: Replay, added: int, steps: int, envs: int) -> bool:
         steps: steps of a rollout.
         envs: environments.
     """
+    # However the rollouts are spread, the environment with the most of them has at least their mean
+    # number, rounded up.
     return math.ceil(added / (envs * steps)) * steps >= spec.n_step
 
 
@@ -119,7 +121,6 @@ class RingStub:
         self.spec = spec
         self.envs = envs
         self.added = 0
-        """Steps that were added."""
         self.newest: Batch | None = None
         """The shapes of the newest batch that was added."""
 

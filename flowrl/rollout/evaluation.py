@@ -166,6 +166,8 @@ def noise_of(seeds: Any, first: Any, *, net: Network, explore: Explore) -> Any:
 
     def noise(seed: Any, step: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), step)
+        # Step and environment are 0, for what evaluations explore by (`Sampled`, or a constant
+        # epsilon) depends on neither.
         return explore.noise(net.head, key, 1, jnp.float32(0), jnp.zeros(1, jnp.int32), 1)[0]
 
     steps = first + jnp.arange(CHUNK, dtype=jnp.uint32)

@@ -162,8 +162,9 @@ class RunnersHandle(Handle):
         """Return and reset the numbers of what happened since the last call.
 
         Returns:
-            ``env_steps`` (valid ones) and ``episodes`` since the last call, and ``return_mean`` and
-            ``length_mean`` over the last 100 episodes.
+            ``env_steps`` (the steps that were taken, also those that are in no rollout, but no
+            resets) and ``episodes`` since the last call, and ``return_mean`` and ``length_mean``
+            over the last 100 episodes.
         """
 
     @abstractmethod

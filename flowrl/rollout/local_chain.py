@@ -122,6 +122,8 @@ class Local:
     """
 
     def __init__(self, chain: Chain, net: Network, site: Site) -> None:
+        # The chain is one stage between two channels: its first node takes each rollout out of the
+        # first, and what its last node yields goes into the other, whose name is no node's.
         names = list(chain)
         self.acting, self.metrics = Acting(net, site), site.metrics
         self._input = Channel(names[0], (), 1, "block", "fifo")
