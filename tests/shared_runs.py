@@ -27,10 +27,10 @@ QUICK = fl.IMPALASettings(
     envs_per_runner=4,
     rollout_length=4,
     batch_size=32,
-    report_every=2,
+    report_every=1,
     policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
 )
-ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=2, episodes=2))
+ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=1, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went
 in, left to itself."""
 RUNS = {

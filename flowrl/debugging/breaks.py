@@ -63,7 +63,7 @@ def stop_at(plan: Plan, node: str, text: str = "") -> Break:
         raise GraphError(unknown("node", node, [*sources, ROWS]))
     if not text:
         return Break(node)
-    when, items = looking.comparison(text), plan.found.forms
+    when, items = looking.comparison(text), plan.found.first_items
     # A condition may be about the items that the node yields or those that it takes.
     nearby = [] if node == ROWS else [node, *sources[node]]
     arrays = [name for n in nearby for name in looking.fields(items.get(n))]

@@ -125,7 +125,7 @@ def _never(graph: Graph, found: Trace) -> Iterator[Problem]:
 def _ambiguous(found: Trace) -> Iterator[Problem]:
     """Yield the metrics of operators that have the name of one that a loss returns."""
     of_losses: set[str] = set()
-    for item in found.forms.values():
+    for item in found.first_items.values():
         if isinstance(item, Trained):
             of_losses.update(item.metrics.names)
     for name in sorted(found.metrics.keys() & of_losses):

@@ -194,13 +194,13 @@ class Plan:
 
     def _generic(self, node: Node, traffic: Traffic) -> tuple[str, str]:
         """Return what can be said of any node."""
-        item = self.found.forms.get(node.name)
+        item = self.found.first_items.get(node.name)
         if not node.after and traffic.given:
             return self.a_row(traffic.given, "item"), _described(item)
         if traffic.taken != traffic.given:
             most = math.gcd(traffic.taken, traffic.given)
             return f"{traffic.taken // most} -> {traffic.given // most}", _described(item)
-        before = self.found.forms.get(node.after[0]) if node.after else None
+        before = self.found.first_items.get(node.after[0]) if node.after else None
         if isinstance(item, Batch) and isinstance(before, Batch):
             changes = _changes(before, item)
             if changes is not None:

@@ -100,7 +100,7 @@ class Trace:
     """Whether the period was found; if not, the numbers are means over `rows`."""
     steady: dict[str, Traffic] = field(default_factory=dict)
     """By node: what it does in the steady period."""
-    forms: dict[str, Any] = field(default_factory=dict)
+    first_items: dict[str, Any] = field(default_factory=dict)
     """By node: the first item that it yields, with shapes for arrays."""
     lags: dict[str, list[float]] = field(default_factory=dict)
     """By node that trains: the largest policy lag of each update; NaN where it can't be known."""
@@ -407,7 +407,7 @@ class Tracer:
         if item is None:
             return
         self.did.update({(node, "", "given"): 1, (node, "", "given_steps"): event.steps})
-        self.found.forms.setdefault(node, item)
+        self.found.first_items.setdefault(node, item)
         if isinstance(item, Batch):
             fields = f"in a batch whose fields are [{item.shape[0]}, {item.shape[1]}, ...]"
             wrong = [name for name, x in item.data.items() if tuple(x.shape[:2]) != item.shape]

@@ -174,7 +174,7 @@ class Recorder:
             "learner": event.resource,
             "settings": event.settings,
             "spaces": event.core.spaces.json,
-            "forms": dtypes,
+            "dtypes": dtypes,
             **self._about(event.resource),
         }
         return Taken(header, arrays)
@@ -374,7 +374,7 @@ class Recorded:
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return one array with the type that it had when it was recorded."""
-        x, dtype = self.arrays[name], self.header["forms"].get(name)
+        x, dtype = self.arrays[name], self.header["dtypes"].get(name)
         return x if dtype is None else x.view(jax.numpy.dtype(dtype))
 
 

@@ -38,7 +38,7 @@ def columns(plan: Plan) -> list[str]:
     Rare columns, such as `restarts`, are not known before the run.
     """
     names = list(COLUMNS)
-    for output in plan.found.forms.values():
+    for output in plan.found.first_items.values():
         if isinstance(output, Trained):
             # `bad` marks an update that is not finite; Rows have no column for it.
             names += [n for n in output.metrics.names if n not in (*names, "bad")]

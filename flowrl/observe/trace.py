@@ -192,10 +192,10 @@ def _from_workers(
     arrivals: defaultdict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for process, of_process in marks.items():
         for mark in of_process:
-            if mark.what == "came" and mark.where in tracks:
+            if mark.what == "received" and mark.where in tracks:
                 arrivals[mark.where].append((mark.at, process, mark.node))
     for worker, of_worker in arrivals.items():
-        returned_at = deque(mark.at for mark in marks[worker] if mark.what == "gave")
+        returned_at = deque(mark.at for mark in marks[worker] if mark.what == "returned")
         for arrived_at, process, node in sorted(of_worker):
             # A rollout whose return was not kept has no arrow.
             if returned_at and returned_at[0] <= arrived_at:

@@ -299,7 +299,7 @@ class GymRunners(RunnersHandle):
         self._restarts_in_a_row[runner] = 0
         self._rollouts_received[runner] += 1
         self._received_in_total += 1
-        here().mark("came", f"{self.site.name}, {runner}")
+        here().mark("received", f"{self.site.name}, {runner}")
 
     def _restart_late(self, late: LateError) -> None:
         """Restart a runner that let its oldest request wait for too long."""

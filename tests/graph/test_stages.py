@@ -201,7 +201,7 @@ def fails_on_data(batch):
 def test_a_partial_round_takes_those_that_came_and_the_others_later():
     graph = ASYNC.remove("queue").replace(sample=fl.ParallelSample(min_fraction=0.6))
     plan = graph.compile()
-    assert plan.found.forms["sample"].shape == (16, 8), "two of three runners make a round"
+    assert plan.found.first_items["sample"].shape == (16, 8), "two of three runners make a round"
     with fl.run(graph, runtime=fl.LocalRuntime(schedule="random"), seed=1) as run:
         got = list(itertools.islice(run, 5))
     assert got[-1]["trained_steps"] == 10 * 128

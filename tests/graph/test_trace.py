@@ -161,7 +161,7 @@ def test_patience_is_short():
 
 def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
     graph = loose().set("batch.batch_size", 256)
-    real, forms = {}, traced(graph).forms
+    real, forms = {}, traced(graph).first_items
     stream = Stream(
         [
             Tap(
@@ -196,14 +196,14 @@ def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
 def test_no_form_holds_an_array_of_observations():
     found = traced(recipe())
     for name in ("sample", "batch", "adv", "norm"):
-        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.forms[name].data.values())
+        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.first_items[name].data.values())
 
 
 def test_an_operator_that_drops_a_field_shows_in_the_form_after_it():
     slim = recipe().insert(after="train", x=Pass()).insert(after="adv", slim=fl.Map(without_reward))
     found = traced(slim)
-    assert "reward" in found.forms["adv"].data and "reward" not in found.forms["slim"].data
-    assert "reward" not in found.forms["norm"].data
+    assert "reward" in found.first_items["adv"].data and "reward" not in found.first_items["slim"].data
+    assert "reward" not in found.first_items["norm"].data
 
 
 def without_reward(batch):
@@ -229,7 +229,7 @@ def by_jax(batch):
 
 
 def test_a_map_in_jax_is_traced():
-    form = traced(recipe().insert(after="batch", own=fl.Map(by_jax))).forms["own"]
+    form = traced(recipe().insert(after="batch", own=fl.Map(by_jax))).first_items["own"]
     assert (form["norm"].shape, form["norm"].dtype) == ((16, 8), jnp.float32)
 
 
@@ -242,7 +242,7 @@ def test_a_map_in_numpy_is_run_once_on_zeros():
 
     form = traced(
         loose().remove("train", "norm", "adv").insert(after="batch", own=fl.Map(counted))
-    ).forms["own"]
+    ).first_items["own"]
     assert (form["obs"].shape, form["more"].shape, form["more"].dtype) == (
         (16, 8, 8),
         (16, 8),
@@ -337,7 +337,7 @@ def scaled(x, *, by):
 
 
 def test_settings_that_are_equal_and_of_other_types_have_shapes_of_their_own():
-    forms = traced(recipe().insert(after="batch", one=Scale(2), other=Scale(2.0))).forms
+    forms = traced(recipe().insert(after="batch", one=Scale(2), other=Scale(2.0))).first_items
     assert (forms["one"]["scaled"].dtype, forms["other"]["scaled"].dtype) == (
         jnp.int32,
         jnp.float32,

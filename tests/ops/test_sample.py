@@ -73,7 +73,7 @@ def test_work_at_the_sampler_gives_what_the_same_work_after_it_gives(runtime):
     two, _ = rows_and_weights(at, 2, runtime)
     assert [r["loss"] for r in one] == pytest.approx([r["loss"] for r in two], rel=1e-4)
     assert (
-        "advantage" in at.compile().found.forms["sample"].data
+        "advantage" in at.compile().found.first_items["sample"].data
         and fl.Graph.from_text(at.text()) == at
     )
 
