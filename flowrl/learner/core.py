@@ -406,15 +406,19 @@ def _run_in_loop(
 def _means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
     """Return the mean of each metric over the gradient steps that were applied, and their number.
 
+    If none was applied, the metrics are those of the first, for which the update stopped.
+
     Args:
         metrics: of every gradient step, ``[gradient steps, len(names)]``.
         names: of the metrics; the last one is ``gradient_steps``, 1 where a step was applied.
     """
     applied = metrics[:, -1:]
-    share = applied / jnp.maximum(jnp.sum(applied), 1)
-    # A step that was not applied may have metrics that are NaN, which a share of 0 would keep.
-    means = jnp.sum(jnp.where(applied > 0, metrics, 0.0) * share, axis=0)
-    return dict(zip(names[:-1], means, strict=False)), jnp.sum(applied)
+    gradient_steps = jnp.sum(applied)
+    counted = applied.at[0].set(jnp.where(gradient_steps > 0, applied[0], 1.0))
+    share = counted / jnp.maximum(gradient_steps, 1)
+    # A step that does not count may have metrics that are NaN, which a share of 0 would keep.
+    means = jnp.sum(jnp.where(counted > 0, metrics, 0.0) * share, axis=0)
+    return dict(zip(names[:-1], means, strict=False)), gradient_steps
 
 
 def _all_finite(tree: Any) -> Array:

@@ -193,7 +193,7 @@ class Core:
         }
 
     def _cut(self, state: State, mine: slice, interrupted: Array) -> State:
-        """Return the state without the newest rows that need what comes next, if that is missing."""
+        """Return the state in which rows that need what was interrupted can't be sampled."""
         # Rows run from the newest back. The next rollout overwrites the observation after the
         # newest row, so no return that reaches the newest row can be sampled, even if its episode
         # ended there; one whose episode ended before it can.

@@ -333,6 +333,20 @@ def test_target_kl_ends_the_update_before_the_step_that_goes_too_far():
     assert (np.exp(moved) - 1 - moved).ravel()[steps[applied]].mean() > 0.015
 
 
+def test_an_update_without_a_gradient_step_reports_why_it_took_none():
+    loss = fl.losses.PPOLoss(target_kl=0.01, kl_penalty_target=0.01)
+    learner = fresh(loss, ADAM)
+    before = now(learner)
+    rows = batch(invalid=False)
+    found = metrics_of(learner.update(rows.with_(logp=log_prob(learner, rows) + 1.0)))
+    assert (found["gradient_steps"], found["bad"]) == (0, 0)
+    assert found["kl"] > 0.015 and found["loss"] != 0
+    after = now(learner)
+    assert_equal(after["weights"], before["weights"])
+    # The policy is too far off, so that the penalty must not fall.
+    assert after["loss"]["kl_weight"] == 2 * before["loss"]["kl_weight"]
+
+
 @pytest.mark.parametrize("field", ["advantage", "obs"])
 @pytest.mark.parametrize("policy", [POLICY, NORMALIZED], ids=["plain", "normalized"])
 def test_nan_leaves_weights_and_optimiser_as_they_were_and_the_next_update_works(policy, field):
