@@ -187,7 +187,7 @@ class Runner:
             raise
         with CONCAT:
             batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
-            here().mark("gave", "")
+            here().mark("returned", "")
             return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes))
 
     def _locate(self, error: EnvError) -> None:
@@ -285,7 +285,9 @@ class Runner:
             obs, reward, terminated, truncated, final = self._step(packed)
             _write(data, at, reward=reward, terminated=terminated, truncated=truncated)
             over = terminated | truncated
-            skipped.extend(map(Skipped, full.tolist(), reward[full], over[full], acted_on, final[full]))
+            skipped.extend(
+                map(Skipped, full.tolist(), reward[full], over[full], acted_on, final[full])
+            )
             row[unfilled] += 1
             last[unfilled] = final[unfilled]
             self.obs = obs
