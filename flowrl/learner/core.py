@@ -165,24 +165,13 @@ class Core:
         # A result that is not finite is dropped as a whole: the state stays as it was.
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         good = jnp.isfinite(means["loss"]) & _all_finite(new)
-        good = good & self._finite(priority, fields["valid"])
-        # A NaN among the priorities would spoil every sample before the next Row reports it.
-        priority = None if priority is None else jnp.where(good, priority.reshape(-1), 0.0)
+        if priority is not None:
+            # A NaN among the priorities would spoil every sample before the next Row reports it.
+            flat = priority.reshape(-1)
+            priority = jnp.where(good & jnp.isfinite(flat), flat, 0.0)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
         report = {**means, "gradient_steps": jnp.where(good, gradient_steps, 0), "bad": ~good}
         return {**state, **kept, "key": next_key}, Metrics.pack(report), priority
-
-    def _finite(self, priority: Array | None, valid: Array) -> Array | bool:
-        """Return whether the priorities are finite, where these count.
-
-        Args:
-            priority: by row, as the rows are laid out, or None if the loss reports none.
-            valid: whether a row counts, laid out alike; whole columns all count.
-        """
-        if priority is None:
-            return True
-        finite = jnp.isfinite(priority)
-        return jnp.all(finite if self.sequences else finite | (valid == 0))
 
     def _laid_out(
         self,
@@ -285,6 +274,9 @@ class Core:
             (loss, (metrics, rest)), grads = self._gradients(weights, batch, loss_inputs)
             _refuse_reserved(metrics)
             priority = metrics.pop("priority", None) if self.loss.priorities else None
+            if priority is not None:
+                # The devices average the loss anyway, so it reports what is wrong on one of them.
+                loss = jnp.where(_finite_or_masked(priority, batch["valid"]), loss, jnp.nan)
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             # What the network left as it was is equal on all devices and needs no averaging.
             changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
@@ -429,6 +421,17 @@ def _all_finite(tree: Any) -> Array:
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
     return jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+
+
+def _finite_or_masked(priority: Array, valid: Array) -> Array:
+    """Return whether all priorities of a minibatch are finite, but for those of masked rows.
+
+    Args:
+        priority: by row, ``[N]``.
+        valid: by row whether it counts, ``[N]``, or ``[T, N]`` of whole columns, which all count.
+    """
+    finite = jnp.isfinite(priority)
+    return jnp.all(finite | (valid == 0) if valid.shape == priority.shape else finite)
 
 
 def _refuse_reserved(metrics: dict[str, Array]) -> None:
