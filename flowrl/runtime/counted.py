@@ -37,7 +37,11 @@ def since(before: Counts, after: Counts) -> Counts:
 
 
 def _minus(after: Mapping[Any, int], before: Mapping[Any, int]) -> Counter[Any]:
-    """Subtract counts. Unlike the operator of `Counter`, this keeps those of 0."""
+    """Subtract counts.
+
+    Unlike the operator of `Counter`, this keeps numbers that are not above 0: by those below it
+    `back_to` also raises what is lower than in the copy.
+    """
     return Counter({key: number - before[key] for key, number in after.items()})
 
 

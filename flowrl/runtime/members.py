@@ -186,8 +186,8 @@ class Members:
 
     def label(self, member: int) -> str:
         """Return what to call a run: its swept values and its seed."""
-        values = [f"{name}={value:g}" for name, value in self.values[member].items()]
-        return ", ".join([*values, f"seed {self.seeds[member]}"])
+        values = _joined(self.values[member])
+        return ", ".join([*([values] if values else []), f"seed {self.seeds[member]}"])
 
 
 def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
@@ -322,4 +322,9 @@ class MemberRows:
 
 def _joined(values: Mapping[str, float]) -> str:
     """Return swept values as a text, such as ``lr=0.001, gamma=0.99``."""
-    return ", ".join(f"{name}={value:g}" for name, value in values.items())
+    texts = []
+    for name, value in values.items():
+        # Values that differ only beyond six digits are groups of their own.
+        short = f"{value:g}"
+        texts.append(f"{name}={short if float(short) == value else value}")
+    return ", ".join(texts)

@@ -312,8 +312,15 @@ class Placed(Place):
         try:
             super().close()
         finally:
-            while self.remotes:
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        """End every process, the last one first, even if ending one of them fails."""
+        if self.remotes:
+            try:
                 self.remotes.pop().end()
+            finally:
+                self._end_processes()
 
 
 def owners(graph: Graph, wanted: Mapping[str, Actor]) -> dict[str, str]:

@@ -362,10 +362,8 @@ class RayActor:
     def clock(self) -> Reading:
         """Return its seconds by kind of work, or an empty reading if it does not answer in time."""
         with suppress(ray.exceptions.RayError):
-            spent: Reading = ray.get(
-                self.actor.spent.options(concurrency_group="aside").remote(),
-                timeout=CLOSING_SECONDS,
-            )
+            reply = self.actor.spent.options(concurrency_group="aside").remote()
+            spent: Reading = ray.get(reply, timeout=CLOSING_SECONDS)
             return spent
         return Reading()
 
@@ -494,7 +492,9 @@ class RayRuntime:
         stop = start(self.address, self.init, plan.graph.name, bool(self.place))
         try:
             check_amounts(self.place, plan.graph.resources, _node_amounts())
-        except SettingError as error:
+        except BaseException as error:
             stop()
-            raise error.at(plan.graph.name) from None
+            if isinstance(error, SettingError):
+                error.at(plan.graph.name)
+            raise
         return stop

@@ -224,6 +224,21 @@ def test_a_filter_where_the_stage_is_may_answer_with_an_array():
     np.testing.assert_equal(there, rows)
 
 
+class Hanging(Copied):
+    def end(self):
+        super().end()
+        raise RunError("it does not end")
+
+
+def test_every_process_is_ended_even_if_ending_one_of_them_fails():
+    placed = Placed(PPO.compile(), 0, Hanging, {"sample": Actor(count=2)}, NearSite)
+    placed.open()
+    remotes = list(placed.remotes)
+    with pytest.raises(RunError, match="it does not end"):
+        placed.close()
+    assert [remote.keeper for remote in remotes] == [None, None]
+
+
 class Shrinking(deque):
     """A deque from which another thread takes all, once its length was asked for."""
 

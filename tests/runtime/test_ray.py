@@ -219,8 +219,19 @@ def test_an_environment_that_raises_costs_its_process_nothing():
 
 
 def test_how_many_processes_is_checked():
-    with pytest.raises(fl.errors.SettingError, match="processes must be at least 1 or None, got 0"):
+    with pytest.raises(fl.errors.SettingError, match="processes must be a whole number, .*, got 0"):
         fl.RayRuntime(processes=0)
+
+
+def test_ray_is_ended_where_what_it_has_can_not_be_asked_for(monkeypatch):
+    from flowrl.runtime import ray as runtime_of_ray
+
+    ended = []
+    monkeypatch.setattr(runtime_of_ray, "start", lambda *_: lambda: ended.append(True))
+    monkeypatch.setattr(runtime_of_ray, "_node_amounts", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fl.run(fl.ppo("CartPole-v1"), runtime=fl.RayRuntime())
+    assert ended == [True]
 
 
 @pytest.mark.usefixtures("ray_up")

@@ -17,7 +17,7 @@ from conftest import close, remembered, rows_and_weights, timeless
 from environments import Corridor
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.fused import Periodicity, periodicity
-from flowrl.runtime.members import Swept, Values, substituted
+from flowrl.runtime.members import Members, Swept, Values, substituted
 
 ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.networks.MLP, hidden=(16,))
@@ -504,6 +504,13 @@ def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
     same = fl.Adam(1e-3)
     assert substituted(same, values) is same
     assert substituted((Swept("lr", 1.0), 2.0), values) == (5.0, 2.0)
+
+
+def test_values_that_differ_only_in_late_digits_have_labels_of_their_own():
+    members = Members.of(3, None, fl.Sweep(lr=[1e-3, 0.00100000001, 1e38]))
+    labels = [members.label(i) for i in range(members.count)]
+    assert labels == ["lr=0.001, seed 3", "lr=0.00100000001, seed 3", "lr=1e+38, seed 3"]
+    assert Members.of(3, 1, None).label(0) == "seed 3"
 
 
 def test_seeds_beyond_the_last_one_are_refused():
