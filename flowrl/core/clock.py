@@ -74,8 +74,8 @@ class Mark(NamedTuple):
     what: str
     """The event.
 
-    An item was ``put`` into a queue or ``taken`` out of it; a worker ``returned`` its rollout, which
-    this process ``received``.
+    An item was ``put`` into a queue or ``taken`` out of it; a worker ``returned`` its rollout,
+    which this process ``received``.
     """
     where: str
     """The queue, or the process of the worker."""

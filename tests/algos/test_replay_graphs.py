@@ -143,7 +143,11 @@ WARMED = {
 def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, monkeypatch):
     def numbers():
         plan = WARMED[name].compile()
-        own = {k: v for k, v in vars(plan.found).items() if k not in ("first_items", "lags", "mean_lags")}
+        own = {
+            k: v
+            for k, v in vars(plan.found).items()
+            if k not in ("first_items", "lags", "mean_lags")
+        }
         return str(plan), own, periodicity(WARMED[name], plan.found) if name == "jax" else None
 
     turns, turn = [], Schedule.round

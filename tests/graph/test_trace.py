@@ -196,13 +196,17 @@ def test_every_edge_has_the_fields_shapes_and_types_that_a_real_pass_has():
 def test_no_form_holds_an_array_of_observations():
     found = traced(recipe())
     for name in ("sample", "batch", "adv", "norm"):
-        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.first_items[name].data.values())
+        assert all(
+            isinstance(x, jax.ShapeDtypeStruct) for x in found.first_items[name].data.values()
+        )
 
 
 def test_an_operator_that_drops_a_field_shows_in_the_form_after_it():
     slim = recipe().insert(after="train", x=Pass()).insert(after="adv", slim=fl.Map(without_reward))
     found = traced(slim)
-    assert "reward" in found.first_items["adv"].data and "reward" not in found.first_items["slim"].data
+    assert (
+        "reward" in found.first_items["adv"].data and "reward" not in found.first_items["slim"].data
+    )
     assert "reward" not in found.first_items["norm"].data
 
 
