@@ -213,6 +213,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     if FOREIGN.get(name) in names:
         return f"unknown {kind} '{name}'; did you mean '{FOREIGN[name]}'? Known: {', '.join(names)}"
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # Who gives the last part of a path, such as that of a setting, means the path.
+    nearest = [known_name for known_name in names if known_name.endswith(f".{name}")]
+    nearest = nearest or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}"

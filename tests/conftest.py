@@ -24,6 +24,8 @@ if "FLOWRL_TESTS" not in os.environ:
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # Where in the source each operation comes from takes a tenth of the time of tracing.
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {quick}",
         # Ray gives its workers a niceness of 15, so beside other busy processes they would get a
         # thirtieth of a core.

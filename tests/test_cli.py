@@ -483,7 +483,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             "--until: unknown column 'return'; did you mean 'return_mean'?",
         ),
         (["run", "ppo", "--steps", "-5"], "must be a whole number of at least 1, got -5"),
-        (["run", "ppo", "--runtime", "cloud"], "invalid choice: 'cloud'"),
+        (["run", "ppo", "--runtime", "cloud"], "unknown runtime 'cloud'. Known: local, ray, xla"),
         (["plan", "nothere.py:f"], "there is no file nothere.py"),
         (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),
         (["plan", "none/graph.txt"], "there is no file none/graph.txt"),
@@ -497,7 +497,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             ["plan", "ppo", "--import", "no_such_package"],
             "--import no_such_package: No module named 'no_such_package'",
         ),
-        (["draw", "ppo", "--format", "png"], "invalid choice: 'png'"),
+        (
+            ["draw", "ppo", "--format", "png"],
+            "unknown format 'png'. Known: text, mermaid, dot, svg",
+        ),
         (["draw", "ppo", "-o", "no/such/folder/x.svg"], "No such file or directory"),
         (
             ["plan", "ppo", "--env", "own_envs:Corridor-v9"],

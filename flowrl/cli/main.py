@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from flowrl.cli import commands
-from flowrl.errors import FlowrlError
+from flowrl.errors import FlowrlError, unknown
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 """A function that adds a command: its name, its help, and the function that runs it."""
@@ -26,10 +27,19 @@ ENV_HELP = (
 )
 
 
+CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
+"""What argparse says of a value that is none of those known: the argument, it, and those."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """Parser that prints the list of commands where none is given."""
+    """Parser that suggests what may be meant, and lists the commands where none is given."""
 
     def error(self, message: str) -> NoReturn:
+        if wrong := CHOICE.fullmatch(message):
+            argument, value, choices = wrong.groups()
+            kind = argument.removeprefix("--").lower()
+            text = unknown(kind, value, re.findall(r"[\w-]+", choices))
+            self.exit(2, f"{self.prog}: {text}\n")
         # The message names COMMAND where it is missing.
         if "COMMAND" in message:
             self.print_help(sys.stderr)

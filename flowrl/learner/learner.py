@@ -373,7 +373,7 @@ class Learner(Resource):
             problem = f"nothing moves the target network of {kind}"
             yield use.name, f"{problem}; add target=UpdateTarget(...) after TrainOneStep"
         if loss.on_policy:
-            yield from _stale_data(use, kind)
+            yield from _stale_data(use, kind, str(self.runners))
 
     def describe(self) -> str:
         """Return one line such as ``MLP, PPOLoss, Adam``."""
@@ -381,12 +381,13 @@ class Learner(Resource):
         return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)
 
 
-def _stale_data(use: Use, kind: str) -> Iterator[tuple[str, str]]:
+def _stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
     """Report where an on-policy loss gets data of other than the newest weights.
 
     Args:
         use: how the graph uses the learner.
         kind: the name of the loss's class.
+        runners: the name of the learner's runners.
     """
     if replayed := [name for name in use.resources if use.total("replayed_steps", name)]:
         problem = f"{kind} is on-policy, but {replayed[0]} gives data of any age"
@@ -396,13 +397,15 @@ def _stale_data(use: Use, kind: str) -> Iterator[tuple[str, str]]:
         old = "what comes out of a queue may be any number of updates old"
         way = "remove the queue, or take a loss that corrects for age"
         yield queue, f"{kind} is on-policy, but {old}; {way}"
+    # The runners themselves report that they never get weights.
+    never = use.total("requests", runners) and not use.total("publishes", runners)
     for node, lag in use.lags.items():
         if math.isnan(lag):
             unknown = "the age of its data can't be known"
             why = "the column `version` was computed again on the way"
             way = "change batches by batch.with_(...), which keeps the columns"
             yield node, f"{kind} is on-policy, but {unknown}: {why}; {way}"
-        elif lag > 0:
+        elif lag > 0 and not never:
             old = f"it trains on data up to {lag:.0f} {plural(lag, 'update')} old"
             way = "put SyncWeights() after every update and before the next sample"
             yield node, f"{kind} is on-policy, but {old}; {way}, and make one batch of each round"

@@ -305,13 +305,13 @@ FAULTY = [
     (
         "weights that reach no runner",
         lambda: recipe().remove("sync"),
-        "runners train?",
+        "runners",
         r"act with their first weights for ever.*add sync=SyncWeights\(\)",
     ),
     (
         "weights for others",
         lambda: recipe(others=runners()).set("sync.runners", "others"),
-        "runners train?",
+        "runners",
         r"act with their first weights for ever.*add sync=",
     ),
     (
