@@ -188,6 +188,7 @@ def _holds_for_ones(fn: Callable[..., Any], args: Any, found: Any) -> bool:
         other = _of_values(fn, args, 1)
     except Exception:  # noqa: BLE001 - any error means that values decide
         return False
+    # By text: a static part of an item that each call makes may compare by identity.
     if repr(jax.tree.structure(other)) != repr(jax.tree.structure(found)):
         return False
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True)
@@ -204,8 +205,9 @@ def abstract(leaf: Any) -> Any:
         return (tuple(leaf.shape), str(leaf.dtype))
     if isinstance(leaf, Filling):
         return (Filling, leaf.mark, leaf >= leaf.mark)
-    # An object that compares by identity still equals itself when it was changed in place. So its
-    # contents are compared.
+    # An object that compares by identity still equals itself when it was changed in place, and a
+    # default repr shows only an address. So the contents of both are compared. Functions have
+    # neither contents that change nor the default repr: they are compared as they are.
     compares: Any = type(leaf).__eq__
     by_identity = compares is object.__eq__ and not callable(leaf)
     if by_identity or repr(leaf) == object.__repr__(leaf):

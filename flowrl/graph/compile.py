@@ -63,7 +63,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     Args:
         graph: the graph.
         found: what the abstract trace found.
-        traced: whether it came to its end, so that its numbers can be relied on.
+        traced: whether it closed a Row and found no problem, so that its numbers can be relied on.
     """
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for node, traffic in found.steady.items():

@@ -108,8 +108,8 @@ class Plan:
         """Return a counter per Row, of one node or summed over all.
 
         Args:
-            counter: one of ``requests sampled_steps updates trained_steps used_steps
-                gradient_steps publishes weight_bytes``.
+            counter: any that a verb counts, such as ``requests sampled_steps updates trained_steps
+                used_steps gradient_steps publishes weight_bytes``.
             node: the node; None for all.
         """
         number = self.total(counter) if node is None else self.counts(node)[counter]

@@ -262,7 +262,10 @@ class Use:
     resources: Mapping[str, Resource]
     """All of the graph's resources."""
     traced: bool
-    """Whether the abstract trace ran; if not, `counts` and `lags` are empty."""
+    """Whether the abstract trace closed a Row and found no problem.
+
+    If not, `counts` and `lags` can't be relied on.
+    """
     exact: bool
     """Whether the trace found a steady period, so that what is not counted never happens."""
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -349,7 +352,8 @@ class Context(Protocol):
     def planned(self, ref: Ref[Any], counter: str) -> int:
         """Return what all nodes count of a resource in the plan's steady period.
 
-        It is 0 while the plan is being made. The updates to a rollout are ``Fraction(
+        It is 0 in the first abstract trace. A second one, which runs because this was asked,
+        answers with the numbers of the first. The updates to a rollout are ``Fraction(
         ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))``.
 
         Args:

@@ -178,7 +178,7 @@ class HereSite:
     def run(
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
-        """Run a pure function, compiled once a process per function and static settings."""
+        """Run a pure function, compiled once a run per function and static settings."""
         with UPDATE:
             return self.place.jitted(fn, donate, *static.items())(*args)
 

@@ -104,7 +104,7 @@ def loops_of(
     channels: Mapping[str, Channel],
     failed: Callable[[str, Exception], None] | None = None,
 ) -> list[Loop]:
-    """Return a loop for each stage, upstream stages first.
+    """Return a loop for each stage, in the order of the stages' first nodes in the graph.
 
     Args:
         graph: the graph.

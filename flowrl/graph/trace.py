@@ -85,7 +85,7 @@ class Trace:
     reported: int = 0
     """Updates that those Rows report."""
     passes: int = 0
-    """Passes in all."""
+    """Rounds of the stages up to the end of the steady period, with those that were skipped."""
     warmup_rows: int = 0
     """Rows before the steady period."""
     warmup_rounds: int = 0
@@ -103,9 +103,13 @@ class Trace:
     first_items: dict[str, Any] = field(default_factory=dict)
     """By node: the first item that it yields, with shapes for arrays."""
     lags: dict[str, list[float]] = field(default_factory=dict)
-    """By node that trains: the largest policy lag of each update; NaN where it can't be known."""
+    """By node that yields updates, its own or passed on: the largest policy lag of each of them.
+
+    It is NaN where it can't be known.
+    """
     mean_lags: list[float] = field(default_factory=list)
-    """The mean policy lag of each update in the steady period."""
+    """The mean policy lag of each update that a node yields in the steady period, its own or passed
+    on."""
     metrics: dict[str, str] = field(default_factory=dict)
     """By name of a metric that `Context.metric` or an environment reports: what reports it."""
     timed: bool = False
@@ -128,8 +132,9 @@ class Trace:
 
 
 def trace(graph: Graph) -> Trace:
-    """Run a graph abstractly until the static state at a Row recurs, and return what was found.
+    """Run a graph abstractly until its static state recurs, and return what was found.
 
+    It also ends when it can't go on, and when patience is over.
     The graph is run a second time where an operator asks for the plan's numbers.
     """
     tracer = Tracer(graph, {})
@@ -186,7 +191,8 @@ class Tracer:
             found.nbytes = {
                 name: handle.nbytes for name, handle in place.handles.items() if handle.nbytes
             }
-        # A resource that can't be opened; the nodes' own errors were caught by `failed`.
+        # A resource that can't be opened, an operator's `init`, `prepare`, `ready` or
+        # `has_capacity`, or stages that wait for one another: `failed` caught the errors of steps.
         except FlowrlError as error:
             found.problems.append((place.ledger.at.node or place.opening, error.message))
         finally:
@@ -315,6 +321,7 @@ class Tracer:
 
         for loop in schedule.loops:
             loop.states = jax.tree.map(filled, loop.states)
+        # Only where something fills up: not every handle's state can be set.
         for _, handle in sorted(self.place.handles.items()):
             if any(isinstance(x, Filling) for x in jax.tree.leaves(handle.state)):
                 handle.state = jax.tree.map(filled, handle.state)

@@ -26,7 +26,11 @@ from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unkn
 from flowrl.graph.names import harmless, name_of, own_class, public, public_names
 
 PLAIN = (int, float, bool, str, type(None))
-"""The types of settings that are compared with their annotation exactly."""
+"""The types of plain settings.
+
+`fit` holds them to their annotation, but for an int where a float is wanted, and `to_text` writes
+them as literals.
+"""
 _UNFIT: Any = object()
 
 
@@ -178,7 +182,7 @@ def fit(value: Any, hint: Any, where: str) -> Any:
         where: the address of the setting, for errors.
 
     Raises:
-        SettingError: the value is of another plain type than the annotation.
+        SettingError: no type in the annotation takes the value.
     """
     if isinstance(value, np.generic):
         value = value.item()

@@ -26,7 +26,10 @@ from flowrl.rl.spaces import Spaces
 
 Array = Any
 RESERVED = {*COLUMNS, "bad"}
-"""Names that the metrics of a loss may not have, for a Row has columns of these names."""
+"""Names that the metrics of a loss may not have.
+
+Every Row has columns of the first ones, and by ``bad`` an update reports that it is not finite.
+"""
 State = dict[str, Any]
 
 
@@ -131,8 +134,8 @@ class Core:
     ) -> tuple[State, Metrics, Array | None]:
         """Run epochs of minibatches in one call.
 
-        A result that is not finite, a priority too, leaves the state as it was and sets the metric
-        ``bad``.
+        If the result or a priority is not finite, then weights, optimiser state and the numbers of
+        the loss stay as they were, and the metric ``bad`` is set; the random key moves on.
 
         Args:
             state: of this learner.
@@ -162,7 +165,7 @@ class Core:
             state["weights"], state["opt"], self._loss_inputs(state), key, fields, column_fields
         )
         means, gradient_steps = _means(metrics, names)
-        # A result that is not finite is dropped as a whole: the state stays as it was.
+        # A result that is not finite is dropped as a whole: only the random key moves on.
         new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
         good = jnp.isfinite(means["loss"]) & _all_finite(new)
         if priority is not None:
@@ -435,13 +438,13 @@ def _finite_or_masked(priority: Array, valid: Array) -> Array:
 
 
 def _refuse_reserved(metrics: dict[str, Array]) -> None:
-    """Raise an error if a metric of the loss has the name of a column that every Row has.
+    """Raise an error if a metric of the loss has one of the reserved names.
 
     Raises:
         ContractError: with another name for it.
     """
     if taken := sorted(RESERVED & set(metrics)):
         raise ContractError(
-            f"the loss reports {', '.join(taken)}, which every Row has already; "
+            f"the loss reports {', '.join(taken)}, which every Row or update has already; "
             f"give it another name, such as loss/{taken[0]}"
         )

@@ -119,7 +119,8 @@ class LearnerHandle(Handle):
             self.site.stream.emit(
                 Updating(self.site.name, int(version), before, batch, settings, self.core)
             )
-        # `traced` is passed on only where it is set: so the program of an untraced run is shared.
+        # The setting is left out where it is not set, so updates that report no epochs use the same
+        # compiled function in traced runs as in untraced ones.
         traced = {"traced": True} if self._traces(lag, settings["epochs"]) else {}
         if traced:
             update_begins()

@@ -80,7 +80,10 @@ class Ring:
         self.discounts = np.array([spec.gamma, 0], np.float32)
         """The discount after a step that goes on, and after one that ends its episode."""
         self.rows_written = 0
-        """Rows that were ever written."""
+        """How many rows, from row 0 on, may hold steps of some environment; at most `rows`.
+
+        Uniform sampling picks among these.
+        """
         # The rows that may be sampled now; those that were added and evicted so far.
         self.count = self.added = self.evicted = 0
         self.tree = SumTree(rows * envs) if spec.prioritized else None

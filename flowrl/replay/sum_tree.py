@@ -19,7 +19,8 @@ WIDE = 32
 def scattered(n: int) -> Array:
     """Return the numbers below n in a shuffled order, which is always the same.
 
-    Strata are sampled in this order, so that any part of a sample covers all of them.
+    Strata are sampled in this order, so that a part of a sample (a minibatch, or the rows of one
+    device) is spread over the whole range of them.
     """
     return np.random.default_rng(n).permutation(n)
 

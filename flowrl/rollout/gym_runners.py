@@ -382,8 +382,9 @@ class GymRunners(RunnersHandle):
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights, shared among the runners.
 
-        The episodes of a runner that is lost meanwhile are missing, which is reported; the next
-        sample restarts it.
+        The episodes of a runner that is lost meanwhile, or whose environment fails, are missing,
+        which is reported. The next sample restarts a lost runner; after a failed environment there
+        is nothing to restart, for an evaluation has environments of its own.
 
         Args:
             episodes: how many.
@@ -401,7 +402,7 @@ class GymRunners(RunnersHandle):
             try:
                 parts.append(call.result())
             except (RunError, EnvError) as error:
-                # The evaluation goes on without the runners that are lost.
+                # The evaluation goes on without the episodes of this runner.
                 if isinstance(error, EnvError) and self.spec.on_error == "stop":
                     raise
                 text = f"an evaluation lacks the episodes of runner {runner}: {error}"

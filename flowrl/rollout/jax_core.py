@@ -47,9 +47,9 @@ def _first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
         are finite.
     """
     floats = [(offset, x) for offset, x in seen if jnp.issubdtype(x.dtype, jnp.floating)]
-    # A maximum takes NaN and infinity along, and so does a sum.
+    # A maximum takes NaN and infinity along.
     largest = [_largest_by_column(x) for _, x in floats]
-    broken = ~jnp.isfinite(sum(largest))
+    broken = ~jnp.isfinite(jnp.stack(largest)).all(axis=0)
     column = jnp.argmax(broken)
     steps = []
     for offset, x in floats:
@@ -399,7 +399,8 @@ class Core:
             "over": zeros > 0,
             "step": jnp.uint32(0),
         }
-        # Environments whose episode is over go on until all are, which adds nothing to returns.
+        # An environment whose episode is over is reset at each further step, with a reward of 0,
+        # which adds nothing to its return.
         last = jax.lax.while_loop(
             lambda now: ~jnp.all(now["over"]) & (now["step"] < max_steps),
             lambda now: self._greedy_step(weights, key, now),

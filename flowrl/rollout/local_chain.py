@@ -19,7 +19,7 @@ from flowrl.rl.policies import Network, Weights
 
 
 def sequence_columns(batch: Batch) -> dict[str, Any]:
-    """Return the columns that belong to the maths of a sequence.
+    """Return the columns that a network needs beside the rows to compute over whole columns.
 
     They are the observations after the last rows, and the carry before the first.
     """

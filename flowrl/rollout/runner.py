@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -126,9 +126,8 @@ class Runner:
             self.infos = Infos(spec.metrics, envs, env_name(spec.env), self.mode)
         self.obs = self._reset(seed=self.seed)
         self.done = np.zeros(envs, bool)
-        self.memory = (
-            self.network.memory(self.weights, envs) if self.weights is not None else Memory()
-        )
+        # The first request to a runner always carries weights.
+        self.memory = self.network.memory(cast("Weights", self.weights), envs)
         self.counters = Counters(envs)
         # The first runner of a process compiles, and the others then find it done.
         with COMPILING:

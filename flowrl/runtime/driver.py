@@ -62,7 +62,8 @@ def from_driver(code: bytes) -> Any:
 def compilation_cache() -> dict[str, Any]:
     """Return environment variables by which workers share what JAX compiled.
 
-    What one worker compiled serves the others of its machine, those of later runs too.
+    What one worker compiled serves the others of its machine, also in later runs of this process;
+    beyond that only if the user names a folder in ``JAX_COMPILATION_CACHE_DIR``.
     """
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:

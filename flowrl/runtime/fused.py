@@ -38,8 +38,9 @@ class Periodicity:
     """Rounds of the steady period, after which the static state is the same again."""
     unit: int
     """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
-    itself. A period consists of whole units; it is one where a row closes within, or nodes stand
-    after the reporting operator."""
+    itself. A period consists of whole units. The whole period is one unit where a row closes before
+    the last item of the period, or where a node comes after the reporting operator: a scan of
+    smaller units could do neither."""
 
 
 class UnitTracer(Tracer):

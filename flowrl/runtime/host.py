@@ -65,10 +65,11 @@ class Host:
             args: its arguments.
         """
         slot, now = self.slots[index], time.time()
-        # While the call was on its way the worker did not wait for work, but for its transfer. Two
-        # machines' clocks may differ: more than the time since its last call it can't have been.
+        # While the call was on its way the worker waited for its transfer, not for work. Clocks of
+        # machines differ, and one may be set back, so the way is taken to begin no sooner than the
+        # last call ended, and to last no less than 0 seconds.
         on_its_way = max(now - max(sent_at, slot.idle), 0.0)
-        slot.clock.move(min(on_its_way, now - slot.idle), "waiting", "transfer")
+        slot.clock.move(on_its_way, "waiting", "transfer")
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
                 if slot.restart_count != restart_count:

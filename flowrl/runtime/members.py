@@ -82,6 +82,10 @@ class Swept(float):
         # never passes for the plain number that it holds.
         return isinstance(other, Swept) and self.name == other.name
 
+    def __ne__(self, other: object) -> bool:
+        # Not that of `float`, which compares the numbers.
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(("swept", self.name))
 

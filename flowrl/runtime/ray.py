@@ -348,7 +348,7 @@ class RayActor:
             "num_gpus": gpus,
             "concurrency_groups": {"aside": 1},  # reads the clock while a function runs
         }
-        # Those that ask for nothing are spread over the nodes. Where the others fit Ray knows best.
+        # A stage's processes that ask for nothing are spread over the nodes; Ray places the others.
         if index is not None and not amounts:
             options["scheduling_strategy"] = _node_of(index)
         kind: Any = ray.remote(**process_options(wanted, variables, **options))(Keeper)

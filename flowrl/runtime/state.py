@@ -152,8 +152,9 @@ def differing(a: Structure, b: Structure) -> str:
 
 
 def _described(static: tuple[Any, ...]) -> str:
-    """Return what is static about a leaf, in words."""
-    kind, fact = static[:2]
-    # Of NumPy's values dtype and shape are shown, not the bytes.
-    facts = fact[:2] if kind == "value" and isinstance(fact, tuple) else [fact]
-    return " ".join(map(str, [kind, *facts]))
+    """Return what is static about a leaf, in words: its value, or the shape and type of an array.
+
+    Of policy versions it is the learner and the age in updates.
+    """
+    kind, *facts = static
+    return " ".join([kind, *(str(_restored(fact)) for fact in facts)])

@@ -351,10 +351,13 @@ class XlaRuntime:
         check_positive("seeds", self.seeds)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
-        """Open the resources and trace the programs.
+        """Open the resources, and trace the steady period unless other rounds come before it.
+
+        Then it is traced with its first chunk.
 
         Raises:
             CheckError: a part of the graph can't be traced.
+            GraphError: the period does not end in the state that it began with.
             SettingError: what is swept is no setting of the graph that a program may have as an
                 input, or an observer wants each update.
         """
@@ -382,7 +385,7 @@ class XlaRuntime:
 
             session = Session(plan, place, turns, rows=rows)
         except Exception:
-            # Raises all problems at once, by node, where there are several.
+            # What can't be traced is raised by node, all of it at once; else the error itself.
             refuse(plan)
             raise
         return session

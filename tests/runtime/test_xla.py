@@ -263,8 +263,8 @@ def moved(mean, reward):
 
 def test_an_array_that_changes_its_kind_is_reported_by_node():
     says = (
-        r"mine\['mean'\] was value .* and became array \(2,\); an array in a state is one of JAX "
-        r"from the beginning, such as jnp\.zeros\(3\)"
+        r"mine\['mean'\] was value .* and became array \(2,\) float32; an array in a state is one "
+        r"of JAX from the beginning, such as jnp\.zeros\(3\)"
     )
     with pytest.raises(fl.errors.GraphError, match=says):
         fl.run(TINY.insert(after="sample", mine=Switches()), runtime="xla")
