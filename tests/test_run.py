@@ -450,7 +450,7 @@ class TwiceBad(Clockwork):
 def test_a_loss_may_not_report_what_every_row_has():
     with pytest.raises(
         fl.errors.CheckError,
-        match=r"ppo\.train: the loss reports env_steps, which every Row has already; give it "
+        match=r"ppo\.train: the loss reports env_steps, which every Row or update has already; give it "
         r"another name",
     ):
         fl.run(PPO.set("learner.loss", _boasting))
