@@ -23,7 +23,7 @@ from flowrl.errors import GraphError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.observe.explain import Explanation
+from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.saver import Results, Saver, first_files
 from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy
@@ -327,7 +327,7 @@ class Run:
         Returns:
             Where the seconds went, the bottleneck, and what changes would bring.
         """
-        return (self._results or self._results_so_far()).explanation
+        return explain(self._profiles()[1])
 
     def curves(self) -> Curves:
         """Return the Rows of every one of many runs at once.

@@ -450,8 +450,8 @@ class TwiceBad(Clockwork):
 def test_a_loss_may_not_report_what_every_row_has():
     with pytest.raises(
         fl.errors.CheckError,
-        match=r"ppo\.train: the loss reports env_steps, which every Row or update has already; give it "
-        r"another name",
+        match=r"ppo\.train: the loss reports env_steps, which every Row or update has already; "
+        r"give it another name",
     ):
         fl.run(PPO.set("learner.loss", _boasting))
 

@@ -17,7 +17,7 @@ from flowrl.errors import SaveError
 from flowrl.graph import values
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
-from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, TrainedPolicy, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
 
@@ -40,14 +40,9 @@ class Results:
     curves: Curves | None
     """The Rows of every run, where many go on at once."""
 
-    @property
-    def explanation(self) -> Explanation:
-        """Why the run is as fast as it is."""
-        return explain(self.steady)
-
     def reports(self) -> dict[str, str]:
         """Return the texts on the run, by name of the file that holds each."""
-        explanation = self.explanation
+        explanation = explain(self.steady)
         reports = {
             "audit.txt": str(self.audit),
             "explain.txt": str(explanation),
