@@ -249,6 +249,14 @@ class Work(ContextDecorator):
         _of_thread.clock.leave()
 
 
+class UnlessSaid(Work):
+    """A kind of work that counts only where the code around has not said what it does."""
+
+    def __enter__(self) -> None:
+        said = _of_thread.clock.stack[-1]
+        _of_thread.clock.enter(self.kind if said == OTHER.kind else said)
+
+
 class By:
     """Context in which another clock counts for this thread: ``with By(clock): ...``.
 
@@ -281,3 +289,5 @@ class By:
     EVALUATION,
     OTHER,
 ) = map(Work, KINDS[:-1])
+COMPUTING = UnlessSaid("update")
+"""Pure functions: an update, unless a handle says that they step environments or sample."""

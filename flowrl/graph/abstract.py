@@ -76,8 +76,8 @@ class AbstractSite(HereSite):
         The function is traced, or where that fails run once on zeros.
 
         Raises:
-            OpaqueError: both fail, or what it returned on zeros is a number that depends on them,
-                or has other shapes than what it returns on ones.
+            OpaqueError: both fail, or what it returned on zeros holds a number that it was not
+                given, or has other shapes than what it returns on ones.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
         try:

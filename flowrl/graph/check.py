@@ -143,7 +143,7 @@ def _missing(graph: Graph, field: str, target: str) -> str:
 
 
 def downstream_of_queues(graph: Graph) -> dict[str, str]:
-    """Return the nearest queue upstream of each node that has one."""
+    """Return, by node, the nearest queue upstream along the first input that has one."""
     found: dict[str, str] = {}
     ops = {n.name: n.op for n in graph.nodes}
     for node in graph.nodes:

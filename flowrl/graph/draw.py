@@ -46,7 +46,7 @@ def _kind(node: Node) -> str:
 # -- text ------------------------------------------------------------------------------------------
 
 
-_CROSSED = {" ": "─", "│": "┼", "╮": "┬"}
+_CROSSED = {" ": "─", "│": "┼", "╮": "┬", "┘": "┴"}
 """The mark of a lane where a horizontal line crosses it, by its mark without that line."""
 
 

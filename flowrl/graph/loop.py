@@ -27,8 +27,6 @@ from flowrl.graph.protocols import Handle, Operator, Site
 if TYPE_CHECKING:
     from flowrl.graph.stages import Channel
 
-_END: Any = object()
-
 
 class NodeContext:
     """Context that the step of one node gets: the `Context` of the protocols, made from a site.
@@ -272,6 +270,7 @@ class Loop:
                     continue
                 if channel is None:
                     self._deliver(root, None, None, rows)
+                # Never None here, for no other stage takes from it and it is not empty; for mypy.
                 elif (taken := channel.take()) is not None:
                     here().mark("taken", channel.name, taken[1])
                     if self.stream.levels:
@@ -352,9 +351,8 @@ class Loop:
         outputs = unit.step(unit.state, item, unit.ctx)
         if not isinstance(outputs, Iterator):
             raise ContractError(_not_yielding(outputs))
-        # `next`, not `for`: between two outputs the nodes downstream run, whose time is their own.
         started = time.perf_counter() if stream.ran else 0.0
-        while (output := next(outputs, _END)) is not _END:
+        for output in outputs:
             if stream.ran:
                 stream.advanced(name, time.perf_counter() - started, output)
             if isinstance(output, Tally):
@@ -372,6 +370,7 @@ class Loop:
             # The nodes downstream left their own names there.
             ledger.at.node = name
             clock.at(name)
+            # The nodes downstream ran meanwhile, whose seconds are their own.
             if stream.ran:
                 started = time.perf_counter()
         if stream.ran:

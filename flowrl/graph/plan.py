@@ -23,7 +23,7 @@ class Plan:
     """What a compiled graph will do, in the numbers of the abstract trace; `print` shows them."""
 
     graph: Graph
-    """The graph."""
+    """What was compiled."""
     found: Trace
     """What the abstract trace found."""
 
@@ -48,7 +48,8 @@ class Plan:
     def lag_bound(self) -> float:
         """The largest possible policy lag, however slow a runner or a stage is, in updates.
 
-        Three things bound it; without any of them it is infinite:
+        Three things bound it. Without any of them it is infinite; so it is with several queues, and
+        where more than one update may come of an item that leaves the queue.
 
         - One stage does everything, in rounds: the lag is what the trace found.
         - A queue has a `max_lag`: the lag is at most that.
@@ -78,7 +79,7 @@ class Plan:
         return bounds.capacity - 1 + math.ceil(updates / max(self._publishes(), 1))
 
     def _spreads(self, queue: str, *, before: bool) -> bool:
-        """Return whether a node before or after a graph's only queue gives more than it takes.
+        """Return whether a node before or after a graph's only queue gives several items a step.
 
         Then some of what a round samples may wait upstream of the full queue, or downstream, where
         the capacity does not count it. So it may if the queue does not cut the graph in two.
@@ -86,9 +87,9 @@ class Plan:
         stages = self.graph.stages()
         names = {name for stage in stages for name in stage if (queue not in stage) == before}
         return len(stages) < 2 or any(
-            self.found.steady[n.name].given > self.found.steady[n.name].taken
+            self.found.steady[n.name].given > self.found.steady[n.name].calls
             for n in self.graph.nodes
-            if n.after and n.name in names
+            if n.name in names
         )
 
     def _publishes(self) -> int:

@@ -271,7 +271,8 @@ class Use:
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By resource, by node: the counters of its verbs in the steady period."""
     lags: Mapping[str, float]
-    """By node that trains this resource: the largest policy lag, NaN where it can't be known."""
+    """By node that calls this resource and yields updates, its own or passed on: the largest policy
+    lag, NaN where it can't be known."""
     idle: Sequence[str]
     """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
     queues: Mapping[str, str]
@@ -478,7 +479,7 @@ class Stateless(Operator):
 
 
 def hidden(owner: Any, base: type) -> str:
-    """Return which field of a user's value hides an attribute of its base class; empty if none.
+    """Return what is wrong with a field that hides an attribute of the base class; empty if none.
 
     A field of the same type is no mistake: it sets per value what other classes set for all.
     """

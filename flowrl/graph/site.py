@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from flowrl.core.clock import UPDATE, Reading
+from flowrl.core.clock import COMPUTING, Reading
 from flowrl.core.compiled import check_count, jitted
 from flowrl.core.events import Stream
 from flowrl.core.ledger import Ledger
@@ -179,7 +179,7 @@ class HereSite:
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
         """Run a pure function, compiled once a run per function and static settings."""
-        with UPDATE:
+        with COMPUTING:
             return self.place.jitted(fn, donate, *static.items())(*args)
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:

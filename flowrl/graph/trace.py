@@ -74,6 +74,8 @@ class Traffic:
     """Items that the node yielded."""
     given_steps: int
     """Environment steps in the items that the node yielded."""
+    calls: int
+    """How often the node's step ran, which at a source takes no item."""
 
 
 @dataclass
@@ -163,7 +165,7 @@ class Tracer:
     """
 
     counters: ClassVar[bool] = True
-    """Whether the values of operators' NumPy counters distinguish states."""
+    """Whether the values of operators' whole NumPy numbers distinguish states."""
 
     def __init__(self, graph: Graph, planned: Mapping[tuple[str, str], int]) -> None:
         self.graph = graph
@@ -228,7 +230,8 @@ class Tracer:
             if found.problems or found.opaque:
                 return
             self.between(schedule)
-            # Patience starts again with the first Row: until then functions are traced, slowly.
+            # Patience starts again with the first Row, for until then functions are traced, slowly;
+            # so it does with the first after a skip, where the search for means begins again.
             if rounds_run == 1 or (closed_row and not search.closings):
                 deadline = time.thread_time() + PATIENCE
                 most_rounds = UNFILLED + 3 * rounds_run
@@ -296,7 +299,7 @@ class Tracer:
             self.repeats(search.start, now)
 
     def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
-        """Skip rounds between two states that differ only in what fills up.
+        """Skip repetitions of what lies between two states that differ only in what fills up.
 
         What lies between the states is counted as often as it can recur before one of the numbers
         that fill up reaches its mark, and those numbers are raised accordingly.
@@ -373,6 +376,7 @@ class Tracer:
     def _fact(self, path: Any, x: Any) -> Any:
         """Return what is static about one leaf of the state, policy versions left out."""
         distinguishes = self.counters or not is_counter(path, x)
+        # Not floating ones, such as the time of Report's last row, which would never recur.
         if isinstance(x, np.integer | np.bool_) and distinguishes and not is_version(path, x):
             return x.item()
         return abstract(x)
@@ -409,9 +413,10 @@ class Tracer:
     # -- what is seen on the way
 
     def watch(self, event: OperatorRan) -> None:
-        """Note an item that a node yielded."""
+        """Note an item that a node yielded, or the end of its step."""
         node, item = event.node, event.item
         if item is None:
+            self.did[node, "", "calls"] += 1
             return
         self.did.update({(node, "", "given"): 1, (node, "", "given_steps"): event.steps})
         self.found.first_items.setdefault(node, item)
@@ -482,5 +487,5 @@ def _traffic(name: str, did: Did) -> Traffic:
     for (node, resource, counter), number in did.items():
         if resource and node == name:
             counts[resource][counter] = number
-    taken, given, steps = (did[name, "", key] for key in ("taken", "given", "given_steps"))
-    return Traffic(dict(counts), taken, given, steps)
+    of_node = (did[name, "", key] for key in ("taken", "given", "given_steps", "calls"))
+    return Traffic(dict(counts), *of_node)

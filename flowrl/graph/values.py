@@ -219,10 +219,9 @@ def _fitted(value: Any, option: Any) -> Any:
 
 
 def _is_a(value: Any, origin: Any) -> bool:
-    """Return whether a value is of a class, as far as this is the place to refuse it.
+    """Return False for a value that is not of an abstract class; True for any concrete class.
 
-    Only abstract classes are tested. Concrete ones are left to the owner of the setting, which
-    knows better what to say.
+    Concrete classes are left to the owner of the setting, which knows better what to say.
     """
     return not inspect.isabstract(origin) or isinstance(value, origin)
 
@@ -312,8 +311,7 @@ def _call_of(
     if isinstance(value, Printed):
         kind, parts = value.parts()
         return (kind if isinstance(kind, str) else name_of(kind, strict)), parts
-    is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if isinstance(value, Mapping) or not is_settings:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None
     fields = [f for f in dataclasses.fields(value) if f.init]
     shown = [f for f in fields if defaults or not _is_default(f, value)]

@@ -119,10 +119,7 @@ class LearnerHandle(Handle):
             self.site.stream.emit(
                 Updating(self.site.name, int(version), before, batch, settings, self.core)
             )
-        # The setting is left out where it is not set, so updates that report no epochs use the same
-        # compiled function in traced runs as in untraced ones.
-        traced = {"traced": True} if self._traces(lag, settings["epochs"]) else {}
-        if traced:
+        if traced := self._traces(lag, settings["epochs"]):
             update_begins()
         rows, devices = settings["minibatch_size"] // self._row_steps(batch), self.site.devices
         self.shards = devices if rows % devices == 0 else 1
@@ -136,7 +133,7 @@ class LearnerHandle(Handle):
             columns,
             donate=(0,),
             **settings,
-            **traced,
+            traced=traced,
             shards=self.shards,
         )
         self.state = {"core": core, "version": version + 1}

@@ -24,7 +24,8 @@ class Minibatches:
     lines, as an array ``[..., lines, width]`` whose last axis the devices share evenly. In order, a
     minibatch is made of whole lines, so it has the same rows for any number of devices.
 
-    A line normally holds all columns at one moment. Where the devices can't share that evenly, or
+    A line normally holds all columns at one moment, so that each device keeps the environments that
+    it has, where these are spread over devices. Where the devices can't share that evenly, or
     a minibatch in order would be no whole number of such lines, a line is a whole minibatch, or the
     whole batch if rows are shuffled. Of whole columns, a line holds those of a minibatch at one
     moment, or all if they are shuffled.
@@ -97,7 +98,7 @@ class Minibatches:
         return PartitionSpec(*unshared, AXIS)
 
     def on_this_device(self, x: Array) -> Array:
-        """Return a field that is laid out as rows.
+        """Return this device's part of a field that is laid out, its lines joined to rows.
 
         These are ``[count, rows, ...]``, or ``[all rows, ...]`` if they are shuffled. Whole columns
         keep their axis of time.

@@ -198,6 +198,10 @@ DOES = {
 PROGRAM = (
     "More environments at once use the device better; --runtime local shows what each node takes."
 )
+ONE_PROGRAM = (
+    "Step more environments at once, or run the graph as one program, whose rounds cost no Python: "
+    "--runtime xla."
+)
 STRAGGLER = (
     "See what is different there (its machine, its episodes). Where all wait for it, sample with "
     "min_fraction below 1, or with mode='async' and a Queue after the sampler."
@@ -245,12 +249,16 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, remote: bool) -> str:
     match kind:
         case "step" if remote:
             return f"Step more environments in parallel: {_more_runners(p, sampler)}."
+        case "step" if sampler and "count" not in p.facts.get(sampler, {}):
+            return ONE_PROGRAM
         case "step":
             return "Let runners step in parallel: --runtime ray, with more than one runner."
         case "inference":
             return f"Let one call act for more environments: {_more_environments(p, sampler)}."
         case "update":
             return FASTER_REPLAY_UPDATES if p.total("replayed_steps") else FASTER_UPDATES
+        case "replay" if not any("shards" in facts for facts in p.facts.values()):
+            return FASTER_REPLAY_UPDATES
         case "replay":
             return f"Split the replay over more processes: --runtime ray with {_more_shards(p)}."
     return ADVICE.get(kind, OTHERWISE)

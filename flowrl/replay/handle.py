@@ -101,8 +101,8 @@ class ReplayHandle(Handle):
         Args:
             reader: its name.
             learning_starts: steps that must have been added before it samples.
-            ratio: batches that it samples for each step that is added from then on; None for any
-                number.
+            ratio: batches that it samples for each step that is added from then on, all steps of
+                the add that reaches `learning_starts` among them; None for any number.
             alone: whether it samples by itself, not when it is given an item.
 
         Raises:

@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch, nbytes
 from flowrl.core.texts import in_bytes
 from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Site
 from flowrl.replay.handle import ReplayHandle, Stock
+from flowrl.replay.jax_sum_tree import empty_tree, find, set_weights
 from flowrl.replay.shards import needed, reached, too_large, too_small
-from flowrl.replay.sum_tree import WIDE, scattered
+from flowrl.replay.sum_tree import scattered
 
 if TYPE_CHECKING:
     from flowrl.replay.replay import Replay
@@ -83,19 +85,13 @@ class Core:
 
     def _no_priorities(self, key: Array) -> State:
         """Return the part of an empty state by which rows are sampled by priority."""
-        size = -(-self.rows * self.envs // WIDE**2) * WIDE**2
-        tree = {
-            "leaves": jnp.zeros(size),
-            "blocks": jnp.zeros(size // WIDE),
-            "tops": jnp.zeros(size // WIDE**2),
-        }
         return {
             # Stamps count from a random origin on: priorities of rows of another replay then match
             # none of these rows.
             "origin": jax.random.randint(key, (), 0, 2**30),
             "stamp": jnp.zeros((self.rows, self.envs), jnp.int32),
             "highest": jnp.float32(1),
-            "tree": tree,
+            "tree": empty_tree(self.rows * self.envs),
         }
 
     def add(
@@ -189,7 +185,7 @@ class Core:
         return {
             "stamp": _put(state["stamp"], stamps, state["head"][mine.start], mine.start),
             "highest": jnp.maximum(state["highest"], jnp.max(fresh)),
-            "tree": _set(state["tree"], slots, jnp.where(usable, weights, 0.0)),
+            "tree": set_weights(state["tree"], slots, jnp.where(usable, weights, 0.0)),
         }
 
     def _cut(self, state: State, mine: slice, interrupted: Array) -> State:
@@ -230,9 +226,11 @@ class Core:
     def _by_priority(self, state: State, key: Array, size: int) -> tuple[Array, Array]:
         """Return slots sampled by priority, and their importance weights."""
         shares = (scattered(size) + jax.random.uniform(key, (size,))) / size
-        slots = _find(state["tree"], shares)
+        slots = find(state["tree"], shares)
         count, priority = jnp.sum(state["usable"].reshape(-1)), state["tree"]["leaves"][slots]
         weights = (count * priority / jnp.sum(state["tree"]["tops"])) ** -self._beta(state)
+        # Rounding may end at a slot that can't be sampled, whose weight would be infinite.
+        weights = jnp.where(priority > 0, weights, 0.0)
         return slots, weights / jnp.max(weights)
 
     def _uniform(self, state: State, key: Array, size: int) -> Array:
@@ -287,7 +285,7 @@ class Core:
         weights = jnp.where(there, powers, state["tree"]["leaves"][slots])
         return {
             **state,
-            "tree": _set(state["tree"], slots, weights),
+            "tree": set_weights(state["tree"], slots, weights),
             "highest": jnp.maximum(state["highest"], jnp.max(jnp.where(there, powers, 0.0))),
         }
 
@@ -299,31 +297,6 @@ def _put(whole: Array, part: Array, row: Array, low: int) -> Array:
     """Return an array ``[rows, envs, ...]`` with a part written from a row and environment on."""
     start = (row, low, *[0] * (whole.ndim - 2))
     return jax.lax.dynamic_update_slice(whole, part.astype(whole.dtype), start)
-
-
-def _set(tree: State, slots: Array, weights: Array) -> State:
-    """Return a sum tree with the weights of slots set, and the sums above them."""
-    slots, weights = slots.reshape(-1), weights.reshape(-1)
-    leaves = tree["leaves"].at[slots].set(weights)
-    blocks = tree["blocks"].at[slots // WIDE].set(leaves.reshape(-1, WIDE)[slots // WIDE].sum(1))
-    tops = tree["tops"].at[slots // WIDE**2].set(blocks.reshape(-1, WIDE)[slots // WIDE**2].sum(1))
-    return {"leaves": leaves, "blocks": blocks, "tops": tops}
-
-
-def _find(tree: State, shares: Array) -> Array:
-    """Return the slots that `SumTree.find` would return."""
-    sums = jnp.cumsum(tree["tops"])
-    mass = jnp.minimum(shares * sums[-1], jnp.nextafter(sums[-1], 0.0))
-    row = jnp.searchsorted(sums, mass, side="right")
-    mass = mass - (sums - tree["tops"])[row]
-    for level in ("blocks", "leaves"):
-        part = tree[level].reshape(-1, WIDE)[row]
-        sums = jnp.cumsum(part, axis=1)
-        mass = jnp.clip(mass, 0.0, jnp.nextafter(sums[:, -1], 0.0))
-        at = jnp.sum(sums <= mass[:, None], axis=1)
-        mass = mass - jnp.take_along_axis(sums - part, at[:, None], 1)[:, 0]
-        row = row * WIDE + at
-    return row
 
 
 class JaxReplay(ReplayHandle):
@@ -422,6 +395,7 @@ class JaxReplay(ReplayHandle):
             takes = in_bytes(self.nbytes)
             raise too_large(self.spec, self.site.name, takes, " on the device") from error
 
+    @REPLAY
     def add(self, batch: Batch) -> None:
         """Write every runner's columns."""
         batch = needed(self.spec, batch)
@@ -458,6 +432,7 @@ class JaxReplay(ReplayHandle):
             ahead[numbers] += 1
         return parts
 
+    @REPLAY
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch:
         """Return a batch sampled from all environments; nothing is asked for beforehand.
 
@@ -474,6 +449,7 @@ class JaxReplay(ReplayHandle):
         # version of a transition is not kept here, and its policy lag is NaN.
         return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})
 
+    @REPLAY
     def prioritize(self, feedback: dict[str, Array]) -> None:
         """Set the priorities at once, for the device itself waits until they are computed."""
         self._note_prioritized(feedback)

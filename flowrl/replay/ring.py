@@ -280,7 +280,6 @@ class Ring:
             self.tree[waiting * self.envs + env] = weights
             self.tree[np.array([after * self.envs + env])] = 0.0
         self.head[env] = after
-        self.rows_written = max(self.rows_written, min(self.rows, head + 1))
 
     def _allocate(self, batch: Batch) -> None:
         """Make the arrays, once the first batch shows the shapes and types of its fields."""

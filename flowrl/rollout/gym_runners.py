@@ -171,7 +171,11 @@ class GymRunners(RunnersHandle):
 
     @property
     def _waits_for_newest(self) -> bool:
-        """Whether requests wait for the newest weights: where the policy lag is paced."""
+        """Whether requests wait for the newest weights: where the policy lag is paced.
+
+        With older weights the pacing might allow no request at all, and nothing would wake the
+        stage when the newest are computed.
+        """
         return self._pacing is not None
 
     def may(self, min_fraction: float = 0.0) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
+from flowrl.core.clock import EVALUATION, STEP
 from flowrl.core.items import Batch
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
@@ -181,6 +182,7 @@ class JaxRunners(RunnersHandle):
         for runner in whom_to_ask(self.state["order"], pending, in_flight, self._allowed()):
             self._sample(runner, 1)
 
+    @STEP
     def _sample(self, first: int, count: int) -> None:
         """Sample a rollout of each of `count` runners from the first on, as one item."""
         used = self.state["published"][self.state["uses"][first]]
@@ -248,6 +250,7 @@ class JaxRunners(RunnersHandle):
         self.state = {**self.state, "statistics": remaining, "evaluated": {}}
         return report
 
+    @EVALUATION
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play all episodes at once with the newest weights, greedily.
 

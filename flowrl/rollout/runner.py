@@ -87,7 +87,7 @@ class Runner:
         )
         self.noise: Array = np.empty(0)
         """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""
-        # Plain numbers in place of a typed key, which `make_noise` takes once per rollout.
+        # Plain numbers, because a typed key keeps JAX from dispatching a call the fast way.
         self.key = jax.random.key_data(_key_of(seed, name, index, restart_count))
         self.turn = 0
         """The steps that the runner acted so far."""

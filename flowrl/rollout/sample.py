@@ -65,5 +65,5 @@ def seed_of(seed: int, name: str, runner: int, restart_count: int = 0) -> int:
     """
     again = [restart_count] if restart_count else []
     sequence = np.random.SeedSequence([seed, zlib.crc32(name.encode()), runner, *again])
-    # The seed has 31 bits.
+    # Some environments keep their seed as a signed integer of 32 bits.
     return int(sequence.generate_state(1)[0] >> 1)

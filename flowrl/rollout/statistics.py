@@ -83,8 +83,11 @@ class EpisodeStatistics:
             if found
             else (math.nan,) * len(EVALUATED)
         )
-        self.evaluated = dict(zip(EVALUATED, numbers, strict=True))
-        return self.evaluated
+        evaluated = dict(zip(EVALUATED, numbers, strict=True))
+        # Another stage may drain at any time.
+        with self._lock:
+            self.evaluated = evaluated
+        return evaluated
 
     def drain(self) -> dict[str, Any]:
         """Return all that gathered since the last call, and start gathering again.

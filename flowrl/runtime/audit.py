@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from flowrl.core.items import Batch, Trained, steps_of
+from flowrl.core.items import Batch, steps_of
 from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle
@@ -143,9 +143,8 @@ def _held_steps(loops: Sequence[Loop]) -> dict[str, int]:
     held: dict[str, int] = {}
     for loop in loops:
         for name, state in loop.states.items():
-            # Batches are pytrees themselves: as leaves they still know their steps. What a Trained
-            # holds was trained, and is not held any more.
-            items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Trained))
+            # Batches are pytrees themselves: as leaves they still know their steps.
+            items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch))
             if steps := sum(x.steps for x in items if isinstance(x, Batch)):
                 held[name] = steps
     return held

@@ -134,8 +134,10 @@ class Session:
                 self.pending_rows = len(tallies) - number
                 closed_at = began + number * seconds_each if len(tallies) > 1 else None
                 dropped = self._dropped_until(dropped_before, number / len(tallies))
-                with By(self.turns.clock), UPDATE:
+                # Rows that are not made yet could not be taken after an interrupt.
+                with interrupts_wait() as pressed, By(self.turns.clock), UPDATE:
                     row = self.rows.row(tally, closed_at, **dropped)
+                self.interrupted = self.interrupted or pressed()
                 # Only the last row of a round closes at this moment.
                 if not self.pending_rows:
                     self._mark()

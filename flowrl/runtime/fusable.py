@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 import jax
@@ -50,7 +49,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         if isinstance(error, FlowrlError):
             problems.append((node, f"{error.message}{line_of(error)}"))
         else:
-            problems.append((node, _described(error)))
+            problems.append((node, described(error)))
 
     def trace(seed: Array, swept: dict[str, Array]) -> None:
         place.begin(seed, swept)
@@ -84,7 +83,7 @@ def refuse(plan: Plan) -> None:
         )
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
     """Return an error of a user's code as a message, with the way out where it met a tracer."""
     if not isinstance(error, NOT_TRACEABLE):
         return raised(error)
@@ -145,17 +144,8 @@ def program_report(plan: Plan) -> tuple[bool, str]:
     before = f", after {found.warmup} that come before" if found.warmup else ""
     rounds = f"{found.unit} {plural(found.unit, 'round')}"
     operators = len(plan.graph.nodes)
-    lines = [f"xla: one program of all {operators} operators; it unrolls {rounds}{times}{before}"]
-    # A learner counts `most_gradient_steps` only where its loss may stop early (target_kl); under
-    # `jax.vmap` the steps that one run skips are computed for all.
-    for name in plan.graph.resources:
-        traffic = plan.found.steady.values()
-        if any(node.counts.get(name, Counter())["most_gradient_steps"] for node in traffic):
-            lines.append(
-                f"     many runs at once: {name} computes the gradient steps, too, that target_kl "
-                "would save one alone"
-            )
-    return True, "\n".join(lines) + "\n"
+    program = f"xla: one program of all {operators} operators; it unrolls {rounds}{times}{before}"
+    return True, f"{program}\n"
 
 
 def _refusal(plan: Plan, problems: list[tuple[str, str]]) -> str:

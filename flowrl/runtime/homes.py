@@ -229,6 +229,7 @@ class Home:
 
 def _name(fn: Any) -> str:
     """Return a function's name as its author knows it."""
+    # A partial, and the wrapper of an operator such as FlatMap, have the user's function within.
     inner = getattr(fn, "func", getattr(fn, "fn", fn))
     return str(getattr(inner, "__name__", inner))
 

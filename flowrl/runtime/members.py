@@ -78,8 +78,8 @@ class Swept(float):
         return made
 
     def __eq__(self, other: object) -> bool:
-        # A graph, and the program compiled for it, is the same whatever the values are, and this
-        # never passes for the plain number that it holds.
+        # A graph is the same whatever the values are (the key of its program adds the first run's),
+        # and this never passes for the plain number that it holds.
         return isinstance(other, Swept) and self.name == other.name
 
     def __ne__(self, other: object) -> bool:
@@ -115,6 +115,7 @@ def substituted(value: Any, swept: Values) -> Any:
     """
     if isinstance(value, Swept):
         return swept.of(value)
+    # A step may pass several of its fields to `ctx.run` as one tuple.
     if isinstance(value, tuple) and any(isinstance(x, Swept) for x in value):
         return tuple(substituted(x, swept) for x in value)
     if not is_dataclass(value) or isinstance(value, type):

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from flowrl.core.clock import TRANSFER, UPDATE, Reading
+from flowrl.core.clock import TRANSFER, Reading
 from flowrl.core.remote import RemoteArray, near
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError, unknown
@@ -200,6 +200,7 @@ class PlacedSite(HereSite):
         self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), **static: Any
     ) -> Any:
         """Run a compiled function in the process that has its arguments."""
+        # The work is that of the other process, whose clock counts it; this one only waits for it.
         with TRANSFER:
             return self._home(args).run(fn, donate, static, args)
 
@@ -208,7 +209,7 @@ class PlacedSite(HereSite):
         # Without remote arrays there is nothing to save by calling it in another process.
         if not any(isinstance(x, RemoteArray) for x in jax.tree.leaves(args)):
             return super().call(fn, *args)
-        with UPDATE:
+        with TRANSFER:
             return self._home(args).call(fn, args)
 
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
@@ -227,6 +228,8 @@ class PlacedSite(HereSite):
         Raises:
             SettingError: always, with the way out.
         """
+        if near:
+            raise SettingError(f"{self.name} works in this process; leave it out of place")
         raise SettingError(
             f"{self.name} has processes of its own already; leave it out of place "
             "(RayRuntime(processes=) says how many)"

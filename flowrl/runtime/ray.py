@@ -100,10 +100,7 @@ class PendingPacked(Pending):
 
 
 def _cause(error: Exception) -> str:
-    """Return the line of Ray's long texts that says what went wrong.
-
-    It is the last one of a traceback, else the first.
-    """
+    """Return the line of Ray's long texts that names the fault: of a traceback the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -338,6 +335,7 @@ class RayActor:
                 the one of a resource.
             imports: modules that it imports first.
         """
+        # Variables come by a runtime_env, for JAX must not be imported before they are set.
         amounts = requested_amounts(wanted, index is None, _node_amounts())
         gpus = amounts.get("GPU", 0)
         variables = {"JAX_PLATFORMS": "" if gpus else "cpu", **traced()}
@@ -433,7 +431,7 @@ def _init(where: str, settings: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class RayRuntime:
-    """Runners as Ray actors; the learner and the loop in this process.
+    """Runners in Ray actors, several to a process; the learner and the loop in this process.
 
     Args:
         address: address of a running Ray to join; None starts one on this machine, its dashboard

@@ -1,4 +1,7 @@
-"""`Threads`: runs stages side by side, a thread each. They wait for one another only at queues."""
+"""`Threads`: runs stages side by side, a thread each.
+
+A stage waits at its queues, and where an operator may not fire or has no capacity.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from flowrl.core.compiled import programs
 from flowrl.core.events import Stream, Updating
 from flowrl.core.items import Tally
 from flowrl.core.mesh import split
-from flowrl.errors import GraphError, SettingError
+from flowrl.errors import CheckError, GraphError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
@@ -27,7 +27,7 @@ from flowrl.graph.stages import Channel, Make, Schedule
 from flowrl.graph.versions import later
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.counted import add
-from flowrl.runtime.fusable import fusable, refuse
+from flowrl.runtime.fusable import NOT_TRACEABLE, described, fusable, refuse
 from flowrl.runtime.fused import Periodicity, Segment, Tracing
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_numbers
@@ -113,6 +113,8 @@ class Fused:
         """Trace the steady period.
 
         Raises:
+            CheckError: an operator can't be traced. `refused` does not see one that runs only after
+                a long warm-up.
             GraphError: the period does not end in the state that it began with.
             SettingError: a swept setting is not read as a number.
         """
@@ -121,8 +123,12 @@ class Fused:
             if self.members.many
             else self.arrays
         )
-        with self.tracing.apart(), self.place.stream.muted():
-            self.period = self._steady_period(one_run)
+        try:
+            with self.tracing.apart(), self.place.stream.muted():
+                self.period = self._steady_period(one_run)
+        except NOT_TRACEABLE as error:
+            node = f"{self.graph.name}.{self.place.ledger.at.node}"
+            raise CheckError(self.graph.name, [f"{node}: {described(error)}"]) from error
         if self.period.after != self.structure:
             where = differing(self.structure, self.period.after)
             raise GraphError(

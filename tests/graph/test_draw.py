@@ -43,7 +43,7 @@ fork
   │││
   ││●  d     Concat
   │││
-  ●┘┘  e     Merge
+  ●┴┘  e     Merge
   │
   ●    long  Concat
 """
@@ -74,6 +74,17 @@ meeting
   │●┘  e  Merge
   ││
   ●┘   f  Merge
+"""
+
+JOINING = """\
+joining
+  ●    a  Pass
+  │
+  │●   b  Pass
+  ││
+  ││●  c  Pass
+  │││
+  ●┴┘  e  Merge
 """
 
 ROOTS = """\
@@ -117,9 +128,15 @@ def meeting():
     return graph.then(after=("a", "b"), e=Merge()).then(after=("c", "e"), f=Merge())
 
 
+def joining():
+    """Three lanes end in e."""
+    graph = fl.Graph("joining").then(a=Pass()).then(after=(), b=Pass()).then(after=(), c=Pass())
+    return graph.then(after=("a", "b", "c"), e=Merge())
+
+
 DRAWN = [
     (recipe(), CHAIN), (fork(), FORK), (roots(), ROOTS), (crossing(), CROSSING),
-    (meeting(), MEETING),
+    (meeting(), MEETING), (joining(), JOINING),
 ]  # fmt: skip
 
 
@@ -149,7 +166,9 @@ def test_lanes_part_and_meet_as_often_as_edges_do():
         edges = sum(len(n.after) for n in graph.nodes)
         sources = {a for n in graph.nodes for a in n.after}
         assert drawing.count("╮") + drawing.count("┬") == edges - len(sources)
-        assert drawing.count("┘") == edges - len([n for n in graph.nodes if n.after])
+        assert drawing.count("┘") + drawing.count("┴") == edges - len(
+            [n for n in graph.nodes if n.after]
+        )
 
 
 DASHED = [

@@ -1,6 +1,7 @@
 """Stages: what a channel holds and drops, whose turn it is, and that a race is a unit test."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -153,6 +154,24 @@ def test_the_plan_says_where_lag_has_no_bound():
         plan = graph.compile()
         assert plan.lag_bound == np.inf and "lag bound none, expected " in str(plan)
     assert "lag bound 4, expected " in str(ASYNC.set("queue.max_lag", 4).compile())
+
+
+@dataclass(frozen=True)
+class Thrice(fl.extend.Stateless):
+    """Samples three rounds a turn."""
+
+    source = True
+    runners: str = "runners"
+
+    def step(self, state, item, ctx):
+        for _ in range(3):
+            yield ctx[self.runners].collect()
+
+
+def test_a_source_that_gives_several_items_a_round_has_no_bound_by_its_queue():
+    graph = ASYNC.remove("batch").replace(sample=Thrice(), queue=fl.Queue(1))
+    plan = graph.compile()
+    assert plan.lag == 2 and plan.lag_bound == np.inf
 
 
 def test_pacing_that_can_not_be_is_reported_before_the_run():

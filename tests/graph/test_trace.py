@@ -591,6 +591,8 @@ def test_after_what_is_not_traced_the_lag_is_unknown():
 def test_a_counter_of_numpy_is_part_of_the_period():
     found = traced(loose().insert(after="sync", own=Counter(lambda n: np.int64((n + 1) % 4))))
     assert found.rows == 4
+    found = traced(loose().insert(after="sync", own=Counter(lambda n: np.int64((n + 1) % 4))))
+    assert found.rows == 4
 
 
 def test_a_field_of_another_shape_names_who_yields_it():

@@ -388,6 +388,11 @@ def test_settings_are_checked():
         fl.run(PPO, runtime=CopiedRuntime(runners=Actor())),
     ):
         pass
+    with (
+        pytest.raises(SettingError, match="replay works in this process; leave it out of place"),
+        fl.run(fl.dqn("CartPole-v1"), runtime=CopiedRuntime(replay=Actor())),
+    ):
+        pass
 
 
 @pytest.mark.ray

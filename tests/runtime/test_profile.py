@@ -70,6 +70,15 @@ def same(batch):
     return batch
 
 
+def test_environments_in_jax_step_in_the_local_runtime_too():
+    settings = fl.PPOSettings(epochs=1, minibatch_size=None, envs_per_runner=2, batch_size=128)
+    with fl.run(fl.ppo("gymnax:CartPole-v1", settings)) as run:
+        next(run)
+        spent = run.profile().processes["this process"]
+    assert spent["sample", "step"] > 0 and ("sample", "update") not in spent
+    assert spent["train", "update"] > 0
+
+
 def test_a_program_counts_the_seconds_of_its_opening_once():
     settings = fl.PPOSettings(epochs=1, minibatch_size=None, envs_per_runner=2, batch_size=128)
     plan, opened = fl.ppo("gymnax:CartPole-v1", settings).compile(), time.perf_counter()

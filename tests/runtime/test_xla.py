@@ -1,10 +1,11 @@
 """One XLA program: the rows of the local runtime, chunks, many runs, devices, and refusals."""
 
 import itertools
+import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -18,6 +19,7 @@ from environments import Corridor
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.fused import Periodicity, periodicity
 from flowrl.runtime.members import Members, Swept, Values, substituted
+from flowrl.runtime.rows import RowMaker
 
 ENV = "gymnax:CartPole-v1"
 MLP = fl.Policy(fl.networks.MLP, hidden=(16,))
@@ -513,6 +515,41 @@ def test_values_that_differ_only_in_late_digits_have_labels_of_their_own():
     assert Members.of(3, 1, None).label(0) == "seed 3"
 
 
+class EarlyInterrupt(RowMaker):
+    """Makes rows, and a Ctrl-C comes while it makes the third."""
+
+    def row(self, *args, **kwargs):
+        if self.totals["row"] == 2:
+            signal.raise_signal(signal.SIGINT)
+        return super().row(*args, **kwargs)
+
+
+def test_ctrl_c_while_the_rows_of_a_chunk_are_made_loses_none_of_them(monkeypatch):
+    monkeypatch.setattr("flowrl.runtime.base.RowMaker", EarlyInterrupt)
+    with fl.run(TINY, runtime=fl.XlaRuntime(chunk=4)) as run, pytest.raises(KeyboardInterrupt):
+        list(run)
+    assert len(run.rows) == 4
+
+
+def test_what_runs_only_after_a_long_warm_up_and_can_not_be_traced_is_named():
+    late = fl.DQNSettings(
+        envs_per_runner=1,
+        rollout_length=1,
+        updates_per_step=1,
+        learning_starts=200,
+        batch_size=8,
+        hidden=(4,),
+        report_every=10,
+    )
+    graph = fl.dqn("gymnax:CartPole-v1", late).insert(after="train", own=fl.Map(twice_the_loss))
+    with pytest.raises(fl.errors.CheckError, match=r"dqn\.own: .*Error: .*; in a program it sees"):
+        list(fl.run(graph, runtime="xla", steps=400))
+
+
+def twice_the_loss(trained):
+    return replace(trained, steps=trained.steps + 0 * int(float(trained.metrics.values.sum()) > 0))
+
+
 def test_seeds_beyond_the_last_one_are_refused():
     with pytest.raises(
         fl.errors.SettingError,
@@ -643,16 +680,11 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
                 ENV,
                 "--runtime",
                 "xla",
-                "--set",
-                "learner.loss.target_kl=0.01",
             ]
         )
         == 0
     )
-    assert (
-        "many runs at once: learner computes the gradient steps, too, that target_kl would save "
-        "one alone" in capsys.readouterr().out
-    )
+    assert "xla: one program of all 7 operators; it unrolls 1 round" in capsys.readouterr().out
     assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
     assert "  runners  its environment is no part of a program" in capsys.readouterr().out
     assert main(["run", "ppo", "--env", ENV, "--seeds", "2"]) == 2
