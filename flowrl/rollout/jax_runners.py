@@ -137,6 +137,7 @@ class JaxRunners(RunnersHandle):
         oldest = min([*pending, *in_use]) - int(paced["version"])
         return allowed_requests(*self._pacing, oldest, paced["phase"] + len(pending))
 
+    @STEP
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Ask the idle runners, and take enough rollouts of those that were asked first.
 
@@ -162,6 +163,7 @@ class JaxRunners(RunnersHandle):
         self._fill(1)
         return self._take(wanted)
 
+    @STEP
     def next(self, in_flight: int = 2) -> Batch:
         """Ask every runner with less than `in_flight` requests again, and take the oldest rollout.
 
@@ -182,7 +184,6 @@ class JaxRunners(RunnersHandle):
         for runner in whom_to_ask(self.state["order"], pending, in_flight, self._allowed()):
             self._sample(runner, 1)
 
-    @STEP
     def _sample(self, first: int, count: int) -> None:
         """Sample a rollout of each of `count` runners from the first on, as one item."""
         used = self.state["published"][self.state["uses"][first]]
