@@ -104,10 +104,16 @@ class AbstractSite(HereSite):
 
         Raises:
             OpaqueError: values decide it.
+            Exception: it fails on shapes and on zeros alike, so it is the function itself.
         """
         try:
             return bool(_traced(fn, *args))
         except Exception as untraceable:
+            try:
+                _of_values(fn, args, 0)
+            except Exception as error:
+                if type(error) is type(untraceable):
+                    raise
             raise OpaqueError("it decides by values") from untraceable
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
@@ -192,14 +198,15 @@ def _holds_for_ones(fn: Callable[..., Any], args: Any, found: Any) -> bool:
     if repr(jax.tree.structure(other)) != repr(jax.tree.structure(found)):
         return False
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True)
-    return all(a == b or (isinstance(a, _Given) and isinstance(b, _Given)) for a, b in pairs)
+    return all(a.leaf is b.leaf if isinstance(a, _Given) else a == b for a, b in pairs)
 
 
 def abstract(leaf: Any) -> Any:
     """Return what is static about a leaf of a state.
 
-    This is an array's shape and type, and any other value itself with its type, or its text if it
-    can't be hashed.
+    This is an array's shape and type; of a `Filling` its mark and whether that is reached; of an
+    object that compares by identity the text of its contents. It is any other value itself with its
+    type, or its text if it can't be hashed.
     """
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype))

@@ -143,7 +143,10 @@ def _missing(graph: Graph, field: str, target: str) -> str:
 
 
 def downstream_of_queues(graph: Graph) -> dict[str, str]:
-    """Return, by node, the nearest queue upstream along the first input that has one."""
+    """Return a queue upstream of each node that has one.
+
+    It is the one directly before the node, else the nearest along the first input that has one.
+    """
     found: dict[str, str] = {}
     ops = {n.name: n.op for n in graph.nodes}
     for node in graph.nodes:

@@ -76,9 +76,8 @@ def name_of(value: Any, strict: bool) -> str:
         SaveError: `strict`, and no name leads back to the value.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    # A script's own module can't be imported by its name; that of its file leads back to it.
     if module == "__main__":
-        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
+        module = _main_module()
     if module and name and "<" not in name and (not strict or _leads_back(value)):
         if module.startswith("flowrl."):
             for known in public_names():
@@ -94,6 +93,15 @@ def name_of(value: Any, strict: bool) -> str:
             "Move it into a module of its own."
         )
     return f"<{name or type(value).__name__}>"
+
+
+def _main_module() -> str:
+    """Return the name by which the script's own module can be imported; empty if there is none."""
+    main = sys.modules["__main__"]
+    # What runs by `python -m` knows its own; else the name of its file leads back to it.
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    return Path(getattr(main, "__file__", None) or "").stem
 
 
 def _leads_back(value: Any) -> bool:

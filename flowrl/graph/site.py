@@ -57,7 +57,7 @@ class Place:
         self.compiled: dict[Any, Any] = {}
         """The compiled functions of this run, kept while it lasts."""
         self.opening = ""
-        """The resource that is being opened, or was the last to be."""
+        """The resource that is being opened, or whose opening failed; else empty."""
         self.site = kind(self, "", seed, **settings)
 
     def open(self) -> dict[str, Handle]:

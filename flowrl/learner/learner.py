@@ -41,6 +41,7 @@ class LearnerHandle(Handle):
     `state` holds the core's state and the policy version, which rises by one per update.
     """
 
+    # It reads no state. Where a stage has no right to train, the error is then about `update`.
     shared: ClassVar[tuple[str, ...]] = ("lacking",)
 
     def __init__(self, spec: Learner, site: Site) -> None:

@@ -2,9 +2,12 @@
 
 import enum
 import math
+import os
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -501,6 +504,22 @@ def test_what_is_printed_is_python_that_builds_an_equal_graph(name):
     for text in (repr(TEXTS[name]), TEXTS[name].text()):
         exec(f"graph = {text}", names)
         assert names["graph"] == TEXTS[name]
+
+
+def test_a_class_of_a_module_that_runs_by_its_name_is_found_again(tmp_path):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/train.py").write_text(
+        "from flowrl.graph.names import name_of\n\nclass Net:\n    pass\n\n"
+        "if __name__ == '__main__':\n    print(name_of(Net, strict=True))\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    for how, module in ((["-m", "pack.train"], "pack.train"), (["pack/train.py"], "train")):
+        done = subprocess.run(
+            [sys.executable, *how],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == f'load("{module}:Net")\n'
 
 
 def test_a_chain_under_the_name_of_a_node_is_refused_or_reads_back():

@@ -276,6 +276,12 @@ def test_a_filter_that_looks_at_values_is_not_judged_by_zeros(keep):
     )
 
 
+def test_a_filters_own_mistake_is_no_decision_by_values():
+    misspelt = fl.Filter(lambda b: b.shpae[0] > 1)
+    with pytest.raises(fl.errors.CheckError, match=r"own: .*AttributeError.*'shpae'"):
+        recipe().insert(after="batch", own=misspelt).compile()
+
+
 def positive(batch):
     return [batch] if batch["reward"].mean() > 0 else []
 
