@@ -167,6 +167,8 @@ class GymRunners(RunnersHandle):
 
     def pace(self, max_lag: int, updates: Fraction) -> None:
         """Pace the requests from the next one on, as `RunnersHandle.pace` says."""
+        # The ages of weights are what the pacing looks at, so there must be some.
+        self._start()
         self._pacing = (max_lag, updates)
 
     @property

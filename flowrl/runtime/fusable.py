@@ -129,8 +129,8 @@ def program_report(plan: Plan) -> tuple[bool, str]:
     """Report whether a plan can be one program.
 
     Returns:
-        Whether it can, and a text: what can't and why; or what is unrolled, and what many runs at
-        once would cost.
+        Whether it can, and a text: what can't and why; or how many rounds are unrolled, and how
+        many come before.
     """
     if problems := refused(plan):
         return False, _refusal(plan, problems)

@@ -280,7 +280,10 @@ class MemberRows:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The totals of the run with the fewest environment steps."""
+        """The totals of the run with the fewest environment steps.
+
+        The rows that this run still needs are enough for the mean over all runs, too.
+        """
         return min((maker.totals for maker in self.makers), key=lambda totals: totals["env_steps"])
 
     def row(self, tally: Tally, now: float | None = None, **extra: float) -> Row:

@@ -141,6 +141,22 @@ def test_after_rounds_a_queue_that_blocks_bounds_the_lag(seed, capacity, steps, 
         assert max(r["lag_max"] for r in itertools.islice(run, 8)) <= plan.lag_bound
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
+def test_runners_that_no_learner_sends_first_weights_to_can_be_paced(env):
+    other = runners(env=env, num_runners=2)
+    graph = fl.Graph("g", runners=other, actors=other, learner=learner(AnyAgeLoss())).then(
+        sample=fl.ParallelSample(mode="async", runners="actors"),
+        batch=fl.Concat(64),
+        queue=fl.Queue(3, max_lag=2, on_stale="pace", runners="actors"),
+        adv=fl.Advantages(),
+        train=fl.TrainOneStep(),
+        sync=fl.SyncWeights(runners="actors"),
+        report=fl.Report(runners="actors"),
+    )
+    plan = graph.compile()
+    assert plan.lag <= plan.lag_bound == 2
+
+
 def test_the_plan_says_where_lag_has_no_bound():
     for graph in (
         ASYNC,
