@@ -112,6 +112,13 @@ class Curves:
         self._draw(text, column, format="svg", metadata={"Date": None})
         return text.getvalue()
 
+    def _repr_svg_(self) -> str | None:
+        # A notebook shows this, or the plain representation where it is None.
+        try:
+            return self.svg()
+        except SaveError:
+            return None
+
     def _draw(self, to: Any, column: str, **options: Any) -> None:
         """Draw into a file or a stream, with these options of matplotlib's `savefig`."""
         try:

@@ -116,6 +116,10 @@ class Plan:
         number = self.total(counter) if node is None else self.counts(node)[counter]
         return number / self.rows
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # A notebook shows this.
+        printer.text("Plan(...)" if cycle else str(self))
+
     def __str__(self) -> str:
         lines = [(n.name, *self._line(n)) for n in self.graph.nodes]
         # A node's line may describe its resource already.

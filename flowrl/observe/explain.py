@@ -35,6 +35,10 @@ class Explanation:
         """Environment steps per second in this part of the run, without the time of compiling."""
         return self.profile.env_steps / self.profile.going
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # A notebook shows this.
+        printer.text("Explanation(...)" if cycle else str(self))
+
     def __str__(self) -> str:
         p = self.profile
         # Compiling does not count towards the speed, so it is reported apart.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -387,7 +388,14 @@ class Runner:
         except EnvError:
             raise
         except Exception as error:
-            raise EnvError(f"{env_name(self.spec.env)} raised in step: {raised(error)}") from error
+            name = env_name(self.spec.env)
+            # Gymnasium's vector fails only where it writes the reward into its array of them.
+            if "_rewards[" in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
+                raise EnvError(
+                    f"{name} gave a reward that is no single number ({raised(error)}); let its "
+                    "step return float(reward)"
+                ) from error
+            raise EnvError(f"{name} raised in step: {raised(error)}") from error
         return obs, reward, terminated, truncated, final
 
     def _checked(self, obs: Any, verb: str) -> Array:

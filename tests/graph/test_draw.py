@@ -255,5 +255,18 @@ def test_a_node_without_edges_has_no_lane():
     assert fl.Graph("alone").then(a=Pass()).draw() == "alone\n  ●  a  Pass\n"
 
 
+class Printer:
+    """What IPython gives to `_repr_pretty_`."""
+
+    def text(self, text):
+        self.printed = text
+
+
+def test_a_notebook_shows_the_text_of_a_plan():
+    plan, printer = recipe().compile(), Printer()
+    plan._repr_pretty_(printer, cycle=False)
+    assert printer.printed == str(plan)
+
+
 def test_a_notebook_shows_the_graph():
     assert recipe()._repr_svg_() == recipe().draw("svg")

@@ -50,6 +50,21 @@ def test_episode_statistics_do_not_depend_on_whose_answer_comes_first(monkeypatc
     assert means() == in_order and in_order[-1]["episodes"] > 0
 
 
+class ArrayReward(Clockwork):
+    """Gives its reward as an array of one number."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward]), *rest
+
+
+def test_a_reward_that_is_an_array_is_named():
+    with pytest.raises(
+        fl.errors.EnvError, match=r"gave a reward that is no single number .*float\(reward\)"
+    ):
+        sampled(ArrayReward, 1)
+
+
 def story(lengths, steps):
     """(episode, step before, reward, terminated, truncated, observation after) of one environment's
     life."""
