@@ -31,6 +31,7 @@ format: $(DEV) ## put the code into the house's format
 docs: $(DOCS) ## build the documentation into docs/_build/html; warnings are errors
 	$(BIN)/python docs/gallery.py
 	$(BIN)/python -m sphinx -W --keep-going -q -j 3 docs docs/_build/html
+	@echo 'the first page: docs/_build/html/index.html'
 
 dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in an empty environment
 	rm -rf build dist

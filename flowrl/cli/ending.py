@@ -40,10 +40,10 @@ def summary(
         from flowrl.algos.named import imports_for
 
         needed = imports_for((out / "graph.txt").read_text(encoding="utf-8"))
-        rerun = shlex.join(["flowrl", "rerun", str(out), *_import_options(needed)])
+        rerun = shlex.join([_program(), "rerun", str(out), *_import_options(needed)])
         lines.append(f"  records {rerun}")
     if run.reason == "failed":
-        lines.append(f"  why     flowrl why {shlex.quote(str(out))}")
+        lines.append(f"  why     {shlex.join([_program(), 'why', str(out)])}")
     if row and (out / "policy").is_dir():
         lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from typing import (
 )
 
 from flowrl.graph.bounds import Bounds
+from flowrl.graph.settings import Settings
 
 H = TypeVar("H", bound="Handle")
 H_co = TypeVar("H_co", bound="Handle", covariant=True)
@@ -283,7 +284,7 @@ class Use:
         return sum(c.get(counter, 0) for c in self.counts.get(resource or self.name, {}).values())
 
 
-class Resource(ABC):
+class Resource(Settings, ABC):
     """Frozen settings of something that lasts: runners, a learner, a replay buffer."""
 
     handle: ClassVar[type[Handle]]
@@ -381,7 +382,7 @@ class Context(Protocol):
         """Drop the item, in a queue's step: it goes no further, and counts as dropped."""
 
 
-class Operator(ABC):
+class Operator(Settings, ABC):
     """Frozen settings with a `step` that yields zero or more items for each one that it takes.
 
     The rule for `step`: it moves items, looks at static facts (steps, fields, its own bounded
@@ -431,7 +432,7 @@ class Operator(ABC):
         """
         return None
 
-    def prepare(self, ctx: Context) -> None:  # noqa: B027 - most have nothing to do
+    def prepare(self, ctx: Context) -> None:
         """Prepare resources for the run; it is called once, before the first pass."""
 
     def ready(self, state: Any, ctx: Context) -> bool:

@@ -486,7 +486,8 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
     if not allowed and not any(module == a or module.startswith(f"{a}.") for a in allow or ()):
         raise SaveError(
             f"this needs code from '{module}', which is not flowrl's own; "
-            f"allow it with --import {package} (fl.load(..., allow=['{package}'])) if you trust it"
+            f"allow it with --import {package}, or the path of its file, if you trust it "
+            f"(fl.load(..., allow=['{package}']))"
         )
     try:
         with importing(f"load('{path}')"):

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
+from flowrl.graph.settings import Settings
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.spaces import Head
 
 Array = Any
 
 
-class Explore(ABC):
+class Explore(Settings, ABC):
     """Base class of explorations: frozen settings that choose actions from distributions."""
 
     samples: ClassVar[bool] = False

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
+from flowrl.graph.settings import Settings
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.masked import mean, standardized
 from flowrl.rl.returns import vtrace
@@ -54,7 +55,7 @@ def without_masked_nans(rows: Mapping[str, Array]) -> dict[str, Array]:
     return {name: clean(x) for name, x in rows.items()}
 
 
-class Loss(ABC):
+class Loss(Settings, ABC):
     """Base class of losses: frozen settings, and the requirements by which graphs are checked."""
 
     needs: ClassVar[tuple[str, ...]]

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import optax
 
 from flowrl.errors import SettingError
+from flowrl.graph.settings import Settings
 from flowrl.graph.values import Spec
 
 
-class Schedule(ABC):
+class Schedule(Settings, ABC):
     """A number that changes with the number of gradient steps."""
 
     @abstractmethod
@@ -143,7 +144,7 @@ def _clipped(
     return optax.chain(clip_by_global_norm(max_grad_norm), rule)
 
 
-class Optimizer(ABC):
+class Optimizer(Settings, ABC):
     """Settings from which an optax transformation is built."""
 
     @abstractmethod

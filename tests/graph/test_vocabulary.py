@@ -379,3 +379,20 @@ def test_a_queue_is_drawn_apart():
     assert '[("queue<br/>Queue")]' in impala().draw("mermaid")
     assert '<rect class="queue"' in impala().draw("svg")
     assert '(["report<br/>Report"])' in impala().draw("mermaid")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fl.Concat(batch_size="4096"), r"Concat\.batch_size: takes int, got '4096'"),
+        (lambda: fl.Advantages(gamma="0.99"), r"Advantages\.gamma: takes float, got '0.99'"),
+        (lambda: fl.Replay(buffer_size="4"), r"Replay\.buffer_size: takes int, got '4'"),
+        (lambda: fl.Adam("3e-4"), r"Adam\.lr: takes float or Linear.*, got '3e-4'"),
+        (lambda: fl.losses.PPOLoss(clip_ratio="x"), r"PPOLoss\.clip_ratio: takes float, got 'x'"),
+        (lambda: fl.EpsilonGreedy("1"), r"EpsilonGreedy\.start: takes float, got '1'"),
+        (lambda: fl.ppo("CartPole-v1", num_runners="2"), r"Runners\.num_runners: takes int"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_its_field(make, says):
+    with pytest.raises(fl.errors.SettingError, match=says):
+        make()
