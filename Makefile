@@ -81,6 +81,9 @@ $(DEV): $(READY) requirements-dev.lock
 
 $(DOCS): $(DEV) requirements-docs.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	@# else every notebook's kernel warns that it talks over TCP
+	@mkdir -p $(VENV)/etc/ipython
+	@echo 'c.IPKernelApp.log_level = "ERROR"' > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
 $(PEERS):

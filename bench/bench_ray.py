@@ -81,7 +81,8 @@ Written by `make bench`: {machine}.
 IMPALA on CartPole-v1, {RUNNERS} runners, 64-64 networks, rollouts of {hand.STEPS} steps, batches of
 at least {hand.BATCH}; the pipeline by hand is
 [bench/handwritten_impala.py](../../bench/handwritten_impala.py), with the same maths. {PAIRS}
-interleaved pairs of {SECONDS:.0f} s, each {WARM_UP:.0f} s after its first row or rollout. flowrl
+interleaved pairs of {SECONDS:.0f} s, each {WARM_UP:.0f} s after its first row or rollout: medians
+of the speeds, and of the pairs' ratios. flowrl
 draws the noise for a rollout's actions in one call, and acts in the runner's own thread; the
 pipeline by hand draws it at each step, as one would write it.
 

@@ -24,7 +24,12 @@ html_theme = "sphinx_book_theme"
 html_title = "flowrl"
 html_static_path = ["_static"]
 html_css_files = ["flowrl.css"]
-html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1, "navbar_persistent": []}
+html_theme_options = {
+    "show_toc_level": 2,
+    "show_navbar_depth": 1,
+    "navbar_persistent": [],
+    "use_download_button": False,  # it would offer the sources, which are not copied
+}
 html_copy_source = False
 
 myst_heading_anchors = 3

@@ -366,7 +366,7 @@ class Context(Protocol):
     def metric(self, name: str, value: Any) -> None:
         """Report a number, which stays on the device until the Row closes if it is an array.
 
-        The next Row has the mean of the values since the last one as `name`, the least as
+        The next Row has the mean of the values since the last one as ``name``, the least as
         ``name/min`` and the largest as ``name/max``; NaN where there was none. In an XLA program
         this is not possible: there metrics come from the loss.
 

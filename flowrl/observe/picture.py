@@ -69,8 +69,9 @@ class _Picture:
     def __init__(self, trace: Trace, start: float, end: float, seconds: float) -> None:
         self.trace, self.start, self.end, self.seconds = trace, start, end, seconds
         self.lanes = _lanes(trace, start, end)
-        processes = list(trace.tracks)
-        in_order = sorted(self.lanes, key=lambda lane: processes.index(lane[0]))
+        # As nodes come first in the whole trace, which is the order of the graph.
+        every = [(name, span.node) for name, track in trace.tracks.items() for span in track]
+        in_order = [lane for lane in dict.fromkeys(every) if lane in self.lanes]
         self.row = {lane: i for i, lane in enumerate(in_order)}
 
     def x(self, at: float) -> float:
