@@ -174,6 +174,15 @@ def test_a_priority_that_is_not_finite_spoils_no_sample(wrong):
     assert np.isfinite([state["highest"], *sample(state, size=5)[1]["weight"][0]]).all()
 
 
+def test_rounding_that_ends_at_an_empty_slot_leaves_the_others_their_weights(monkeypatch):
+    core, add, *_ = compiled(True, 1, 1, 10)
+    batch, _ = World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)
+    state = added(add, core.empty(jax.random.key(0), fields=FIELDS), batch)
+    monkeypatch.setattr("flowrl.replay.jax_replay.find", lambda tree, shares: jnp.array([0, 9]))
+    _, data, _ = core.sample(state, size=2)
+    assert data["weight"].tolist() == [[1.0, 0.0]] and data["valid"].tolist() == [[True, False]]
+
+
 def test_a_priority_that_was_meant_for_another_replay_meets_no_row():
     core, add, sample, _, prioritize = compiled(True, 1, 1, 10)
     batch, _ = World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)
