@@ -541,12 +541,12 @@ def test_what_runs_only_after_a_long_warm_up_and_can_not_be_traced_is_named():
         hidden=(4,),
         report_every=10,
     )
-    graph = fl.dqn("gymnax:CartPole-v1", late).insert(after="train", own=fl.Map(twice_the_loss))
+    graph = fl.dqn("gymnax:CartPole-v1", late).insert(after="train", own=fl.Map(reads_the_loss))
     with pytest.raises(fl.errors.CheckError, match=r"dqn\.own: .*Error: .*; in a program it sees"):
         list(fl.run(graph, runtime="xla", steps=400))
 
 
-def twice_the_loss(trained):
+def reads_the_loss(trained):
     return replace(trained, steps=trained.steps + 0 * int(float(trained.metrics.values.sum()) > 0))
 
 
