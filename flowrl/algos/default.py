@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flowrl.envs.gym_envs import Make, probe
 from flowrl.errors import FlowrlError, SettingError
-from flowrl.rl.networks import CNN, MLP, NOT_NORMALIZED, shows_images
+from flowrl.rl.images import NOT_NORMALIZED, shows_images
+from flowrl.rl.networks import CNN, MLP
 from flowrl.rl.policies import Policy
 
 
@@ -20,7 +21,7 @@ def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
         SettingError: `normalize` is True and the environment shows images.
     """
     try:
-        images = shows_images(probe(env, (), {})[0].obs)
+        images = shows_images(probe(env, (), {})[0].seen)
     except FlowrlError:
         # The graph's check will report what is wrong with the environment.
         images = False

@@ -16,6 +16,7 @@ import numpy as np
 
 from flowrl.core.clock import CONCAT
 from flowrl.core.remote import RemoteArray, join
+from flowrl.core.trees import fields_of, names_of, tree_of
 from flowrl.errors import ContractError, unknown
 
 Array = Any
@@ -49,7 +50,8 @@ class Batch:
 
     Args:
         data: one array per field, ``[T, B, ...]``: ``obs action reward terminated truncated logp
-            value valid`` and the fields that operators add.
+            value valid`` and the fields that operators add. Observations that are a Dict or a Tuple
+            have a field for each part, such as ``obs['camera']``.
         columns: one array per column field, ``[B, ...]``: ``bootstrap_obs`` (the observation after
             the last row), ``version`` (the policy version of the behaviour policy), ``producer``
             (the runner's index), ``env`` (the environment's number, counted over all runners) and
@@ -79,14 +81,28 @@ class Batch:
         ]
         return f"Batch({', '.join(fields)})"
 
-    def __getitem__(self, name: str) -> Array:
-        if name not in self.data:
+    def __getitem__(self, name: str) -> Any:
+        """Return a field, or the tree of arrays that the fields of that name make up."""
+        if not self.has(name):
             raise ContractError(f"the batch has no field: {unknown('field', name, self.data)}")
-        return self.data[name]
+        return tree_of(name, self.data)
 
-    def with_(self, **fields: Array) -> Batch:
-        """Return a batch that has these data fields ``[T, B, ...]`` too."""
-        return replace(self, data={**self.data, **fields})
+    def has(self, name: str) -> bool:
+        """Return whether there is a field of this name, or a tree of fields."""
+        return bool(names_of(name, self.data))
+
+    def with_(self, **fields: Any) -> Batch:
+        """Return a batch that has these data fields ``[T, B, ...]``, or trees of fields, too."""
+        data = dict(self.data)
+        for name, tree in fields.items():
+            if name in data and not isinstance(tree, dict | tuple):
+                data[name] = tree  # it keeps its place among the fields
+                continue
+            # What was there goes as a whole, for a tree may have other parts.
+            for replaced in names_of(name, data):
+                del data[replaced]
+            data |= fields_of(name, tree)
+        return replace(self, data=data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle NumPy arrays as one.

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
+from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
@@ -47,10 +47,6 @@ FAMILIES: Mapping[str, Family] = {
 """The families by the namespace of their ids."""
 
 
-CONVERTIBLE = {(kind, kind) for kind in "fbui"} | {("i", "u"), ("u", "i")}
-"""The kinds of NumPy types that an observation may have and its space may declare."""
-
-
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wraps one environment of a vector, so that its errors have its number.
 
@@ -69,7 +65,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.steps = 0
         """The steps that it took since it was made, the one being taken among them."""
         self.label = f"environment {index} of {name}"
-        self.expected = (env.observation_space.shape, env.observation_space.dtype)
+        self.parts = Spaces(env.observation_space, env.action_space).parts
 
     def _failed(self, text: str) -> EnvError:
         return EnvError(text, what=self.name, within=self.index, step=self.steps)
@@ -117,17 +113,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _check(self, obs: Any, verb: str) -> None:
-        shape, dtype = self.expected
-        if getattr(obs, "dtype", None) == dtype and obs.shape == shape:
-            return
-        got = np.asarray(obs)
-        # Types of one kind are converted; so are integers with a sign and without.
-        if got.shape != shape or (got.dtype.kind, np.dtype(dtype).kind) not in CONVERTIBLE:
-            raise self._failed(
-                f"{self.label} returned an observation {got.dtype}{list(got.shape)} from {verb}, "
-                f"but its observation_space declares {dtype}{list(shape or ())}; fix the "
-                "environment or its space"
-            )
+        for part in self.parts:
+            if wrong := part.mismatch(obs, verb):
+                raise self._failed(f"{self.label} returned {wrong}")
 
 
 def _length(result: Any) -> str:
@@ -266,15 +254,31 @@ def _similar(env: str) -> list[str]:
     ]
 
 
-def guarded(env: Make, made: Sequence[gym.Env[Any, Any]]) -> SyncVectorEnv:
-    """Return a vector of environments that are stepped one after another, each within a `Guard`."""
-    return SyncVectorEnv(
-        [partial(Guard, one, index, env_name(env)) for index, one in enumerate(made)], copy=False
-    )
+def guarded(
+    env: Make, made: Sequence[gym.Env[Any, Any]], spaces: Spaces | None = None
+) -> SyncVectorEnv:
+    """Return a vector of environments that are stepped one after another, each within a `Guard`.
+
+    Args:
+        env: what they were made of, which errors name.
+        made: the environments.
+        spaces: theirs, as `probe` found them; None for those that they declare (default None).
+    """
+
+    def one(index: int) -> gym.Env[Any, Any]:
+        guard = Guard(made[index], index, env_name(env))
+        found: gym.Env[Any, Any] = as_declared(guard, spaces, guard.label)
+        return found
+
+    return SyncVectorEnv([partial(one, index) for index in range(len(made))], copy=False)
 
 
 def make_vector(
-    env: Make, count: int, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
+    env: Make,
+    count: int,
+    wrappers: tuple[Callable[[Any], Any], ...],
+    settings: Mapping[str, Any],
+    spaces: Spaces | None = None,
 ) -> VectorEnv[Any, Any, Any]:
     """Make environments as one vector, which steps one after another if it has no form of its own.
 
@@ -283,6 +287,7 @@ def make_vector(
         count: the number of environments.
         wrappers: put around each environment, the first one innermost.
         settings: keyword arguments for making an environment.
+        spaces: theirs, as `probe` found them; None for those that they declare (default None).
 
     Raises:
         SettingError: the id is unknown, its package is not installed, or a vector of the user's own
@@ -298,7 +303,9 @@ def make_vector(
             for _ in range(count - 1):
                 made.append(make_env(env, 1, wrappers, settings))
                 on_error.callback(made[-1].close)
-            vector = guarded(env, made)
+            vector = guarded(env, made, spaces)
+        else:
+            vector = as_declared(vector, spaces, env_name(env))
         if vector.num_envs != count:
             raise SettingError(
                 f"{env_name(env)} made a vector of {vector.num_envs} environments, but "
@@ -330,7 +337,7 @@ def probe(
 ) -> tuple[Spaces, JaxEnv | None]:
     """Return the spaces of an environment, and itself if it is one written in JAX.
 
-    The spaces are found by making one.
+    The spaces are found by making one; a mask of actions in its `info`, by a reset.
 
     Raises:
         EnvError: it can't be made, or does not set its spaces.
@@ -339,8 +346,9 @@ def probe(
     try:
         if isinstance(made, VectorEnv):
             spaces = Spaces(made.single_observation_space, made.single_action_space)
-            return spaces, getattr(made, "jax_env", None)
-        return Spaces(made.observation_space, made.action_space), None
+            jax_env = getattr(made, "jax_env", None)
+            return spaces if jax_env is not None else with_mask_of_info(spaces, made), jax_env
+        return with_mask_of_info(Spaces(made.observation_space, made.action_space), made), None
     except AttributeError as error:
         raise EnvError(
             f"{env_name(env)}: {error}; an environment sets self.observation_space and "

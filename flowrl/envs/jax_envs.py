@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from flowrl.errors import EnvError, SettingError, install, unknown
+from flowrl.rl.spaces import Spaces
 
 Array = Any
 State = Any
@@ -269,13 +270,9 @@ def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
     if not isinstance(begun, tuple) or len(begun) != 2:
         raise EnvError(f"{_name(env)}.reset must return (state, obs)")
-    space, got = env.observation_space, begun[1]
-    if jnp.shape(got)[1:] != space.shape or not _fits(got.dtype, space.dtype):
-        raise EnvError(
-            f"{_name(env)}.reset returned an observation {got.dtype}{list(got.shape[1:])}, but its "
-            f"observation_space declares {space.dtype}{list(space.shape or ())}; fix the "
-            "environment or its space"
-        )
+    for part in Spaces(env.observation_space, env.action_space).parts:
+        if wrong := part.mismatch(begun[1], "reset", batched=True):
+            raise EnvError(f"{_name(env)} returned {wrong}")
     return begun
 
 
@@ -341,12 +338,12 @@ class JaxVector(VectorEnv[Any, Any, Any]):
             self.rng = np.random.default_rng(seed)
         self.states, obs = self._begin(self._bits(2))
         self.done = np.zeros(self.num_envs, bool)
-        return np.asarray(obs), {}
+        return jax.tree.map(np.asarray, obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every environment; one whose episode ended begins its next."""
         self.states, *results = self._advance(self.states, self.done, actions, self._bits(2, 2))
-        obs, reward, terminated, truncated = map(np.asarray, results)
+        obs, reward, terminated, truncated = jax.tree.map(np.asarray, results)
         self.done = terminated | truncated
         return obs, reward, terminated, truncated, {}
 

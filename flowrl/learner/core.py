@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from flowrl.core.clock import epoch_ended
 from flowrl.core.items import COLUMNS, Metrics
 from flowrl.core.mesh import mean_of_devices, number, shared
+from flowrl.core.trees import with_trees
 from flowrl.errors import ContractError
 from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.function_loss import call_loss
@@ -31,6 +32,8 @@ RESERVED = {*COLUMNS, "bad"}
 Every Row has columns of the first ones, and by ``bad`` an update reports that it is not finite.
 """
 State = dict[str, Any]
+OBSERVED = ("obs", "next_obs", "bootstrap_obs")
+"""The names under which a loss finds observations, as trees where these have several parts."""
 
 
 def _report_epoch(epoch: Array, done: Array) -> None:
@@ -240,7 +243,8 @@ class Core:
 
     def _observed(self, weights: Weights, rows: Rows) -> Weights:
         """Return weights whose running norms have taken in the observations of a batch."""
-        obs = rows["obs"].reshape(-1, *(self.spaces.obs.shape or ()))
+        arrays = {part.name: rows[part.name].reshape(-1, *part.shape) for part in self.spaces.parts}
+        obs = self.spaces.tree(arrays)
         return Weights(
             weights.params, self.network.observe(weights, obs, rows["valid"].reshape(-1))
         )
@@ -319,7 +323,9 @@ class Core:
                 dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
                 return dist, value
 
-            loss, metrics = call_loss(self.loss, policy, params, {**batch, **loss_inputs})
+            loss, metrics = call_loss(
+                self.loss, policy, params, {**with_trees(batch, *OBSERVED), **loss_inputs}
+            )
             return loss, (metrics, rest)
 
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)

@@ -206,11 +206,11 @@ class LearnerHandle(Handle):
             batch: what is to be trained on.
             added: by field, the operator that adds it.
         """
-        missing = [name for name in self.core.loss.needs if name not in batch.data]
+        missing = [name for name in self.core.loss.needs if not batch.has(name)]
         if not missing:
             return ""
         # Transitions have no order in time, which operators that work on rollouts need.
-        has_order = "next_obs" not in batch.data
+        has_order = not batch.has("next_obs")
         operators = {added[name] for name in missing if name in added and has_order}
         ways = [f"put {operator}(...) before it" for operator in sorted(operators)]
         if others := _losses_content_with(batch.data):

@@ -25,7 +25,7 @@ import flowrl
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, from_text
 from flowrl.envs.gym_envs import Make, env_name, probe
-from flowrl.errors import ContractError, SaveError, SettingError
+from flowrl.errors import SaveError, SettingError
 from flowrl.graph import values
 from flowrl.rl.explore import EpsilonGreedy, Explore
 from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, jitted_act, network
@@ -83,7 +83,8 @@ class TrainedPolicy:
         """Choose actions for observations, as the environment takes them.
 
         Args:
-            obs: one observation ``[...]``, or N of them ``[N, ...]``.
+            obs: one observation as the environment returns it, or N of them with a first axis
+                more, ``[N, ...]``.
             carry: what the last call of a recurrent policy returned; None (default) at the start
                 of an episode.
             greedy: take the greedy action (default); else a random one, as `exploration` says.
@@ -96,18 +97,9 @@ class TrainedPolicy:
         Raises:
             ContractError: the observation has another shape than the space.
         """
-        shape = self.spaces.obs.shape or ()
-        given = np.asarray(obs, self.spaces.obs_dtype)
-        single = given.shape == shape
-        if not single and given.shape[1:] != shape:
-            raise ContractError(
-                f"act takes an observation of shape {list(shape)}, or several of them; "
-                f"got {list(given.shape)}"
-            )
         net, explore = self.network, self.exploration
-        # One observation is a batch of one.
-        batch = given[None] if single else given
-        count = len(batch)
+        arrays, single = self.spaces.batched(obs)
+        batch, count = self.spaces.tree(arrays), len(next(iter(arrays.values())))
         if carry is None:
             memory = net.memory(self.weights, count)
         else:
@@ -115,7 +107,7 @@ class TrainedPolicy:
         noise = None if greedy else _noise(net, explore, seed, count)
         packed, carry = jitted_act(net, explore)(self.weights, batch, noise, memory)
         actions = net.head.to_env(net.unpack(np.asarray(packed))[0])
-        action = actions[0] if single else actions
+        action = jax.tree.map(lambda x: x[0], actions) if single else actions
         return (action, carry) if net.recurrent else action
 
     def evaluate(

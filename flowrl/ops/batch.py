@@ -31,7 +31,7 @@ def need(item: Any, *fields: str) -> Batch:
             f"needs a Batch, got {a(item)}; "
             "put it where batches flow (after a ParallelSample, before a TrainOneStep)"
         )
-    missing = [f for f in fields if f not in item.data]
+    missing = [f for f in fields if not item.has(f)]
     if missing:
         raise ContractError(
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -179,8 +178,7 @@ class HostReplay(ReplayHandle):
         if self.nbytes:
             return too_large(self.spec, self.site.name, in_bytes(self.nbytes))
         # Before the first batch only the size of observations is known.
-        spaces = self.runners.spaces
-        one = math.prod(spaces.obs.shape or ()) * np.dtype(spaces.obs_dtype).itemsize
+        one = self.runners.spaces.bytes_of_obs
         takes = f"{in_bytes(self.rows * self.bounds[-1] * one)} for observations alone"
         return too_large(self.spec, self.site.name, takes)
 

@@ -17,6 +17,7 @@ import numpy as np
 from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch, nbytes
 from flowrl.core.texts import in_bytes
+from flowrl.core.trees import names_of
 from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Site
 from flowrl.replay.handle import ReplayHandle, Stock
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Array = Any
 State = dict[str, Any]
+Fields = dict[str, Array]
 MOST = 2**31 - 1
 """The most slots, so that an index of 32 bits reaches each."""
 TRIES = 4
@@ -94,15 +96,13 @@ class Core:
             "tree": empty_tree(self.rows * self.envs),
         }
 
-    def add(
-        self, state: State, data: dict[str, Array], end: Array, first: Array, *, low: int
-    ) -> State:
+    def add(self, state: State, data: Fields, end: Fields, first: Array, *, low: int) -> State:
         """Return the state with a rollout added.
 
         Args:
             state: of this replay.
             data: the fields of the rollout, ``[T, B, ...]``.
-            end: the observations that it led to, ``[B, ...]``.
+            end: the observations that it led to, ``[B, ...]``, by the names of their fields.
             first: the numbers of its first steps, ``[B]``: where they go on from.
             low: the number of its first environment; the others follow, and have given as many
                 rollouts as it has.
@@ -134,7 +134,7 @@ class Core:
             return new
         return {**new, **self._weighed(state, stored, usable, rows, mine)}
 
-    def _stored(self, state: State, data: dict[str, Array], end: Array, low: int) -> State:
+    def _stored(self, state: State, data: Fields, end: Fields, low: int) -> State:
         """Return the stored fields with those of a rollout, and the observations it led to."""
         head, steps = state["head"][low], data["reward"].shape[0]
         fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
@@ -143,7 +143,8 @@ class Core:
             # One that is not finite would spoil every sample: its row counts as one without any.
             fresh["priority"] = jnp.where(jnp.isfinite(powers), powers, state["highest"])
         stored = {name: _put(x, fresh[name], head, low) for name, x in state["data"].items()}
-        stored["obs"] = _put(stored["obs"], end[None], (head + steps) % self.rows, low)
+        for name, x in end.items():
+            stored[name] = _put(stored[name], x[None], (head + steps) % self.rows, low)
         return stored
 
     def _usable(self, valid: Array, over: Array, rows: Array, mine: slice) -> Array:
@@ -261,12 +262,13 @@ class Core:
             reward = reward + jnp.where(going, discount * flat["reward"][last], 0.0)
             discount = jnp.where(going, discount * flat["discount"][last], discount)
             going = going & ~over[last]
-        first = {name: flat[name][slots] for name in ("obs", "action", *self.spec.extra)}
+        seen = names_of("obs", flat)
+        first = {name: flat[name][slots] for name in (*seen, "action", *self.spec.extra)}
         return {
             **first,
             "reward": reward,
             "discount": discount,
-            "next_obs": flat["obs"][(last + self.envs) % total],
+            **{f"next_{name}": flat[name][(last + self.envs) % total] for name in seen},
         }
 
     def prioritize(self, state: State, slots: Array, stamps: Array, priorities: Array) -> State:
@@ -379,7 +381,7 @@ class JaxReplay(ReplayHandle):
         Raises:
             SettingError: the device can't hold them.
         """
-        names = ["obs", "action", "reward", *self.spec.extra]
+        names = [*names_of("obs", batch.data), "action", "reward", *self.spec.extra]
         if self.spec.prioritized and "priority" in batch.data:
             names.append("priority")
         fields = tuple(
@@ -400,10 +402,11 @@ class JaxReplay(ReplayHandle):
         """Write every runner's columns."""
         batch = needed(self.spec, batch)
         core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
+        end = {name: batch.columns[f"bootstrap_{name}"] for name in names_of("obs", batch.data)}
         parts = self._parts(envs)
         for part in parts:
             first, last = int(part[0]), int(part[-1]) + 1
-            given = (batch.data, batch.columns["bootstrap_obs"], batch.columns["first"])
+            given = (batch.data, end, batch.columns["first"])
             if len(parts) > 1:
                 given = self.site.run(_columns, *given, first=first, last=last)
             self.arrays = self.site.run(
@@ -468,7 +471,8 @@ class JaxReplay(ReplayHandle):
 
 
 def _columns(
-    data: dict[str, Array], end: Array, start: Array, *, first: int, last: int
-) -> tuple[dict[str, Array], Array, Array]:
+    data: Fields, end: Fields, start: Array, *, first: int, last: int
+) -> tuple[Fields, Fields, Array]:
     """Return the columns from `first` to before `last` of a rollout, its end and its start."""
-    return {name: x[:, first:last] for name, x in data.items()}, end[first:last], start[first:last]
+    rows = {name: x[:, first:last] for name, x in data.items()}
+    return rows, {name: x[first:last] for name, x in end.items()}, start[first:last]

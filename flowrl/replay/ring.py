@@ -8,6 +8,7 @@ import numpy as np
 
 from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch
+from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
 from flowrl.replay.sum_tree import SumTree, scattered
 
@@ -66,6 +67,8 @@ class Ring:
         self.random = np.random.default_rng(seed)
         self.data: dict[str, Array] = {}
         """The arrays by field: ``[rows, envs, ...]``."""
+        self.seen: tuple[str, ...] = ()
+        """The fields that observations consist of."""
         self.flat: dict[str, Array] = {}
         """The same arrays by slot: ``[rows x envs, ...]``."""
         self.valid, self.over, self.usable, self.real = np.zeros((4, rows, envs), bool)
@@ -194,8 +197,9 @@ class Ring:
         self.real[head] = self.valid[head] = self.usable[head] = False
         self.over[new] = data["terminated"] | data["truncated"]
         self.valid[new] = data["valid"]
-        self.data["obs"][new] = data["obs"]
-        self.data["obs"][head] = batch.columns["bootstrap_obs"]
+        for name in self.seen:
+            self.data[name][new] = data[name]
+            self.data[name][head] = batch.columns[f"bootstrap_{name}"]
         for name in ("action", "reward", *self.extra):
             self.data[name][new] = data[name]
         self.data["discount"][new] = self.discounts.take(data["terminated"])
@@ -283,7 +287,8 @@ class Ring:
 
     def _allocate(self, batch: Batch) -> None:
         """Make the arrays, once the first batch shows the shapes and types of its fields."""
-        for name in ("obs", "action", "reward", *self.extra):
+        self.seen = names_of("obs", batch.data)
+        for name in (*self.seen, "action", "reward", *self.extra):
             field = batch.data[name]
             self.data[name] = np.zeros((self.rows, self.envs, *field.shape[2:]), field.dtype)
         self.data["discount"] = np.zeros((self.rows, self.envs), np.float32)
@@ -342,11 +347,14 @@ class Ring:
         flat = self.flat
         reward, discount, last = self._returns(slots)
         found = {
-            "obs": flat["obs"].take(slots, axis=0),
+            **{name: flat[name].take(slots, axis=0) for name in self.seen},
             "action": flat["action"].take(slots, axis=0),
             "reward": reward,
             "discount": discount,
-            "next_obs": flat["obs"].take(last + self.envs, axis=0, mode="wrap"),
+            **{
+                f"next_{name}": flat[name].take(last + self.envs, axis=0, mode="wrap")
+                for name in self.seen
+            },
             **{name: flat[name].take(slots, axis=0) for name in self.extra},
         }
         return Batch(

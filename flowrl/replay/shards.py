@@ -11,6 +11,7 @@ import numpy as np
 
 from flowrl.core.items import Batch, nbytes
 from flowrl.core.texts import plural
+from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.replay.ring import Ring
 
@@ -31,20 +32,28 @@ def needed(spec: Replay, batch: Batch) -> Batch:
         ContractError: a field or column is missing.
     """
     fields = (*NEEDED, *spec.extra)
-    if missing := [name for name in fields if name not in batch.data]:
+    if missing := [name for name in fields if not batch.has(name)]:
         raise ContractError(
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
             f"but the batch has {', '.join(batch.data)}"
         )
-    if missing := [name for name in COLUMNS if name not in batch.columns]:
+    if missing := [name for name in COLUMNS if not names_of(name, batch.columns)]:
         raise ContractError(
             f"the batch has lost the column {missing[0]}; "
             "change batches by batch.with_(...), which keeps the columns"
         )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
     return Batch(
-        {name: batch.data[name] for name in (*fields, *more)},
-        {name: batch.columns[name] for name in COLUMNS},
+        {
+            name: batch.data[name]
+            for field in (*fields, *more)
+            for name in names_of(field, batch.data)
+        },
+        {
+            name: batch.columns[name]
+            for column in COLUMNS
+            for name in names_of(column, batch.columns)
+        },
     )
 
 
@@ -146,12 +155,13 @@ class RingStub:
             return shape_of(field.dtype, 1, size, *field.shape[2:])
 
         number = shape_of(np.float32, 1, size)
+        seen = names_of("obs", newest.data)
         data = {
-            "obs": like("obs"),
+            **{name: like(name) for name in seen},
             "action": like("action"),
             "reward": like("reward"),
             "discount": number,
-            "next_obs": like("obs"),
+            **{f"next_{name}": like(name) for name in seen},
             **{name: like(name) for name in self.spec.extra},
         }
         columns = {"version": shape_of(np.int32, size)}
@@ -196,7 +206,7 @@ def ring(
 
 def row_bytes(spec: Replay, batch: Batch) -> int:
     """Return the bytes that one row takes, with its share of the sum tree."""
-    stored = ("obs", "action", "reward", *spec.extra)
+    stored = (*names_of("obs", batch.data), "action", "reward", *spec.extra)
     fields = sum(nbytes(batch.data[name]) // batch.steps for name in stored)
     # Discount and version of 4 bytes each, and the four flags of 1 byte.
     row = fields + 4 + 4 + 4

@@ -154,6 +154,46 @@ class Gaussian:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Mixed:
+    """Independent choices and real numbers; actions are floats ``[..., k + d]``, choices first.
+
+    Args:
+        choices: the distribution of the k choices.
+        reals: the distribution of the d real numbers.
+    """
+
+    choices: MultiCategorical
+    reals: Gaussian
+
+    def _split(self, x: Array, first: int) -> tuple[Array, Array]:
+        return x[..., :first], x[..., first:]
+
+    def sample(self, noise: Array) -> Array:
+        """Return actions ``[..., k + d]``; the noise is standard Gumbels, then standard normals."""
+        gumbels, normals = self._split(noise, sum(self.choices.sizes))
+        choices = self.choices.sample(gumbels)
+        return jnp.concatenate([choices, self.reals.sample(normals)], axis=-1)
+
+    def mode(self) -> Array:
+        """Return the most probable choices and the means, ``[..., k + d]``."""
+        return jnp.concatenate([self.choices.mode(), self.reals.mode()], axis=-1)
+
+    def log_prob(self, action: Array) -> Array:
+        """Return the log-density of actions, ``[...]``: the sum over their parts."""
+        choices, reals = self._split(action, len(self.choices.sizes))
+        return self.choices.log_prob(choices) + self.reals.log_prob(reals)
+
+    def entropy(self) -> Array:
+        """Return the entropy in nats, ``[...]``: that of the choices plus that of the numbers."""
+        return self.choices.entropy() + self.reals.entropy()
+
+    def kl(self, other: Mixed) -> Array:
+        """Return KL(self || other) in nats, ``[...]``: the sum over the parts."""
+        return self.choices.kl(other.choices) + self.reals.kl(other.reals)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class TanhGaussian:
     """Independent normals squashed into [-1, 1] by tanh (Haarnoja et al. 2018, appendix C).
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
 from flowrl.graph.settings import Settings
-from flowrl.rl.distributions import Distribution
-from flowrl.rl.spaces import Head
+from flowrl.rl.actions import RULED_OUT, Head
+from flowrl.rl.distributions import Categorical, Distribution
 
 Array = Any
 
@@ -132,7 +132,9 @@ class EpsilonGreedy(Explore):
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """Return the greedy action, or the random one where the noise says so."""
-        return jnp.where(noise[:, -1] < 0, jnp.argmax(noise[:, :-1], axis=1), dist.mode())
+        # What a mask rules out is no random action, either.
+        random = jnp.where(cast("Categorical", dist).logits > RULED_OUT, noise[:, :-1], -1)
+        return jnp.where(noise[:, -1] < 0, jnp.argmax(random, axis=1), dist.mode())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Parts of which stock networks are made: encoder of observations, fully connected trunk, heads."""
+"""Parts of which stock networks are made: encoders of observations, connected trunk, heads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 
 from flowrl.errors import PolicyError
+from flowrl.rl.actions import Path, head, leaves
+from flowrl.rl.images import Images, shows_images
 from flowrl.rl.normalizing import RunningNorm
-from flowrl.rl.spaces import head
 
 Array = Any
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -48,8 +49,8 @@ class Encoder(nnx.Module):
             self.starts = tuple(int(start) for start in space.start)
         elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
             raise PolicyError(
-                "MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, "
-                f"not {space}; wrap the environment with gymnasium.wrappers.FlattenObservation"
+                "stock networks read Box, Discrete, MultiDiscrete and MultiBinary observations, "
+                f"and a Dict or Tuple of these, not {space}; write a module of your own for them"
             )
         if normalize and self.sizes:
             raise PolicyError(
@@ -72,6 +73,67 @@ class Encoder(nnx.Module):
         if self.norm is not None:
             x = self.norm(x)
         return x.reshape(obs.shape[0], -1)
+
+
+class Parts(nnx.Module):
+    """Layer that encodes each part of observations that are a Dict or a Tuple, and joins them.
+
+    Images of bytes go through the convolutions of Mnih et al. (2015), all else through `Encoder`.
+
+    Args:
+        space: the observation space.
+        normalize: shift and scale by running moments what is neither one-hot nor an image.
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: a part is of a kind that is not supported, or `normalize` is set where there is
+            nothing to normalize.
+    """
+
+    def __init__(self, space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> None:
+        self.paths: tuple[Path, ...] = tuple(path for path, _ in leaves(space))
+        parts: list[Any] = []
+        normalizes = False
+        for _, one in leaves(space):
+            if shows_images(one):
+                parts.append(Images(one, rngs=rngs))
+                continue
+            numbers = isinstance(one, gym.spaces.Box | gym.spaces.MultiBinary)
+            normalizes |= numbers
+            parts.append(Encoder(one, normalize=normalize and numbers))
+        if normalize and not normalizes:
+            raise PolicyError(
+                f"observations of {space} hold no numbers that running moments improve; "
+                "leave normalize out"
+            )
+        self.parts = nnx.List(parts)
+        self.size = sum(part.size for part in parts)
+
+    def __call__(self, obs: Any) -> Array:
+        """Return floats ``[N, size]`` for a tree of observations ``[N, ...]``."""
+        encoded = []
+        for path, part in zip(self.paths, self.parts, strict=True):
+            x = obs
+            for step in path:
+                x = x[step]
+            encoded.append(part(x))
+        return jnp.concatenate(encoded, axis=-1)
+
+
+def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
+    """Return the layer that makes floats ``[N, size]`` of observations; it has the `size`.
+
+    Args:
+        space: the observation space.
+        normalize: shift and scale observations by running moments (`RunningNorm`).
+        rngs: the random keys of the initial weights.
+
+    Raises:
+        PolicyError: the space is of a kind that is not supported, or `normalize` does not fit it.
+    """
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return Parts(space, normalize=normalize, rngs=rngs)
+    return Encoder(space, normalize=normalize)
 
 
 def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
@@ -139,18 +201,18 @@ class Heads(nnx.Module):
     ) -> None:
         init = nnx.initializers.orthogonal
         out = head(space)
-        gaussian = out.kind == "gaussian"
-        outputs = out.width if gaussian else out.outputs
+        outputs = out.choices + out.reals
         # Small weights of the action outputs make the first policy almost independent of obs.
         self.action = nnx.Linear(actor, outputs, kernel_init=init(0.01), rngs=rngs)
         self.value = nnx.Linear(critic, 1, kernel_init=init(1.0), rngs=rngs)
-        self.log_std = nnx.Param(jnp.full((out.width,), log_std)) if gaussian else None
+        self.log_std = nnx.Param(jnp.full((out.reals,), log_std)) if out.reals else None
 
     def __call__(self, actor: Array, critic: Array) -> tuple[Array, Array]:
         """Return action outputs ``[N, outputs]`` and values ``[N]`` from the features of each."""
         outputs = self.action(actor)
         if self.log_std is not None:
-            # A policy outputs mean and log-deviation side by side.
-            log_std = jnp.broadcast_to(self.log_std[...], outputs.shape)
+            # A policy outputs means and log-deviations side by side.
+            log_std = self.log_std[...]
+            log_std = jnp.broadcast_to(log_std, (len(outputs), len(log_std)))
             outputs = jnp.concatenate([outputs, log_std], axis=-1)
         return outputs, self.value(critic)[:, 0]

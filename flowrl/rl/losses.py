@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.trees import with_last
 from flowrl.errors import SettingError
 from flowrl.graph.settings import Settings
 from flowrl.rl.distributions import Distribution
@@ -422,7 +423,7 @@ def _with_end(
 ) -> tuple[Distribution, Array, Array]:
     """Return the distribution and value of each row ``[T, B]``, and the bootstrap value ``[B]``."""
     # One call over T + 1 rows: a recurrent policy must see the bootstrap observation last.
-    dist, value = policy(params, jnp.concatenate([batch["obs"], batch["bootstrap_obs"][None]]))
+    dist, value = policy(params, with_last(batch["obs"], batch["bootstrap_obs"]))
     return jax.tree.map(lambda x: x[:-1], dist), value[:-1], value[-1]
 
 

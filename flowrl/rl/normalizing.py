@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +13,18 @@ from flax import nnx
 from flowrl.core.mesh import total
 
 Array = Any
+WEIGHT: ContextVar[Array | None] = ContextVar("WEIGHT", default=None)
+"""How much each row counts that layers are called on now; None where they take nothing in."""
+
+
+@contextmanager
+def observing(weight: Array) -> Iterator[None]:
+    """Let every `RunningNorm` take in what it is called on, each row by its ``weight [N]``."""
+    token = WEIGHT.set(weight)
+    try:
+        yield
+    finally:
+        WEIGHT.reset(token)
 
 
 class RunningNorm(nnx.Module):
@@ -31,14 +46,15 @@ class RunningNorm(nnx.Module):
         self.count = nnx.BatchStat(jnp.float32(1e-4))
 
     def __call__(self, obs: Array) -> Array:
-        """Return ``obs [N, *shape]`` shifted, scaled and clipped, of the same shape."""
+        """Return ``obs [N, *shape]`` shifted, scaled and clipped, of the same shape.
+
+        Within `observing` the moments take the rows in first.
+        """
+        if (weight := WEIGHT.get()) is not None:
+            moments = (self.mean[...], self.var[...], self.count[...])
+            self.mean[...], self.var[...], self.count[...] = merge_moments(moments, obs, weight)
         scaled = (obs - self.mean[...]) / jnp.sqrt(self.var[...] + 1e-8)
         return jnp.clip(scaled, -self.clip, self.clip)
-
-    def observe(self, obs: Array, weight: Array) -> None:
-        """Add ``obs [N, *shape]`` to the moments, each weighed by ``weight [N]``."""
-        moments = (self.mean[...], self.var[...], self.count[...])
-        self.mean[...], self.var[...], self.count[...] = merge_moments(moments, obs, weight)
 
 
 def merge_moments(

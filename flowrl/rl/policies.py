@@ -17,11 +17,13 @@ import numpy as np
 from flax import nnx
 
 from flowrl.core.compiled import jitted
+from flowrl.core.trees import tree_of, with_last
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
-from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.module_state import paths_of, split_module
+from flowrl.rl.normalizing import observing
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -31,9 +33,13 @@ class Policy(Spec):
     """A Flax NNX module class with its settings: ``Policy(networks.MLP, hidden=(64, 64))``.
 
     The class is built as ``module(obs_space, action_space, rngs=nnx.Rngs(...), **settings)`` and
-    called as ``module(obs)`` with ``obs [N, ...]``. It returns ``(outputs [N, n], value [N])``,
-    where n is `fl.networks.action_outputs(action_space)`: logits for Discrete, mean and
-    log-deviation for Box. It needs no base class of flowrl.
+    called as ``module(obs)`` with ``obs [N, ...]``, which for Dict and Tuple spaces is a dict or
+    tuple of such arrays. It returns ``(outputs [N, n], value [N])``, where n is
+    `fl.networks.action_outputs(action_space)`: the logits of all choices, then the means and the
+    log-deviations of all real numbers. It needs no base class of flowrl.
+
+    Where observations hold a mask of actions (`fl.envs`), the module sees neither the mask nor its
+    space: what is not allowed is ruled out in its outputs.
 
     A recurrent module has a method ``initial_carry(n)``, which returns a tree of arrays
     ``[n, ...]``, and is called as ``module(obs, carry)``; it returns ``(outputs, value, carry)``.
@@ -106,7 +112,7 @@ class Network:
         except FlowrlError:
             raise
         except Exception as error:
-            call = f"{self.name}({spaces.obs}, {spaces.action}, rngs=..., {_settings(policy)})"
+            call = f"{self.name}({spaces.seen}, {spaces.action}, rngs=..., {_settings(policy)})"
             raise PolicyError(f"{call} failed: {type(error).__name__}: {error}") from error
         self.recurrent = isinstance(abstract, Recurrent)
         if getattr(abstract, "squashed", False) and self.head.kind == "gaussian":
@@ -114,9 +120,9 @@ class Network:
             # The same numbers are then the parameters of another distribution.
             self.head = replace(self.head, kind="tanh_gaussian")
         self.graphdef: Any
-        self.graphdef, params, rest = _split(abstract)
-        self._params = _names(params)
-        self._rest = _names(rest)
+        self.graphdef, params, rest = split_module(abstract)
+        self._params = paths_of(params)
+        self._rest = paths_of(rest)
         self._check()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,7 +130,7 @@ class Network:
 
     def _build(self, key: Array) -> Any:
         return self.policy.fn(
-            self.spaces.obs, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings
+            self.spaces.seen, self.spaces.action, rngs=nnx.Rngs(key), **self.policy.settings
         )
 
     def _check_bounds(self) -> None:
@@ -159,13 +165,16 @@ class Network:
 
     def _shapes_of_call(self, n: int) -> tuple[Any, Any, Any, Any]:
         """Return the shapes of one call's outputs and values, and of the carry before and after."""
-        obs = jax.ShapeDtypeStruct((n, *(self.spaces.obs.shape or ())), self.spaces.obs_dtype)
+        arrays = self.spaces.shapes(n)
 
         def once() -> Any:
             weights = self.init(jax.random.key(0))
             memory = self.memory(weights, n)
-            (outputs, value), _, carry = self._call(
-                *weights, jnp.zeros(obs.shape, obs.dtype), memory
+            obs = self.spaces.tree(
+                {name: jnp.zeros(x.shape, x.dtype) for name, x in arrays.items()}
+            )
+            (outputs, value), _, carry = self._module_call(
+                *weights, self.spaces.without_mask(obs), memory
             )
             return outputs, value, memory.carry, carry
 
@@ -176,13 +185,13 @@ class Network:
             raise
         except Exception as error:
             raise PolicyError(
-                f"{self.name} can't be called on observations {obs.dtype}{list(obs.shape)} "
-                f"of {self.spaces.obs}: {type(error).__name__}: {error}"
+                f"{self.name} can't be called on observations {_shapes(arrays)} of "
+                f"{self.spaces.seen}: {type(error).__name__}: {error}"
             ) from error
 
     def init(self, key: Array) -> Weights:
         """Return initial weights."""
-        _, params, rest = _split(self._build(key))
+        _, params, rest = split_module(self._build(key))
         return Weights(
             dict(zip(self._params[0], jax.tree.leaves(params), strict=True)),
             dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)),
@@ -222,13 +231,24 @@ class Network:
         return [f"carry{jax.tree_util.keystr(path)}" for path, _ in paths], tree
 
     def _call(
-        self, params: dict[str, Array], rest: dict[str, Array], obs: Array, memory: Memory
+        self, params: dict[str, Array], rest: dict[str, Array], obs: Any, memory: Memory
     ) -> tuple[tuple[Array, Array], Any, Any]:
-        """Return outputs and values, the module after the call, and the carry after it."""
+        """Return outputs and values, the module after the call, and the carry after it.
+
+        What the mask of the observations rules out is ruled out in the outputs.
+        """
+        seen, mask = self.spaces.split(obs)
+        (outputs, value), module, carry = self._module_call(params, rest, seen, memory)
+        return (outputs if mask is None else self.head.masked(outputs, mask), value), module, carry
+
+    def _module_call(
+        self, params: dict[str, Array], rest: dict[str, Array], obs: Any, memory: Memory
+    ) -> tuple[tuple[Array, Array], Any, Any]:
+        """Return what `_call` returns, for observations without their mask."""
         module = self._merge(params, rest)
         if self.recurrent:
             carry = jax.tree.map(
-                partial(_where, memory.reset), module.initial_carry(obs.shape[0]), memory.carry
+                partial(_where, memory.reset), module.initial_carry(_count(obs)), memory.carry
             )
             result, wanted, length = module(obs, carry), "(action outputs, value, carry)", 3
         else:
@@ -249,12 +269,12 @@ class Network:
 
     def _rest_of(self, module: Any) -> dict[str, Array]:
         """Return the arrays of a module that are not trained, by name."""
-        return dict(zip(self._rest[0], jax.tree.leaves(_split(module)[2]), strict=True))
+        return dict(zip(self._rest[0], jax.tree.leaves(split_module(module)[2]), strict=True))
 
     def apply(
-        self, weights: Weights, obs: Array, memory: Memory = NOTHING
+        self, weights: Weights, obs: Any, memory: Memory = NOTHING
     ) -> tuple[Distribution, Array, dict[str, Array]]:
-        """Apply the policy to ``obs [N, ...]``.
+        """Apply the policy to observations ``[N, ...]``: an array, or a tree of arrays.
 
         Returns:
             The distribution over actions, the value ``[N]``, and the untrained rest after the call.
@@ -272,10 +292,12 @@ class Network:
         # A loss may call any method, and a user's module need not have it.
         if not hasattr(module, method):
             raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
-        return getattr(module, method)(*args), self._rest_of(module)
+        # Methods see observations as calls of the module do.
+        seen = [self.spaces.without_mask(x) for x in args]
+        return getattr(module, method)(*seen), self._rest_of(module)
 
     def unroll(
-        self, weights: Weights, obs: Array, memory: Memory
+        self, weights: Weights, obs: Any, memory: Memory
     ) -> tuple[Distribution, Array, dict[str, Array]]:
         """Apply the policy to whole columns ``obs [T, B, ...]``, one row after another.
 
@@ -290,10 +312,10 @@ class Network:
         """
         # Rows of a policy that is not recurrent do not depend on each other: one call is enough.
         if not self.recurrent:
-            dist, value, rest = self.apply(weights, obs.reshape(-1, *obs.shape[2:]))
-            dist, value = jax.tree.map(
-                lambda x: x.reshape(*obs.shape[:2], *x.shape[1:]), (dist, value)
-            )
+            shape = jax.tree.leaves(obs)[0].shape[:2]
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+            dist, value, rest = self.apply(weights, flat)
+            dist, value = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (dist, value))
             return dist, value, rest
 
         def apply_row(before: Any, row: Any) -> Any:
@@ -329,8 +351,8 @@ class Network:
         A policy that is not recurrent needs no `data` for them.
         """
         if not self.recurrent:
-            return self.apply(weights, columns["bootstrap_obs"])[1]
-        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
+            return self.apply(weights, tree_of("bootstrap_obs", columns))[1]
+        obs = with_last(tree_of("obs", data), tree_of("bootstrap_obs", columns))
         return self.unroll(weights, obs, self.memory_of(data, columns))[1][-1]
 
     def action_values(
@@ -340,20 +362,19 @@ class Network:
 
         They are the action outputs of the policy, which must be action values.
         """
-        obs = jnp.concatenate([data["obs"], columns["bootstrap_obs"][None]])
+        obs = with_last(tree_of("obs", data), tree_of("bootstrap_obs", columns))
         dist = cast("Any", self.unroll(weights, obs, self.memory_of(data, columns))[0])
         values: Array = dist.logits
         return values
 
-    def observe(self, weights: Weights, obs: Array, weight: Array) -> dict[str, Array]:
+    def observe(self, weights: Weights, obs: Any, weight: Array) -> dict[str, Array]:
         """Return the untrained rest after its normalisers saw ``obs [N, ...]``.
 
         Each observation counts by ``weight [N]``.
         """
-        module = self._merge(*weights)
-        for _, part in nnx.iter_graph(module):
-            if isinstance(part, RunningNorm):
-                part.observe(obs, weight)
+        count = weight.shape[0]
+        with observing(weight):
+            _, module, _ = self._call(*weights, obs, self.memory(weights, count))
         return self._rest_of(module)
 
     def has(self, kind: type[nnx.Module]) -> bool:
@@ -364,7 +385,7 @@ class Network:
     def act(
         self,
         weights: Weights,
-        obs: Array,
+        obs: Any,
         noise: Array | None = None,
         memory: Memory = NOTHING,
         explore: Explore = SAMPLED,
@@ -375,7 +396,7 @@ class Network:
 
         Args:
             weights: of the policy.
-            obs: ``[B, ...]``.
+            obs: ``[B, ...]``, or a tree of such arrays.
             noise: picks the actions, as `explore` does it; None for greedy actions. The method
                 `noise` draws it for many steps at once: to draw it here would cost as much as a
                 small network.
@@ -434,21 +455,9 @@ class Network:
         return np.dtype(np.float32 if self.head.continuous else np.int32)
 
 
-def _split(module: Any) -> tuple[Any, Any, Any]:
-    """Return a module's graph definition, its parameters, and the rest of its state."""
-    # The stubs of flax know no `...`.
-    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
-    return graphdef, params, rest
-
-
-def _names(state: Any) -> tuple[list[str], Any]:
-    """Return a path such as ``actor/layers/0/kernel`` for every leaf, and the tree structure."""
-
-    def name(path: Any) -> str:
-        return "/".join(str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey))
-
-    paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    return [name(path) for path, _ in paths], tree
+def _count(obs: Any) -> int:
+    """Return the number of observations in a tree of arrays ``[N, ...]``."""
+    return int(jax.tree.leaves(obs)[0].shape[0])
 
 
 def _where(flags: Array, x: Array, y: Array) -> Array:

@@ -1,28 +1,98 @@
-"""Spaces as JSON, and the outputs that a policy must have for an action space."""
+"""`Spaces`: the spaces of an environment as JSON, as arrays by name, and as modules see them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from flowrl.errors import PolicyError
-from flowrl.rl.distributions import (
-    Categorical,
-    Distribution,
-    Gaussian,
-    MultiCategorical,
-    TanhGaussian,
-)
+from flowrl.core.trees import field_name, tree_of
+from flowrl.errors import ContractError, PolicyError, a
+from flowrl.rl.actions import Head, Path, head, leaves
+
+Array = Any
+ACTION_MASK = "action_mask"
+"""The key of a mask in observations that are a Dict, and in the `info` of environments."""
+CONVERTIBLE = {(kind, kind) for kind in "fbui"} | {("i", "u"), ("u", "i")}
+"""The kinds of NumPy types that an observation may have and its space may declare."""
+OBSERVATION = ("observation", "observations", "obs")
+"""The keys under which observations stand beside a mask."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of an environment's observations."""
+
+    name: str
+    """The name of its field in a batch: ``obs``, or one such as ``obs['camera']``."""
+    path: Path
+    """Its place in the observation: keys of Dicts and numbers of Tuples; empty for a whole one."""
+    shape: tuple[int, ...]
+    """The shape of one observation."""
+    dtype: np.dtype[Any]
+    """The type in batches: floats as float32, integers of 4 bytes at most."""
+    declared: np.dtype[Any]
+    """The type that the space declares."""
+
+    @property
+    def label(self) -> str:
+        """What texts add to name the part, such as `` ['camera']``; empty if there is no other."""
+        return f" {self.name.removeprefix('obs')}" if self.path else ""
+
+    def of(self, obs: Any) -> Any:
+        """Return this array of an observation as the environment returns it.
+
+        Raises:
+            KeyError, IndexError, TypeError: it is not there.
+        """
+        for step in self.path:
+            obs = obs[step]
+        return obs
+
+    def mismatch(self, obs: Any, verb: str, *, batched: bool = False) -> str:
+        """Return how an observation breaks what the space declares of this part; empty if not.
+
+        Args:
+            obs: as the environment returns it.
+            verb: ``reset`` or ``step``, which returned it.
+            batched: whether it is several observations ``[n, ...]`` (default False).
+        """
+        declared = f"but its observation_space declares {self.declared}{list(self.shape)}"
+        way = "fix the environment or its space"
+        try:
+            found = self.of(obs)
+        except (KeyError, IndexError, TypeError):
+            return f"an observation from {verb} that has no{self.label}, {declared} for it; {way}"
+        if not hasattr(found, "dtype"):
+            found = np.asarray(found)
+        shape = tuple(found.shape[1:] if batched else found.shape)
+        if shape == self.shape and _converts(np.dtype(found.dtype), self.declared):
+            return ""
+        return (
+            f"an observation{self.label} {found.dtype}{list(shape)} from {verb}, {declared}; {way}"
+        )
+
+
+def _converts(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
+    """Return whether numbers of one type become another's without loss of their kind."""
+    kinds = (found.kind, declared.kind)
+    # Types of one kind are converted; so are integers with a sign and without.
+    return found == declared or kinds in CONVERTIBLE
 
 
 class Spaces:
     """The observation and action space of one environment, compared and hashed by value.
+
+    An environment may rule out actions by a mask, which is part of its observations: a Dict with
+    the key ``action_mask``. The mask has a number for each choice of an action, 0 for what is not
+    allowed. It acts on the outputs of a policy; modules do not see it.
 
     Args:
         obs: the observation space.
@@ -58,34 +128,176 @@ class Spaces:
         return f"Spaces(obs={self.obs}, action={self.action})"
 
     @cached_property
-    def obs_dtype(self) -> np.dtype[Any]:
-        """The type of observations in batches: floats as float32, integers of 4 bytes at most.
-
-        Raises:
-            PolicyError: observations are not one array.
-        """
-        one_array = (
-            gym.spaces.Box,
-            gym.spaces.Discrete,
-            gym.spaces.MultiDiscrete,
-            gym.spaces.MultiBinary,
-        )
-        if not isinstance(self.obs, one_array):
-            raise PolicyError(
-                f"observations of {self.obs} are not one array; wrap the environment with "
-                "gymnasium.wrappers.FlattenObservation: "
-                "Runners(..., wrappers=(FlattenObservation,))"
-            )
-        dtype = np.dtype(self.obs.dtype)
-        if dtype.kind == "f":
-            return np.dtype(np.float32)
-        # JAX has no integers of 8 bytes unless it is switched to them.
-        return np.dtype(np.int32) if dtype.itemsize > 4 else dtype
-
-    @cached_property
     def head(self) -> Head:
         """The outputs that a policy must have for the action space."""
         return head(self.action)
+
+    # -- observations as arrays
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays of observations; one whose name is ``obs`` if they are not divided.
+
+        Raises:
+            PolicyError: a part of observations is no array of one shape.
+        """
+        return tuple(_part(path, space) for path, space in leaves(self.obs))
+
+    def arrays(self, obs: Any) -> dict[str, Array]:
+        """Return observations as an environment returns them as arrays by the names of fields."""
+        return {part.name: np.asarray(part.of(obs), part.dtype) for part in self.parts}
+
+    def batched(self, obs: Any) -> tuple[dict[str, Array], bool]:
+        """Return observations ``[N, ...]`` by the names of fields, and whether it was a single one.
+
+        Args:
+            obs: one observation as the environment returns it, or several.
+
+        Raises:
+            ContractError: a part is missing, or has another shape than the space.
+        """
+        try:
+            given = self.arrays(obs)
+        except (KeyError, IndexError, TypeError):
+            raise ContractError(
+                f"act takes an observation of {self.obs}, or several of them; got {a(obs)}"
+            ) from None
+        single = all(given[part.name].shape == part.shape for part in self.parts)
+        for part in self.parts:
+            shape = given[part.name].shape
+            if not single and shape[1:] != part.shape:
+                raise ContractError(
+                    f"act takes an observation of shape {list(part.shape)}, or several of them; "
+                    f"got {list(shape)}{part.label}"
+                )
+        # One observation is a batch of one.
+        return {name: x[None] if single else x for name, x in given.items()}, single
+
+    def cast(self, obs: Any) -> Any:
+        """Return observations of an environment in JAX in the types that batches have."""
+        return self.tree({part.name: part.of(obs).astype(part.dtype) for part in self.parts})
+
+    def tree(self, arrays: Mapping[str, Array]) -> Any:
+        """Return observations as a tree, from arrays by name."""
+        return tree_of("obs", arrays)
+
+    def shapes(self, *leading: int) -> dict[str, Any]:
+        """Return the shapes of observations by name, each with these leading axes."""
+        return {
+            part.name: jax.ShapeDtypeStruct((*leading, *part.shape), part.dtype)
+            for part in self.parts
+        }
+
+    @property
+    def bytes_of_obs(self) -> int:
+        """The bytes of one observation."""
+        return sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in self.parts)
+
+    # -- what modules see, and the mask
+
+    @cached_property
+    def _has_mask(self) -> bool:
+        """Whether observations hold a mask of actions.
+
+        Raises:
+            PolicyError: the mask has another size than there are choices.
+        """
+        if not (isinstance(self.obs, gym.spaces.Dict) and ACTION_MASK in self.obs.spaces):
+            return False
+        size = sum(int(np.prod(part.shape)) for part in self._mask_parts)
+        if size != self.head.choices:
+            raise PolicyError(
+                f"{ACTION_MASK} has {size} {'number' if size == 1 else 'numbers'}, but actions in "
+                f"{self.action} have {self.head.choices} choices; a mask has a number for each"
+            )
+        return True
+
+    @property
+    def _mask_parts(self) -> list[Part]:
+        return [part for part in self.parts if part.path[:1] == (ACTION_MASK,)]
+
+    @cached_property
+    def seen(self) -> gym.Space[Any]:
+        """The space of what modules see: observations without the mask."""
+        if not self._has_mask:
+            return self.obs
+        obs = cast("gym.spaces.Dict", self.obs)
+        rest = {key: space for key, space in obs.spaces.items() if key != ACTION_MASK}
+        if not rest:
+            raise PolicyError(
+                f"observations in {self.obs} are a mask alone; give them a part that the policy "
+                "decides by"
+            )
+        key = self._only_key
+        return rest[key] if key is not None else gym.spaces.Dict(rest)
+
+    @cached_property
+    def _only_key(self) -> str | None:
+        """The key of the observation proper, where nothing stands beside it but a mask."""
+        obs = cast("gym.spaces.Dict", self.obs)
+        others = [key for key in obs.spaces if key != ACTION_MASK]
+        return others[0] if len(others) == 1 and others[0] in OBSERVATION else None
+
+    def split(self, obs: Any) -> tuple[Any, Array | None]:
+        """Return what modules see of observations ``[N, ...]``, and the mask ``bool[N, choices]``.
+
+        The mask is None if there is none.
+        """
+        if not self._has_mask:
+            return obs, None
+        flat = [part.of(obs).reshape(len(part.of(obs)), -1) for part in self._mask_parts]
+        return self.without_mask(obs), jnp.concatenate(flat, -1) > 0
+
+    def without_mask(self, obs: Any) -> Any:
+        """Return what modules see of observations; what holds no mask is returned as it is."""
+        if not (self._has_mask and isinstance(obs, dict) and ACTION_MASK in obs):
+            return obs
+        if self._only_key is not None:
+            return obs[self._only_key]
+        return {key: value for key, value in obs.items() if key != ACTION_MASK}
+
+    def nothing_allowed(self, arrays: Mapping[str, Array]) -> Array | None:
+        """Return where some number of an action has no choice, ``bool[...]``; None without a mask.
+
+        Args:
+            arrays: observations ``[..., *shape]`` by name.
+        """
+        if not self._has_mask:
+            return None
+        flat = []
+        for part in self._mask_parts:
+            x = arrays[part.name]
+            flat.append(x.reshape(*x.shape[: x.ndim - len(part.shape)], -1) > 0)
+        begins = np.cumsum((0, *self.head.sizes))[:-1]
+        return ~np.logical_or.reduceat(np.concatenate(flat, -1), begins, axis=-1).all(-1)
+
+
+def _part(path: Path, space: gym.Space[Any]) -> Part:
+    """Return the part of observations at a path.
+
+    Raises:
+        PolicyError: it is no array of one shape.
+    """
+    arrays = (
+        gym.spaces.Box,
+        gym.spaces.Discrete,
+        gym.spaces.MultiDiscrete,
+        gym.spaces.MultiBinary,
+    )
+    if not isinstance(space, arrays):
+        raise PolicyError(
+            f"observations in {space} are no array of one shape; they can be Box, Discrete, "
+            "MultiDiscrete, MultiBinary, and a Dict or Tuple of these: make them such by a wrapper "
+            "(gymnasium.wrappers.TransformObservation)"
+        )
+    declared: np.dtype[Any] = np.dtype(space.dtype)
+    dtype: np.dtype[Any]
+    if declared.kind == "f":
+        dtype = np.dtype(np.float32)
+    else:
+        # JAX has no integers of 8 bytes unless it is switched to them.
+        dtype = np.dtype(np.int32) if declared.itemsize > 4 else declared
+    return Part(field_name("obs", path), path, tuple(space.shape or ()), dtype, declared)
 
 
 def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
@@ -106,6 +318,13 @@ def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
                 "kind": "MultiBinary",
                 "n": space.n if isinstance(space.n, int) else list(space.n),
             }
+        case gym.spaces.Dict():
+            return {
+                "kind": "Dict",
+                "spaces": [[key, _to_json(one)] for key, one in space.spaces.items()],
+            }
+        case gym.spaces.Tuple():
+            return {"kind": "Tuple", "spaces": [_to_json(one) for one in space.spaces]}
     # Other spaces are written as text, for the message of who reads them.
     return {"kind": type(space).__name__, "text": str(space)}
 
@@ -145,6 +364,10 @@ def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
             )
         case "MultiBinary":
             return gym.spaces.MultiBinary(data["n"])
+        case "Dict":
+            return gym.spaces.Dict([(key, _from_json(one)) for key, one in data["spaces"]])
+        case "Tuple":
+            return gym.spaces.Tuple([_from_json(one) for one in data["spaces"]])
     raise PolicyError(f"no policy fits a space of kind {data['kind']}: {data.get('text', '')}")
 
 
@@ -154,153 +377,3 @@ def _bound(
     """Return the bounds of a Box from those in JSON, with `infinite` for None."""
     bound = np.array([infinite if x is None else x for x in numbers], dtype)
     return np.full(shape, bound[0]) if bound.size == 1 else bound.reshape(shape)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The outputs of a policy for an action space.
-
-    It knows how many numbers they are, which distribution they make, and how actions of that
-    distribution become those of the environment.
-    """
-
-    outputs: int
-    """The numbers that a module must return per observation."""
-    width: int
-    """The numbers of one action; 0 for a scalar action."""
-    dtype: str
-    """The type of the environment's actions."""
-    kind: str
-    """The distribution: ``categorical``, ``multi_categorical``, ``gaussian``, ``tanh_gaussian``."""
-    sizes: tuple[int, ...] = ()
-    """The number of choices of each part of a ``multi_categorical`` action."""
-    start: tuple[int, ...] = ()
-    """The environment's number of the first choice, for each part of a discrete action."""
-    low: tuple[float, ...] = ()
-    """The lower bound of each number of a continuous action."""
-    high: tuple[float, ...] = ()
-    """The upper bound of each number of a continuous action."""
-    shape: tuple[int, ...] = ()
-    """The shape of one action of the environment."""
-
-    @cached_property
-    def _bounds(self) -> tuple[Any, ...]:
-        """The bounds of a continuous action as `to_env` needs them, ``[width]`` each.
-
-        They are low, high, whether both are finite, low and high again with -1 and 1 where not both
-        are finite, and the shift of the numbers with one finite bound.
-        """
-        low, high = np.asarray(self.low, self.dtype), np.asarray(self.high, self.dtype)
-        has_low, has_high = np.isfinite(low), np.isfinite(high)
-        finite = has_low & has_high
-        shift = np.where(has_low, low + 1, np.where(has_high, high - 1, 0)).astype(self.dtype)
-        return low, high, finite, np.where(finite, low, -1), np.where(finite, high, 1), shift
-
-    @property
-    def bounded(self) -> bool:
-        """Whether all bounds of actions are finite."""
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
-
-    def distribution(self, outputs: Any) -> Distribution:
-        """Return the distribution over actions that the numbers ``[..., outputs]`` make."""
-        if self.kind == "categorical":
-            return Categorical(outputs)
-        if self.kind == "multi_categorical":
-            return MultiCategorical(outputs, self.sizes)
-        mean, log_std = outputs[..., : self.width], outputs[..., self.width :]
-        if self.kind == "tanh_gaussian":
-            return TanhGaussian(mean, log_std)
-        return Gaussian(mean, log_std)
-
-    @property
-    def continuous(self) -> bool:
-        """Whether actions are real numbers, and not choices."""
-        return self.kind in ("gaussian", "tanh_gaussian")
-
-    def noise(self, key: Any, n: int) -> Any:
-        """Return the noise from which `Distribution.sample` makes n actions.
-
-        These are standard normals ``[n, width]`` for continuous actions, else standard Gumbels
-        ``[n, outputs]``.
-        """
-        if self.continuous:
-            return jax.random.normal(key, (n, self.width))
-        return jax.random.gumbel(key, (n, self.outputs))
-
-    def to_env(self, action: Any) -> Any:
-        """Return actions ``[B]`` or ``[B, width]`` as the environment takes them.
-
-        Gaussian actions stand for [-1, 1] between finite bounds: they are clipped to it and
-        stretched over the bounds. Where only one bound is finite, -1 or 1 stands for it, too, and
-        nothing is stretched: a policy that begins around 0 then begins near the bound, even if that
-        is far from 0.
-        """
-        if self.continuous:
-            action = self._to_bounds(action)
-        elif any(self.start):
-            action = action + np.asarray(self.start if self.width else self.start[0], self.dtype)
-        # Without 64-bit numbers JAX would warn at each cast to a type that it does not have.
-        if isinstance(action, np.ndarray):
-            dtype = np.dtype(self.dtype)
-        else:
-            dtype = jax.dtypes.canonicalize_dtype(self.dtype)
-        return action.reshape((*action.shape[:1], *self.shape)).astype(dtype)
-
-    def _to_bounds(self, action: Any) -> Any:
-        """Return continuous actions ``[B, width]`` between the bounds of the action space."""
-        xp = action.__array_namespace__()
-        low, high, finite, stretched_low, stretched_high, shift = self._bounds
-        share = (xp.clip(action, -1, 1) + 1) / 2
-        stretched = (1 - share) * stretched_low + share * stretched_high
-        return xp.clip(xp.where(finite, stretched, action + shift), low, high)
-
-
-def head(space: gym.Space[Any]) -> Head:
-    """Return the head for an action space: Discrete, MultiDiscrete, MultiBinary, or Box.
-
-    Raises:
-        PolicyError: the space is any other.
-    """
-    match space:
-        case gym.spaces.Discrete():
-            return Head(int(space.n), 0, str(space.dtype), "categorical", start=(int(space.start),))
-        case gym.spaces.MultiDiscrete() if space.nvec.ndim == 1:
-            sizes = tuple(int(n) for n in space.nvec)
-            return _multi_categorical(space, sizes, tuple(int(start) for start in space.start))
-        case gym.spaces.MultiBinary():
-            # Each bit is a choice of two.
-            width = int(np.prod(space.shape))
-            return _multi_categorical(space, (2,) * width, (0,) * width)
-        case gym.spaces.Box() if np.dtype(space.dtype).kind == "f":
-            width = int(np.prod(space.shape))
-            low = tuple(float(x) for x in space.low.ravel())
-            high = tuple(float(x) for x in space.high.ravel())
-            return Head(
-                2 * width,
-                width,
-                str(space.dtype),
-                "gaussian",
-                low=low,
-                high=high,
-                shape=space.shape,
-            )
-    raise PolicyError(
-        f"there is no policy for actions in {space}; "
-        "it can be Discrete, MultiDiscrete (one axis), MultiBinary, or Box of floats"
-    )
-
-
-def _multi_categorical(
-    space: gym.spaces.MultiDiscrete | gym.spaces.MultiBinary,
-    sizes: tuple[int, ...],
-    start: tuple[int, ...],
-) -> Head:
-    return Head(
-        sum(sizes),
-        len(sizes),
-        str(space.dtype),
-        "multi_categorical",
-        sizes,
-        start,
-        shape=space.shape,
-    )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flowrl.errors import PolicyError
-from flowrl.rl.layers import Encoder, Trunk
-from flowrl.rl.networks import NOT_NORMALIZED, Images, shows_images
-from flowrl.rl.spaces import head
+from flowrl.rl.actions import head
+from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
+from flowrl.rl.layers import Trunk, encoder
 
 Array = Any
 
@@ -93,7 +93,7 @@ class QNetwork(nnx.Module):
             self.trunk = None
         else:
             # Everything but images is read by fully connected layers.
-            flat = Encoder(obs_space, normalize=normalize)
+            flat = encoder(obs_space, normalize=normalize, rngs=rngs)
             self.encoder = flat
             self.trunk = Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs)
         self.advantage = uniform(width, actions.outputs, rngs=rngs)
@@ -146,7 +146,7 @@ class SACNetwork(nnx.Module):
                 f"SACNetwork is for actions in a Box, not {action_space}; "
                 "take QNetwork with DQNLoss (fl.dqn) for one of n actions"
             )
-        self.encoder = Encoder(obs_space, normalize=False)
+        self.encoder = encoder(obs_space, normalize=False, rngs=rngs)
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
         critic_inputs = self.encoder.size + actions.width
@@ -164,7 +164,7 @@ class SACNetwork(nnx.Module):
         The values are 0, and nothing uses them: action values come from `critic`.
         """
         mean, log_std = jnp.split(self.action(self.actor(self.encoder(obs))), 2, axis=-1)
-        return jnp.concatenate([mean, jnp.clip(log_std, -20, 2)], axis=-1), jnp.zeros(obs.shape[0])
+        return jnp.concatenate([mean, jnp.clip(log_std, -20, 2)], axis=-1), jnp.zeros(mean.shape[0])
 
     def critic(self, obs: Array, action: Array) -> Array:
         """Return the values ``[2, N]`` that both critics give to actions ``[N, d]`` in [-1, 1]."""

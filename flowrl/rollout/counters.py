@@ -20,9 +20,9 @@ class Skipped(NamedTuple):
     reward: float
     over: bool
     """Whether it ended an episode."""
-    obs: Array
-    """The observation that was acted on."""
-    next_obs: Array
+    obs: dict[str, Array]
+    """The observation that was acted on, by the names of its fields."""
+    next_obs: dict[str, Array]
     """The observation that it led to."""
 
 

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from flowrl.core.compiled import jitted
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env
+from flowrl.envs.masks import as_declared
 from flowrl.errors import EnvError, SettingError, raised
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import SAMPLED, Memory, Network, jitted_act
@@ -235,18 +236,21 @@ class _Player:
         seeds = np.array([(seed + first + i) % 2**32 for i in range(count)], np.uint32)
         # The last round may have more environments than there are episodes left.
         live = np.arange(first, first + count) < len(found)
-        memory = self.fresh
+        memory, spaces = self.fresh, self.net.spaces
         digests = [hashlib.blake2b(digest_size=8) for _ in range(count)]
         for step in range(found.max_steps):
-            obs = np.asarray(obs, self.net.spaces.obs_dtype)
-            packed, carry = self.act(self.weights, obs, self._noise(seeds, step), memory)
+            seen = spaces.arrays(obs)
+            packed, carry = self.act(
+                self.weights, spaces.tree(seen), self._noise(seeds, step), memory
+            )
             if self.net.recurrent:
                 memory = Memory(carry, np.zeros(count, bool))
             action = self.net.head.to_env(self.net.unpack(np.asarray(packed))[0])
             # By digests of all that the policy saw and got, copies of an episode are found.
             playing = np.flatnonzero(live)
             for i in playing:
-                digests[i].update(obs[i].tobytes())
+                for x in seen.values():
+                    digests[i].update(x[i].tobytes())
             obs, reward, terminated, truncated, _ = self.call("step", action)
             for i in playing:
                 digests[i].update(np.float64(reward[i]).tobytes())
@@ -309,7 +313,10 @@ def play(
         )
     # A single environment becomes a vector of one.
     made = make_env(env, 1, wrappers, settings)
-    vector = made if isinstance(made, VectorEnv) else guarded(env, [made])
+    if isinstance(made, VectorEnv):
+        vector: VectorEnv[Any, Any, Any] = as_declared(made, net.spaces, env_name(env))
+    else:
+        vector = guarded(env, [made], net.spaces)
     found = Evaluation.empty(episodes, max_steps, explore is not None)
     try:
         player = _Player(env, vector, net, weights, explore)

@@ -1,4 +1,4 @@
-"""The check that environments give finite numbers, and the error that locates the first other."""
+"""Checks of what environments give: numbers are finite, and some action is always allowed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrl.errors import EnvError
+from flowrl.rl.spaces import ACTION_MASK, Spaces
 from flowrl.rollout.counters import Counters, Skipped
 
 Array = np.ndarray[Any, Any]
@@ -26,26 +27,28 @@ class NotFiniteNumber(NamedTuple):
     in_reset: bool
     """Whether it came with a reset, not with a step."""
     field: str
-    """``obs`` or ``reward``."""
+    """``reward``, or the name of a field of observations."""
     value: Any
 
 
-def all_finite(data: dict[str, Array], last: Array, skipped: Sequence[Skipped]) -> bool:
+def all_finite(data: dict[str, Array], last: dict[str, Array], skipped: Sequence[Skipped]) -> bool:
     """Return whether all observations and rewards are finite.
 
     Args:
-        data: ``obs``, ``reward`` and ``valid`` of a rollout, ``[T, B, ...]``.
-        last: the observations ``[B, ...]`` after it.
+        data: observations, ``reward`` and ``valid`` of a rollout, ``[T, B, ...]``.
+        last: the observations ``[B, ...]`` after it, by the names of their fields.
         skipped: the steps that were taken after it.
     """
-    seen = [data["reward"], data["obs"], last, np.array([step.reward for step in skipped])]
-    # The policy acts on the observations of skipped steps too, which may be in no rollout.
-    seen += [obs for step in skipped for obs in (step.obs, step.next_obs)]
+    seen = [data["reward"], np.array([step.reward for step in skipped])]
+    for name, x in last.items():
+        seen += [data[name], x]
+        # The policy acts on the observations of skipped steps too, which may be in no rollout.
+        seen += [obs[name] for step in skipped for obs in (step.obs, step.next_obs)]
     return all(x.dtype.kind != "f" or np.isfinite(x).all() for x in seen)
 
 
 def first_not_finite(
-    data: dict[str, Array], last: Array, skipped: Sequence[Skipped]
+    data: dict[str, Array], last: dict[str, Array], skipped: Sequence[Skipped]
 ) -> NotFiniteNumber:
     """Return the earliest number that is not finite; the arguments are those of `all_finite`."""
     found = [*_in_rows(data, last), *_in_skipped(len(data["reward"]), skipped)]
@@ -53,20 +56,43 @@ def first_not_finite(
     return min(found, key=lambda number: (number.rows, number.skipped, number.in_reset))
 
 
-def _in_rows(data: dict[str, Array], last: Array) -> Iterator[NotFiniteNumber]:
+def check_allowed(spaces: Spaces, data: dict[str, Array], name: str) -> None:
+    """Raise an error if a mask of actions allows nothing in a step that was taken.
+
+    Args:
+        spaces: of the environment.
+        data: observations and ``valid`` of a rollout, ``[T, B, ...]``.
+        name: what the environment is called.
+
+    Raises:
+        EnvError: with the first such step.
+    """
+    nothing = spaces.nothing_allowed(data)
+    if nothing is None or not (wrong := nothing & data["valid"]).any():
+        return
+    row, env = (int(index) for index in np.argwhere(wrong)[0])
+    raise EnvError(
+        f"environment {env} of {name} allows no action at step {row} of the rollout: its "
+        f"{ACTION_MASK} is 0 for every choice; let it allow one, or end the episode",
+        what=name,
+        within=env,
+        field=ACTION_MASK,
+        row=row,
+    )
+
+
+def _in_rows(data: dict[str, Array], last: dict[str, Array]) -> Iterator[NotFiniteNumber]:
     """Yield the numbers in a rollout and in the observations after it that are not finite."""
     # A reward comes with the step of its row, an observation before it.
-    arrays = (
-        ("reward", data["reward"], 1),
-        ("obs", data["obs"], 0),
-        ("obs", last[None], len(data["reward"])),
-    )
+    arrays = [("reward", data["reward"], 1)]
+    for name, x in last.items():
+        arrays += [(name, data[name], 0), (name, x[None], len(data["reward"]))]
     for field, values, offset in arrays:
         for place in _places(values):
             rows, env = int(place[0]) + offset, int(place[1])
             # The rollout before ended with the observation that this one begins with, and that was
             # checked there: unless the environment was reset in between.
-            in_reset = field == "obs" and (rows == 0 or not data["valid"][rows - 1, env])
+            in_reset = field != "reward" and (rows == 0 or not data["valid"][rows - 1, env])
             yield NotFiniteNumber(rows, env, 0, in_reset, field, values[tuple(place)])
 
 
@@ -77,11 +103,9 @@ def _in_skipped(rows: int, skipped: Sequence[Skipped]) -> Iterator[NotFiniteNumb
         env, before = step.env, taken[step.env]
         taken[env] += 1
         # What was acted on came with the step before, where it was seen already, or with a reset.
-        seen = (
-            ("obs", step.obs, before, True),
-            ("reward", np.asarray(step.reward), before + 1, False),
-            ("obs", step.next_obs, before + 1, False),
-        )
+        seen = [("reward", np.asarray(step.reward), before + 1, False)]
+        seen += [(name, x, before, True) for name, x in step.obs.items()]
+        seen += [(name, x, before + 1, False) for name, x in step.next_obs.items()]
         for field, values, number, in_reset in seen:
             for place in _places(values):
                 yield NotFiniteNumber(rows, env, number, in_reset, field, values[tuple(place)])
@@ -126,8 +150,10 @@ def not_finite_error(
     )
     # A reward belongs to the row of its step, the last one; an observation to the row after it.
     index = rows - 1 if field == "reward" else rows
-    what = {"obs": "an observation", "reward": "a reward"}[field]
-    place = "the end" if rows == len(data["valid"]) and field == "obs" else f"step {index}"
+    # Of observations with several parts, the name of the field says which.
+    part = field.removeprefix("obs")
+    what = "a reward" if field == "reward" else f"an observation{part and f' {part}'}"
+    place = "the end" if rows == len(data["valid"]) and field != "reward" else f"step {index}"
     return EnvError(
         f"environment {env} of {env_name} gave {what} that is not finite, at {place} of the "
         f"rollout: {value}, {when}; it is environment {env_number} over all runners, of a runner "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.trees import fields_of
 from flowrl.envs.jax_envs import JaxEnv, advance, begin
 from flowrl.rl.normalizing import merge_moments
 from flowrl.rl.policies import Memory, Network, Weights, network
@@ -118,7 +119,7 @@ class Core:
         return {
             "columns": {
                 "state": states,
-                "obs": obs.astype(self.spec.spaces().obs_dtype),
+                "obs": self.spec.spaces().cast(obs),
                 "done": zeros > 0,
                 "reset": zeros == 0,
                 "carry": jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.carry),
@@ -164,13 +165,19 @@ class Core:
         rows_before = runners["turn"] * self.spec.rollout_length
         first_rows = jnp.repeat(rows_before.astype(jnp.int32), self.spec.envs_per_runner)
         # Rewards are checked as the environment gave them, before they are scaled and clipped.
-        ended["broken"] = self._broken(rows, after["obs"], first, first_rows)
+        seen, last = fields_of("obs", rows.pop("obs")), fields_of("bootstrap_obs", after["obs"])
+        ended["broken"] = self._broken(rows["reward"], seen, last, first, first_rows)
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if self.spec.clip_rewards is not None:
             bound = self.spec.clip_rewards
             rows["reward"] = jnp.clip(rows["reward"], -bound, bound)
-        batch_columns = {"bootstrap_obs": after["obs"], "first": first_rows, **before}
-        return self._whole(work, after, runners, first, count), rows, batch_columns, ended
+        batch_columns = {**last, "first": first_rows, **before}
+        return (
+            self._whole(work, after, runners, first, count),
+            {**seen, **rows},
+            batch_columns,
+            ended,
+        )
 
     def _part(self, work: State, first: Array | int, count: int) -> tuple[State, State]:
         """Return the columns and the runners' state of `count` runners from the first on."""
@@ -200,14 +207,20 @@ class Core:
         }
 
     def _broken(
-        self, rows: dict[str, Array], last_obs: Array, first: Array | int, first_rows: Array
+        self,
+        reward: Array,
+        obs: dict[str, Array],
+        last_obs: dict[str, Array],
+        first: Array | int,
+        first_rows: Array,
     ) -> Array:
         """Return ``int32[3]``: environment, runner and steps of the first number not finite.
 
         An observation came before the step of its row, a reward with it.
         """
         envs, steps = self.spec.envs_per_runner, self.spec.rollout_length
-        seen = ((1, rows["reward"]), (0, rows["obs"]), (steps, last_obs[None]))
+        seen = [(1, reward), *((0, x) for x in obs.values())]
+        seen += [(steps, x[None]) for x in last_obs.values()]
         column, step = _first_broken(seen)
         return jnp.stack([first * envs + column, first + column // envs, first_rows[column] + step])
 
@@ -244,7 +257,7 @@ class Core:
     def _step(self, weights: Weights) -> Callable[..., tuple[State, dict[str, Array]]]:
         """Return the function that steps all environments once, as `jax.lax.scan` calls it."""
         net, env, explore = self.network, self.env, self.spec.explore
-        obs_dtype = self.spec.spaces().obs_dtype
+        spaces = self.spec.spaces()
 
         def step(now: State, random: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:
             noise, bits = random
@@ -271,7 +284,7 @@ class Core:
             }
             after = {
                 "state": state,
-                "obs": obs.astype(obs_dtype),
+                "obs": spaces.cast(obs),
                 "done": over,
                 # After a reset comes the first observation of an episode, and with it a new carry.
                 "reset": now["done"],
@@ -412,7 +425,7 @@ class Core:
     def _greedy_step(self, weights: Weights, key: Array, now: State) -> State:
         """Step the environments of an evaluation once."""
         net, episodes = self.network, now["over"].shape[0]
-        obs = now["obs"].astype(self.spec.spaces().obs_dtype)
+        obs = self.spec.spaces().cast(now["obs"])
         packed, carry = net.act(weights, obs, None, now["memory"])
         bits = jax.random.bits(jax.random.fold_in(key, now["step"]), (episodes, 2, 2))
         action = net.head.to_env(net.unpack(packed)[0])

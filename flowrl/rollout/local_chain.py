@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from flowrl.core.items import Batch
 from flowrl.core.ledger import Ledger
+from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, a
 from flowrl.graph.graph import Chain, Node
 from flowrl.graph.loop import Loop
@@ -26,7 +27,7 @@ def sequence_columns(batch: Batch) -> dict[str, Any]:
     return {
         name: values
         for name, values in batch.columns.items()
-        if name == "bootstrap_obs" or name.startswith("carry")
+        if name.startswith(("bootstrap_obs", "carry"))
     }
 
 
@@ -43,7 +44,7 @@ def values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
         ContractError: the batch has lost the column bootstrap_obs.
     """
     _check_bootstrap_obs(batch)
-    data = {k: batch.data[k] for k in ("obs", "valid")} if net.recurrent else {}
+    data = _seen(batch) if net.recurrent else {}
     return site.run(net.values, weights, data, sequence_columns(batch))
 
 
@@ -66,12 +67,16 @@ def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -
             f"needs action values, which {net.name} has not: its actions are no choice of one of "
             "n; take a policy such as QNetwork"
         )
-    data = {k: batch.data[k] for k in ("obs", "valid")}
-    return site.run(net.action_values, weights, data, sequence_columns(batch))
+    return site.run(net.action_values, weights, _seen(batch), sequence_columns(batch))
+
+
+def _seen(batch: Batch) -> dict[str, Any]:
+    """Return the observations of a batch, and where these are final ones."""
+    return {name: batch.data[name] for name in (*names_of("obs", batch.data), "valid")}
 
 
 def _check_bootstrap_obs(batch: Batch) -> None:
-    if "bootstrap_obs" not in batch.columns:
+    if not names_of("bootstrap_obs", batch.columns):
         raise ContractError(
             "needs the column bootstrap_obs, but the batch has lost it; change batches by "
             "batch.with_(...), which keeps the columns"

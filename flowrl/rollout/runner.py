@@ -24,9 +24,10 @@ from flowrl.errors import EnvError, raised
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
+from flowrl.rollout.columns import column_of, copies, write
 from flowrl.rollout.counters import Counters, Skipped
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
-from flowrl.rollout.finite import all_finite, first_not_finite, not_finite_error
+from flowrl.rollout.finite import all_finite, check_allowed, first_not_finite, not_finite_error
 from flowrl.rollout.infos import Infos
 from flowrl.rollout.local_chain import Local
 from flowrl.rollout.reward_scale import RewardScale
@@ -75,8 +76,8 @@ class Runner:
         self.label = f"{name}, runner {index}"
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
         self.spaces = spec.spaces()
-        self.obs_dtype = self.spaces.obs_dtype
-        self.shape = (spec.envs_per_runner, *(self.spaces.obs.shape or ()))
+        self.obs: dict[str, Array] = {}
+        """The observations to act on next, by the names of their fields."""
         self.env = numbers(index, spec.envs_per_runner)
         self.seed = seed_of(seed, name, index, restart_count)
 
@@ -114,7 +115,11 @@ class Runner:
     def vector(self) -> Any:
         """The environments, made at first use."""
         return make_vector(
-            self.spec.env, self.spec.envs_per_runner, self.spec.wrappers, self.spec.env_settings
+            self.spec.env,
+            self.spec.envs_per_runner,
+            self.spec.wrappers,
+            self.spec.env_settings,
+            self.spaces,
         )
 
     def _start(self) -> None:
@@ -135,7 +140,7 @@ class Runner:
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
 
-    def _reset(self, **how: Any) -> Array:
+    def _reset(self, **how: Any) -> dict[str, Array]:
         try:
             with RESET:
                 return self._checked(self.vector.reset(**how)[0], "reset")
@@ -243,13 +248,15 @@ class Runner:
         """Sample from environments whose reset takes a step of its own, which is a masked row."""
         steps = self.spec.rollout_length
         data, carry = self._empty(steps), self._carry()
-        obs, acts, reward, terminated, truncated, valid = (
-            data[k] for k in ("obs", "packed", "reward", "terminated", "truncated", "valid")
+        acts, reward, terminated, truncated, valid = (
+            data[k] for k in ("packed", "reward", "terminated", "truncated", "valid")
         )
         valid[0] = ~self.done
         for t in range(steps):
             packed = self._decide()
-            obs[t], acts[t] = self.obs, packed
+            for name, x in self.obs.items():
+                data[name][t] = x
+            acts[t] = packed
             self.obs, reward[t], terminated[t], truncated[t], _ = self._step(packed)
             if self.network.recurrent:
                 # `done` is still that of the step before: the row after an end is masked, and only
@@ -259,7 +266,7 @@ class Runner:
         # The row after an end is the reset, so it is no step.
         np.logical_not(terminated[:-1] | truncated[:-1], out=valid[1:])
         self.done = terminated[-1] | truncated[-1]
-        return self._finish(data, self.obs.copy(), carry, [])
+        return self._finish(data, copies(self.obs), carry, [])
 
     def _fill_same_step(self) -> Sample:
         """Sample in the other two autoreset modes, and bring the rollout to that of NEXT_STEP.
@@ -270,7 +277,7 @@ class Runner:
         steps, envs = self.spec.rollout_length, self.spec.envs_per_runner
         data, carry = self._empty(steps), self._carry()
         data["valid"][:] = False
-        row, last = np.zeros(envs, int), np.empty_like(self.obs)
+        row, last = np.zeros(envs, int), copies(self.obs)
         skipped: list[Skipped] = []
         while (row < steps).any():
             packed = self._decide()
@@ -278,25 +285,26 @@ class Runner:
             # The step of a column that was full before is in no rollout. Its observation is copied
             # first, for a vector may write the next one to the same place.
             full = np.flatnonzero(row >= steps)
-            acted_on = self.obs[full]
+            acted_on = [column_of(self.obs, column) for column in full.tolist()]
             at = (row[unfilled], unfilled)
-            _write(data, at, obs=self.obs, packed=packed)
+            write(data, at, self.obs, packed=packed)
             data["valid"][at] = True
             obs, reward, terminated, truncated, final = self._step(packed)
-            _write(data, at, reward=reward, terminated=terminated, truncated=truncated)
+            write(data, at, {}, reward=reward, terminated=terminated, truncated=truncated)
             over = terminated | truncated
-            skipped.extend(
-                map(Skipped, full.tolist(), reward[full], over[full], acted_on, final[full])
-            )
+            led_to = [column_of(final, column) for column in full.tolist()]
+            skipped.extend(map(Skipped, full.tolist(), reward[full], over[full], acted_on, led_to))
             row[unfilled] += 1
-            last[unfilled] = final[unfilled]
+            for name, x in last.items():
+                x[unfilled] = final[name][unfilled]
             self.obs = obs
             # A final observation gets a masked row, unless it comes after the last row.
             ended = unfilled[over[unfilled] & (row[unfilled] < steps)]
             if len(ended):
                 self._write_final_obs(data, (row[ended], ended), final)
                 row[ended] += 1
-                last[ended] = obs[ended]
+                for name, x in last.items():
+                    x[ended] = obs[name][ended]
             self.memory = Memory(self.memory.carry, over) if self.network.recurrent else self.memory
         sample = self._finish(data, last, carry, skipped)
         # An episode that ended with the last row has no masked row: its final observation is
@@ -306,7 +314,7 @@ class Runner:
         return sample
 
     def _write_final_obs(
-        self, data: dict[str, Array], at: tuple[Array, Array], final: Array
+        self, data: dict[str, Array], at: tuple[Array, Array], final: dict[str, Array]
     ) -> None:
         """Write masked rows with final observations, and what the policy would do there.
 
@@ -317,14 +325,14 @@ class Runner:
         """
         # Any noise will do, for this action is never taken: only the value counts.
         packed, _ = self._decide_on(final, self.noise[0])
-        _write(data, at, obs=final, packed=packed)
+        write(data, at, final, packed=packed)
         data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
 
     def _empty(self, steps: int) -> dict[str, Array]:
         """Return the arrays of a rollout, which are still to be filled."""
         rows, spaces = (steps, self.spec.envs_per_runner), self.spaces
         return {
-            "obs": np.empty((*rows, *(spaces.obs.shape or ())), spaces.obs_dtype),
+            **{part.name: np.empty((*rows, *part.shape), part.dtype) for part in spaces.parts},
             "packed": np.empty((*rows, max(1, spaces.head.width) + 2), np.float32),
             "reward": np.empty(rows, np.float32),
             "terminated": np.empty(rows, bool),
@@ -357,14 +365,16 @@ class Runner:
         with INFERENCE:
             return np.asarray(self.make_noise(self.key, np.uint32(self.turn), self.env))
 
-    def _decide_on(self, obs: Array, noise: Array) -> tuple[Array, Any]:
+    def _decide_on(self, obs: dict[str, Array], noise: Array) -> tuple[Array, Any]:
         """Return packed actions, log-probabilities and values, and the carry afterwards."""
         memory = (self.memory,) if self.network.recurrent else ()
         with INFERENCE:
-            packed, carry = self.act(self.weights, obs, noise, *memory)
+            packed, carry = self.act(self.weights, self.spaces.tree(obs), noise, *memory)
             return np.asarray(packed), carry
 
-    def _step(self, packed: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def _step(
+        self, packed: Array
+    ) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Array]]:
         """Step all environments.
 
         Returns:
@@ -379,10 +389,11 @@ class Runner:
             if self.infos is not None:
                 self.infos.note(info, terminated | truncated)
             if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
-                final = obs.copy()  # a vector may return the same array again
+                final = copies(obs)  # a vector may return the same arrays again
                 if self.mode is AutoresetMode.SAME_STEP:
                     for i in np.flatnonzero(ended):
-                        final[i] = info["final_obs"][i]
+                        for name, x in self.spaces.arrays(info["final_obs"][i]).items():
+                            final[name][i] = x
                 else:
                     obs = self._reset(options={"reset_mask": ended})
         except EnvError:
@@ -398,38 +409,46 @@ class Runner:
             raise EnvError(f"{name} raised in step: {raised(error)}") from error
         return obs, reward, terminated, truncated, final
 
-    def _checked(self, obs: Any, verb: str) -> Array:
-        """Return observations in the declared type.
+    def _checked(self, obs: Any, verb: str) -> dict[str, Array]:
+        """Return observations by the names of their fields, in the types that batches have.
 
         Raises:
             EnvError: they have another shape than the space declares.
         """
-        if obs.shape != self.shape:
-            raise EnvError(
-                f"{env_name(self.spec.env)} returned observations of shape {list(obs.shape)} from "
-                f"{verb}, but its space declares {list(self.shape)}; fix the environment or its "
-                "space"
-            )
-        checked: Array = obs.astype(self.obs_dtype, copy=False)
+        checked, envs = {}, self.spec.envs_per_runner
+        for part in self.spaces.parts:
+            x = part.of(obs)
+            if x.shape != (envs, *part.shape):
+                raise EnvError(
+                    f"{env_name(self.spec.env)} returned observations of shape {list(x.shape)} "
+                    f"from {verb}, but its space declares {[envs, *part.shape]}; fix the "
+                    "environment or its space"
+                )
+            checked[part.name] = x.astype(part.dtype, copy=False)
         return checked
 
     @CONCAT
     def _finish(
-        self, data: dict[str, Array], last: Array, carry: dict[str, Array], skipped: list[Skipped]
+        self,
+        data: dict[str, Array],
+        last: dict[str, Array],
+        carry: dict[str, Array],
+        skipped: list[Skipped],
     ) -> Sample:
         """Make a sample of a filled rollout, and count it.
 
         Args:
             data: the arrays of the rollout, ``[T, B, ...]``.
-            last: the observations ``[B, ...]`` after it.
+            last: the observations ``[B, ...]`` after it, by the names of their fields.
             carry: the columns of the policy's carry before it.
             skipped: the steps that were taken after it.
 
         Raises:
-            EnvError: an observation or a reward is not finite.
+            EnvError: an observation or a reward is not finite, or no action was allowed.
         """
         if not all_finite(data, last, skipped):
             raise self._not_finite(data, last, skipped)
+        check_allowed(self.spaces, data, env_name(self.spec.env))
         action, logp, value = self.network.unpack(data.pop("packed"))
         # A masked row has no reward and ends nothing.
         for name in ("reward", "terminated", "truncated"):
@@ -441,7 +460,8 @@ class Runner:
         if self.spec.clip_rewards is not None:
             bound = self.spec.clip_rewards
             np.clip(data["reward"], -bound, bound, out=data["reward"])
-        columns = {"bootstrap_obs": last, **self._identity(), **carry}
+        seen = {f"bootstrap_{name}": x for name, x in last.items()}
+        columns = {**seen, **self._identity(), **carry}
         self.counters.add(data["valid"], skipped)
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
@@ -456,7 +476,9 @@ class Runner:
             "first": self.counters.rows.copy(),
         }
 
-    def _not_finite(self, data: dict[str, Array], last: Array, skipped: list[Skipped]) -> EnvError:
+    def _not_finite(
+        self, data: dict[str, Array], last: dict[str, Array], skipped: list[Skipped]
+    ) -> EnvError:
         found = first_not_finite(data, last, skipped)
         return not_finite_error(
             found,
@@ -474,9 +496,3 @@ def _key_of(seed: int, name: str, index: int, restart_count: int) -> jax.Array:
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
     key = jax.random.fold_in(key, index)
     return jax.random.fold_in(key, restart_count) if restart_count else key
-
-
-def _write(data: dict[str, Array], at: tuple[Array, Array], **values: Array) -> None:
-    """Write values ``[B, ...]`` into rows of a rollout, of the columns ``at[1]`` alone."""
-    for name, of_all in values.items():
-        data[name][at] = of_all[at[1]]

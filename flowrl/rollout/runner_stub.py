@@ -74,10 +74,10 @@ class RunnerStub:
     def _data(self) -> dict[str, Any]:
         """Return the shapes of a rollout's data."""
         spaces, net = self.spec.spaces(), network(self.spec.policy, self.spec.spaces())
-        rows, obs = (self.spec.rollout_length, self.spec.envs_per_runner), spaces.obs.shape or ()
+        rows = (self.spec.rollout_length, self.spec.envs_per_runner)
         width = (net.head.width,) if net.head.width else ()
         return {
-            "obs": _shape(spaces.obs_dtype, *rows, *obs),
+            **spaces.shapes(*rows),
             "reward": _shape(np.float32, *rows),
             "terminated": _shape(bool, *rows),
             "truncated": _shape(bool, *rows),
@@ -91,7 +91,7 @@ class RunnerStub:
         """Return a rollout's columns, some by their values and the others by their shapes."""
         spaces, envs = self.spec.spaces(), self.spec.envs_per_runner
         return {
-            "bootstrap_obs": _shape(spaces.obs_dtype, envs, *(spaces.obs.shape or ())),
+            **{f"bootstrap_{name}": shape for name, shape in spaces.shapes(envs).items()},
             "version": np.full(envs, self.version, np.int32),
             "producer": np.full(envs, self.index, np.int32),
             "env": numbers(self.index, envs),

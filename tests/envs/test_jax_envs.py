@@ -112,8 +112,8 @@ class Wrong(Corridor):
         (
             "obs",
             (
-                r"Wrong\.reset returned an observation float32\[2\], but its observation_space "
-                r"declares float32\[1\]"
+                r"Wrong returned an observation float32\[2\] from reset, but its "
+                r"observation_space declares float32\[1\]"
             ),
         ),
         ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),

@@ -34,7 +34,8 @@ def compiled(prioritized, n, envs, rows):
 
 
 def added(add, state, batch, low=0):
-    return add(state, batch.data, batch.columns["bootstrap_obs"], batch.columns["first"], low=low)
+    end = {"obs": batch.columns["bootstrap_obs"]}
+    return add(state, batch.data, end, batch.columns["first"], low=low)
 
 
 @settings(max_examples=20, deadline=None)

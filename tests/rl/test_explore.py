@@ -9,8 +9,8 @@ from flax import nnx
 
 import flowrl as fl
 from environments import Clockwork
+from flowrl.rl.actions import head
 from flowrl.rl.distributions import Categorical, Gaussian
-from flowrl.rl.spaces import head
 
 DISCRETE, BOX = head(gym.spaces.Discrete(4)), head(gym.spaces.Box(-2, 2, (2,)))
 

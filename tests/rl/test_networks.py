@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import flowrl as fl
-from flowrl.rl.networks import Convolution
+from flowrl.rl.images import Convolution
 from flowrl.rl.normalizing import merge_moments
 from flowrl.rl.policies import Network, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -66,7 +66,8 @@ def initial(policy, obs=BOX, action=DISCRETE, seed=0):
 
 def some_obs(space, n=N):
     space.seed(0)
-    return np.stack([space.sample() for _ in range(n)]).astype(Spaces(space, DISCRETE).obs_dtype)
+    (part,) = Spaces(space, DISCRETE).parts
+    return np.stack([space.sample() for _ in range(n)]).astype(part.dtype)
 
 
 def assert_acts(policy, obs_space, action_space):
@@ -406,29 +407,23 @@ ERRORS = {
         DISCRETE,
         r"convolutions read images with 3 axes, not Discrete\(4\); take MLP",
     ),
-    "observations of several parts": (
+    "observations that are no array": (
         MLP,
-        gym.spaces.Dict(a=BOX),
+        gym.spaces.Dict(a=gym.spaces.Text(3)),
         DISCRETE,
-        "MLP reads Box, Discrete, MultiDiscrete and MultiBinary observations, not Dict",
+        r"observations in Text.* are no array of one shape; .*TransformObservation",
     ),
-    "observations of several parts, own module": (
+    "observations that are no array, own module": (
         fl.Policy(TwoParts),
-        gym.spaces.Dict(a=BOX),
+        gym.spaces.Text(3),
         DISCRETE,
-        r"observations of Dict.* are not one array; wrap the environment with .*FlattenObservation",
+        r"observations in Text.* are no array of one shape; .*TransformObservation",
     ),
-    "actions of several parts": (
+    "actions that are no array": (
         MLP,
         BOX,
-        gym.spaces.Tuple([DISCRETE, DISCRETE]),
-        r"there is no policy for actions in Tuple.*; it can be Discrete",
-    ),
-    "whole-numbered box actions": (
-        MLP,
-        BOX,
-        Box(0, 9, (2,), np.int32),
-        r"there is no policy for actions in Box\(0, 9, .*int32\); .*Box of floats",
+        gym.spaces.Tuple([DISCRETE, gym.spaces.Text(3)]),
+        r"there is no policy for actions in Text.*; it can be Discrete",
     ),
 }
 

@@ -9,7 +9,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 import flowrl as fl
-from flowrl.rl.spaces import Spaces, head
+from flowrl.rl.actions import head
+from flowrl.rl.spaces import Spaces
 
 INF = np.inf
 f32 = lambda *x: np.array(x, np.float32)
@@ -34,6 +35,8 @@ KINDS = {
     "multi-discrete of two axes": MultiDiscrete(np.array([[3, 2], [2, 4]]), dtype=np.int32),
     "multi-binary": MultiBinary(3),
     "multi-binary of two axes": MultiBinary([2, 3]),
+    "dict": gym.spaces.Dict(b=Box(-1, 1, (2,)), a=gym.spaces.Tuple([Discrete(2), Discrete(3)])),
+    "tuple": gym.spaces.Tuple([MultiBinary(2), gym.spaces.Dict(x=Discrete(2))]),
 }
 
 
@@ -42,7 +45,7 @@ def test_json_brings_a_space_back(name):
     spaces = Spaces(KINDS[name], KINDS[name])
     back = Spaces.from_json(spaces.json)
     assert (back.obs, back.action) == (spaces.obs, spaces.action)
-    assert back.obs.dtype == spaces.obs.dtype and back.obs.shape == spaces.obs.shape
+    assert back.parts == spaces.parts
     assert back == spaces and hash(back) == hash(spaces) and back.json == spaces.json
 
 
@@ -73,15 +76,11 @@ def test_observation_and_action_are_distinguished():
 
 
 def test_a_space_that_no_policy_fits_compares_but_does_not_come_back():
-    spaces = Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2))
-    assert (
-        spaces
-        == Spaces(gym.spaces.Dict(a=Discrete(2)), Discrete(2))
-        != Spaces(gym.spaces.Dict(a=Discrete(3)), Discrete(2))
-    )
+    texts = {n: gym.spaces.Text(n, charset="ab") for n in (2, 3)}
+    spaces = Spaces(texts[2], Discrete(2))
+    assert spaces == Spaces(texts[2], Discrete(2)) != Spaces(texts[3], Discrete(2))
     with pytest.raises(
-        fl.errors.PolicyError,
-        match=r"no policy fits a space of kind Dict: Dict\('a': Discrete\(2\)\)",
+        fl.errors.PolicyError, match=r"no policy fits a space of kind Text: Text\(1, 2"
     ):
         Spaces.from_json(spaces.json)
 
@@ -99,20 +98,69 @@ def test_a_space_that_no_policy_fits_compares_but_does_not_come_back():
     ids=str,
 )
 def test_observations_are_kept_small(space, dtype):
-    assert Spaces(space, Discrete(2)).obs_dtype == dtype
+    (part,) = Spaces(space, Discrete(2)).parts
+    assert (part.name, part.dtype, part.shape) == ("obs", dtype, space.shape)
+
+
+def test_a_part_of_observations_that_is_no_array_names_the_wrapper_that_helps():
+    space = gym.spaces.Dict(a=Discrete(2), b=gym.spaces.Sequence(Discrete(2)))
+    with pytest.raises(
+        fl.errors.PolicyError,
+        match=r"observations in Sequence.* are no array of one shape; .*TransformObservation",
+    ):
+        _ = Spaces(space, Discrete(2)).parts
+
+
+def test_parts_are_named_as_python_indexes_them_and_make_up_the_observation_again():
+    space = gym.spaces.Dict(
+        arm=gym.spaces.Tuple([Box(-1, 1, (2,), np.float64), Discrete(3)]),
+        camera=Box(0, 255, (2, 2, 3), np.uint8),
+    )
+    spaces, obs = Spaces(space, Discrete(2)), space.sample()
+    arrays = spaces.arrays(obs)
+    assert {name: (x.shape, x.dtype) for name, x in arrays.items()} == {
+        "obs['arm'][0]": ((2,), np.float32),
+        "obs['arm'][1]": ((), np.int32),
+        "obs['camera']": ((2, 2, 3), np.uint8),
+    }
+    tree = spaces.tree(arrays)
+    assert isinstance(tree["arm"], tuple) and (tree["camera"] == obs["camera"]).all()
+    assert tree["arm"][1] == obs["arm"][1]
+    np.testing.assert_allclose(tree["arm"][0], obs["arm"][0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["observation", "observations", "obs", "board"])
+def test_a_mask_is_not_seen_and_an_observation_alone_beside_it_is_seen_as_itself(key):
+    space = gym.spaces.Dict({key: Box(-1, 1, (2,)), "action_mask": MultiBinary(3)})
+    spaces = Spaces(space, Discrete(3))
+    obs = {key: np.ones((1, 2), np.float32), "action_mask": np.array([[1, 0, 1]], np.int8)}
+    seen, mask = spaces.split(obs)
+    alone = key != "board"
+    assert spaces.seen == (space[key] if alone else gym.spaces.Dict({key: space[key]}))
+    assert (seen if alone else seen[key]) is obs[key]
+    assert mask.tolist() == [[True, False, True]]
 
 
 @pytest.mark.parametrize(
-    "space",
-    [gym.spaces.Dict(a=Discrete(2)), gym.spaces.Tuple([Discrete(2)]), gym.spaces.Text(3)],
-    ids=str,
+    ("space", "action", "says"),
+    [
+        (
+            gym.spaces.Dict(obs=Discrete(2), action_mask=MultiBinary(2)),
+            Discrete(3),
+            r"action_mask has 2 numbers, but actions in Discrete\(3\) have 3 choices",
+        ),
+        (
+            gym.spaces.Dict(obs=Discrete(2), action_mask=MultiBinary(2)),
+            Box(-1, 1, (2,)),
+            r"action_mask has 2 numbers, but actions in Box.* have 0 choices",
+        ),
+        (gym.spaces.Dict(action_mask=MultiBinary(3)), Discrete(3), r"are a mask alone"),
+    ],
+    ids=["too short", "of real numbers", "alone"],
 )
-def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
-    with pytest.raises(
-        fl.errors.PolicyError,
-        match=r"are not one array; wrap the environment with gymnasium.wrappers.FlattenObservation",
-    ):
-        _ = Spaces(space, Discrete(2)).obs_dtype
+def test_a_mask_that_fits_no_action_is_refused(space, action, says):
+    with pytest.raises(fl.errors.PolicyError, match=says):
+        _ = Spaces(space, action).seen
 
 
 @pytest.mark.parametrize(
@@ -125,6 +173,11 @@ def test_observations_of_several_parts_name_the_wrapper_that_helps(space):
         (Box(-1, 1, (3,)), 6, 3, "gaussian"),
         (Box(-1, 1, (2, 2)), 8, 4, "gaussian"),
         (Box(-1, 1, ()), 2, 1, "gaussian"),
+        (Box(0, 9, (2,), np.int32), 20, 2, "multi_categorical"),
+        (MultiDiscrete([[2, 3], [4, 5]]), 14, 4, "multi_categorical"),
+        (gym.spaces.Tuple([Discrete(2), Discrete(3)]), 5, 2, "multi_categorical"),
+        (gym.spaces.Dict(a=Box(-1, 1, (2,)), b=Box(0, 1, ())), 6, 3, "gaussian"),
+        (gym.spaces.Dict(a=Box(-1, 1, (2,)), b=Discrete(3)), 7, 3, "mixed"),
     ],
     ids=str,
 )
@@ -138,23 +191,47 @@ def test_head(space, outputs, width, kind):
 
 
 @pytest.mark.parametrize(
-    "space",
+    ("space", "says"),
     [
-        gym.spaces.Tuple([Discrete(2), Discrete(2)]),
-        gym.spaces.Dict(a=Discrete(2)),
-        Box(0, 9, (2,), np.int32),
-        Box(0, 255, (2,), np.uint8),
-        MultiDiscrete([[2, 2]]),
+        (
+            gym.spaces.Dict(a=gym.spaces.Text(3)),
+            r"there is no policy for actions in Text.*; it can be Discrete, .* or Tuple of these",
+        ),
+        (
+            KINDS["integers to the end of their type"],
+            r"integers with 18,446,744,073,709,551,616 choices for one number, .*closer bounds",
+        ),
+        (gym.spaces.Tuple([]), r"actions in Tuple\(\), which is empty"),
     ],
-    ids=str,
+    ids=["text", "endless integers", "nothing"],
 )
-def test_an_action_space_without_a_policy_says_which_ones_have_one(space):
-    with pytest.raises(
-        fl.errors.PolicyError,
-        match=r"there is no policy for actions in .*; it can be Discrete, MultiDiscrete \(one "
-        r"axis\), MultiBinary, or Box of floats",
-    ):
+def test_an_action_space_without_a_policy_says_which_ones_have_one(space, says):
+    with pytest.raises(fl.errors.PolicyError, match=says):
         head(space)
+
+
+def test_actions_of_several_parts_come_as_the_tree_that_the_environment_takes():
+    space = gym.spaces.Dict(
+        go=Discrete(3, start=1),
+        arm=gym.spaces.Tuple([Box(0, 4, (2,)), Box(5, 9, (1, 2), np.int64)]),
+        grip=Box(-1, 1, (1,), np.float64),
+    )
+    found = head(space)
+    # Choices come first (those of the integers and of `go`), then real numbers.
+    order = [part.path for part in found.parts]
+    assert order == [("arm", 0), ("arm", 1), ("go",), ("grip",)] or order[0] == ("go",)
+    numbers = {("go",): [2], ("arm", 1): [0, 4], ("arm", 0): [-1, 1], ("grip",): [0.5]}
+    row = [x for part in found.parts if part.discrete for x in numbers[part.path]]
+    row += [x for part in found.parts if not part.discrete for x in numbers[part.path]]
+    acted = found.to_env(np.array([row], np.float32))
+    assert acted["go"].tolist() == [3] and acted["arm"][1].tolist() == [[[5, 9]]]
+    assert acted["arm"][0].tolist() == [[0, 4]] and acted["grip"].tolist() == [[0.5]]
+    one = {
+        "go": acted["go"][0],
+        "arm": tuple(x[0] for x in acted["arm"]),
+        "grip": acted["grip"][0],
+    }
+    assert space.contains(one)
 
 
 BOXES = {

@@ -1,0 +1,25 @@
+"""The state of NNX modules by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+
+def split_module(module: Any) -> tuple[Any, Any, Any]:
+    """Return a module's graph definition, its parameters, and the rest of its state."""
+    # The stubs of flax know no `...`.
+    graphdef, params, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
+    return graphdef, params, rest
+
+
+def paths_of(state: Any) -> tuple[list[str], Any]:
+    """Return a path such as ``actor/layers/0/kernel`` for every leaf, and the tree structure."""
+
+    def name(path: Any) -> str:
+        return "/".join(str(part.key) for part in path if isinstance(part, jax.tree_util.DictKey))
+
+    paths, tree = jax.tree_util.tree_flatten_with_path(state)
+    return [name(path) for path, _ in paths], tree
