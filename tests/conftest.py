@@ -65,6 +65,27 @@ def ray_up():
     stop()
 
 
+def forget_compiled():
+    """Let go of every function and program that is kept for the runs to come."""
+    compiled.kept.cache_clear()
+    compiled.with_numbers.cache_clear()
+    compiled.programs._kept.clear()
+
+
+@pytest.fixture
+def compilations():
+    """The names of the functions that XLA compiled, or read from its cache on disk, so far."""
+    names = []
+
+    def note(event, seconds, **facts):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(facts.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def let_go():
     """After a file: what it compiled is of no use to another, and there are some 20 MB of it for
@@ -72,8 +93,7 @@ def let_go():
     yield
     REMEMBERED.clear()
     if psutil.Process().memory_info().rss > 1.2e9:
-        compiled.kept.cache_clear()
-        compiled.programs._kept.clear()
+        forget_compiled()
         jax.clear_caches()
         gc.collect()
         # The C library keeps what was freed, and the process would seem as large as before.

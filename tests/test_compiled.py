@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
+from conftest import forget_compiled
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
@@ -45,20 +46,6 @@ def stock(name, env="CartPole-v1"):
     return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
 
 
-@pytest.fixture
-def compilations():
-    """The names of the functions that XLA compiled, or read from its cache on disk, so far."""
-    names = []
-
-    def note(event, seconds, **facts):
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(facts.get("fun_name"))
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield names
-    jax.monitoring.unregister_event_duration_listener(note)
-
-
 def trained(graph, seed, runtime="local"):
     """The parameters after a first update or a few."""
     with fl.run(graph, seed=seed, runtime=runtime) as run:
@@ -80,7 +67,7 @@ def compiles_once(make, runtime, compilations):
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
 def test_a_second_run_with_another_seed_compiles_nothing(name, compilations):
-    compiled.kept.cache_clear()
+    forget_compiled()
     compiles_once(lambda: stock(name), "local", compilations)
 
 
@@ -107,7 +94,7 @@ def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
 
 
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
-    compiled.kept.cache_clear()
+    forget_compiled()
     compiles_once(lambda: stock("impala"), "ray", compilations)
 
 
@@ -119,9 +106,10 @@ def by(x, *, factor):
 
 
 def crowded_out():
-    """As many functions with other settings as are kept."""
+    """As many functions with other settings as are kept, with numbers as arguments or without."""
     for number in range(compiled.FUNCTIONS):
         compiled.jitted(by, (), ("factor", number))
+        compiled.jitted(by, (), ("factor", 0.5), (f"other{number}", 0))
 
 
 def executables():
@@ -131,7 +119,7 @@ def executables():
 
 def test_what_runs_with_other_settings_compiled_is_released():
     def one(number):
-        trained(stock("ppo").set("learner.optimizer.lr", 1e-3 * number), 0)
+        trained(stock("ppo").set("train.epochs", number), 0)
 
     one(1)
     crowded_out()

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from flowrl.core.arguments import Values, compares_by_value, substituted, with_arguments
 from flowrl.core.clock import IDLE, here
 from flowrl.errors import ContractError, a, raised
 
@@ -33,9 +34,11 @@ PROGRAMS = 4
 def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
     """Return a compiled function with its static settings.
 
-    It is the same one for equal settings of equal types. Only the newest are kept here, or every
-    setting that was ever tried would stay in memory. A caller that uses one often must hold it
-    itself, as `Place.jitted` does.
+    Fractional numbers among the settings, and among those of the object whose method it is, are
+    arguments of what is compiled (`core/arguments.py`): another learning rate compiles nothing. It
+    is the same compiled function for settings that are equal but for such numbers, and of equal
+    types. Only the newest are kept here, or every setting that was ever tried would stay in memory.
+    A caller that uses one often must hold it itself, as `Place.jitted` does.
 
     Args:
         fn: the function to compile.
@@ -45,7 +48,21 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
     Raises:
         ContractError: `fn` is a method of an object that may change.
     """
-    return kept(fn, donate, static, tuple(type(value) for _, value in static))
+    check_pure(fn)
+    numbers: dict[str, float] = {}
+    general = tuple((name, with_arguments(value, name, numbers)) for name, value in static)
+    # Two methods are equal only if their object is one and the same, so it is a part of the key.
+    owner = getattr(fn, "__self__", None)
+    function = fn if owner is None else fn.__func__  # type: ignore[attr-defined]
+    owner = with_arguments(owner, "self", numbers)
+    if not numbers:
+        return kept(fn, donate, static, _types(static))
+    run = with_numbers(function, owner, donate, general, _types(general), tuple(numbers))
+    return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
+
+
+def _types(static: tuple[tuple[str, Any], ...]) -> tuple[type, ...]:
+    return tuple(type(value) for _, value in static)
 
 
 @lru_cache(maxsize=FUNCTIONS)
@@ -55,12 +72,94 @@ def kept(
     static: tuple[tuple[str, Any], ...],
     types: tuple[type, ...],  # noqa: ARG001 - it is part of the cache's key
 ) -> Any:
-    """Return what `jitted` returns, from a bounded cache.
+    """Return a function compiled with its static settings, from a bounded cache.
 
     The types of the settings distinguish 2 from 2.0, which Python takes for equal.
     """
-    check_pure(fn)
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
+
+
+@lru_cache(maxsize=FUNCTIONS)
+def with_numbers(
+    function: Callable[..., Any],
+    owner: Any,
+    donate: tuple[int, ...],
+    static: tuple[tuple[str, Any], ...],
+    types: tuple[type, ...],  # noqa: ARG001 - it is part of the cache's key
+    numbers: tuple[str, ...],
+) -> Any:
+    """Return a function compiled for all values of its numbers, from a bounded cache.
+
+    Args:
+        function: the function; that of a method takes its object first.
+        owner: the object whose method it is, or None.
+        donate: the indices of the positional arguments whose buffers it may reuse.
+        static: its settings.
+        types: their types.
+        numbers: the names of the `Argument`s among the settings and in the owner, whose values it
+            takes first, as one tuple.
+    """
+
+    def run(given: tuple[Any, ...], *args: Any) -> Any:
+        values = Values(dict(zip(numbers, given, strict=True)))
+        own = () if owner is None else (substituted(owner, values),)
+        settings = {name: substituted(value, values) for name, value in static}
+        return function(*own, *args, **settings)
+
+    return jax.jit(run, donate_argnums=tuple(i + 1 for i in donate))
+
+
+class WithNumbers:
+    """A compiled function with the values of the numbers that it takes as arguments.
+
+    Where the function can't be traced so, because Python decides by such a number, it is compiled
+    for these very numbers.
+
+    Args:
+        run: the compiled function, which takes the numbers first, as one tuple.
+        numbers: their values.
+        fn: the function.
+        donate: the indices of the positional arguments whose buffers it may reuse.
+        static: its settings.
+    """
+
+    def __init__(
+        self,
+        run: Any,
+        numbers: tuple[float, ...],
+        fn: Callable[..., Any],
+        donate: tuple[int, ...],
+        static: tuple[tuple[str, Any], ...],
+    ) -> None:
+        self._run = run
+        # Made once, and weakly typed as numbers of Python are: they take on the type of what they
+        # meet.
+        self._numbers = tuple(jax.numpy.asarray(number) for number in numbers)
+        self._exactly = partial(kept, fn, donate, static, _types(static))
+        self._exact: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Return what the function returns."""
+        if self._exact is not None:
+            return self._exact(*args)
+        try:
+            return self._run(self._numbers, *args)
+        except jax.errors.JaxRuntimeError:
+            # It was traced, and failed as it ran.
+            raise
+        except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
+            self._exact = self._exactly()
+        return self._exact(*args)
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Return the shapes of what the function returns."""
+        if self._exact is not None:
+            return self._exact.eval_shape(*args)
+        try:
+            return self._run.eval_shape(self._numbers, *args)
+        except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
+            self._exact = self._exactly()
+        return self._exact.eval_shape(*args)
 
 
 class Recent:
@@ -137,7 +236,7 @@ def check_pure(fn: Callable[..., Any]) -> None:
     owner = getattr(fn, "__self__", None)
     kind = type(owner)
     # An object that compares by value is taken for one that does not change: it is a cache's key.
-    by_value = any("__eq__" in vars(base) for base in kind.__mro__[:-1])
+    by_value = compares_by_value(kind)
     ours = kind.__module__.startswith("flowrl.")
     if owner is None or isinstance(owner, type | ModuleType) or ours or by_value:
         return

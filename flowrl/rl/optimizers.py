@@ -116,6 +116,11 @@ def _check(lr: Rate, max_grad_norm: float | None) -> None:
         raise SettingError(f"max_grad_norm must be above 0 or None, got {max_grad_norm}")
 
 
+def _is_zero(number: float) -> bool:
+    """Return whether a number is 0; one that is an argument of what is compiled is not."""
+    return isinstance(number, int | float) and number == 0
+
+
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
     """Return the clipping of `optax.clip_by_global_norm`, by one factor for all gradients.
 
@@ -184,10 +189,10 @@ class Adam(Optimizer):
         """Return `optax.adam` or `optax.adamw`, after the clipping of the norm."""
         settings = (_rate(self.lr), self.b1, self.b2, self.eps)
         # `optax.adamw` without decay would have a state of another tree structure.
-        if self.weight_decay:
-            rule = optax.adamw(*settings, weight_decay=self.weight_decay)
-        else:
+        if _is_zero(self.weight_decay):
             rule = optax.adam(*settings)
+        else:
+            rule = optax.adamw(*settings, weight_decay=self.weight_decay)
         return _clipped(self.max_grad_norm, rule)
 
 
@@ -246,7 +251,8 @@ class SGD(Optimizer):
     def build(self) -> optax.GradientTransformation:
         """Return `optax.sgd`, after the clipping of the norm."""
         # For a momentum of 0 optax would keep a state of the size of the weights.
-        return _clipped(self.max_grad_norm, optax.sgd(_rate(self.lr), self.momentum or None))
+        momentum = None if _is_zero(self.momentum) else self.momentum
+        return _clipped(self.max_grad_norm, optax.sgd(_rate(self.lr), momentum))
 
 
 class Optax(Spec):

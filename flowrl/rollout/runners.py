@@ -74,6 +74,8 @@ class Runners(Resource):
     clip_rewards: float | None = None
     metrics: tuple[str, ...] = ()
 
+    # Whatever the numbers among the settings are, the environment has the same spaces.
+    independent: ClassVar[tuple[str, ...]] = ("_probed",)
     # The handle is GymRunners or JaxRunners, by the environment.
     handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]
 

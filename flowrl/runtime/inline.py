@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.core.arguments import Values, substituted
 from flowrl.core.compiled import check_pure
 from flowrl.core.metrics import Metered
 from flowrl.errors import GraphError, a
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.counted import back_to, counted
-from flowrl.runtime.members import Values, substituted
 
 Array = Any
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
+from flowrl.core.arguments import Argument
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row, Tally
 from flowrl.errors import EnvError, NotFiniteError, SettingError, unknown
@@ -58,77 +58,6 @@ def _as_numbers(name: str, values: Any) -> tuple[float, ...]:
     raise SettingError(
         f"sweep: {name} takes a list of numbers, got {values!r}; write {name}=[1e-3, 3e-4]"
     )
-
-
-class Swept(float):
-    """A number in a graph of which each of many runs has its own value.
-
-    Where it is no part of a program it is the first run's.
-    """
-
-    name: str
-    """Its name in the sweep."""
-    path: str
-    """The path of the setting in the graph, of which a sweep may mean several by one name."""
-
-    def __new__(cls, name: str, value: float, path: str = "") -> Self:
-        """Make one with its name in the sweep, the first run's value and its path."""
-        made = super().__new__(cls, value)
-        made.name, made.path = name, path
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        # A graph is the same whatever the values are (the key of its program adds the first run's),
-        # and this never passes for the plain number that it holds.
-        return isinstance(other, Swept) and self.name == other.name
-
-    def __ne__(self, other: object) -> bool:
-        # Not that of `float`, which compares the numbers.
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(("swept", self.name))
-
-
-class Values(dict[str, Array]):
-    """The values of what is swept, by name."""
-
-    def __init__(self, values: Mapping[str, Array] = MappingProxyType({})) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-        """The paths of the settings whose values were looked up."""
-
-    def of(self, number: Swept) -> Array:
-        """Return the value of a setting."""
-        self.read.add(number.path)
-        return self[number.name]
-
-
-def substituted(value: Any, swept: Values) -> Any:
-    """Return a value with the values of what is swept in its place.
-
-    Fields of dataclasses are searched too, and tuples of numbers.
-
-    Args:
-        value: any value.
-        swept: the values of what is swept.
-    """
-    if isinstance(value, Swept):
-        return swept.of(value)
-    # A step may pass several of its fields to `ctx.run` as one tuple.
-    if isinstance(value, tuple) and any(isinstance(x, Swept) for x in value):
-        return tuple(substituted(x, swept) for x in value)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    old = {f.name: getattr(value, f.name) for f in fields(value)}
-    new = {name: substituted(x, swept) for name, x in old.items()}
-    # Most values hold nothing that is swept: they stay the same object.
-    if all(new[name] is old[name] for name in old):
-        return value
-    # The constructor would check the values, which are tracers now.
-    made = object.__new__(type(value))
-    made.__dict__.update(new)
-    return made
 
 
 @dataclass(frozen=True)
@@ -196,7 +125,7 @@ class Members:
 
 
 def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
-    """Return the graph with a `Swept` number in the place of each swept setting.
+    """Return the graph with an `Argument` in the place of each swept setting.
 
     Raises:
         SettingError: a setting is unknown, or no number that a program may have as an input.
@@ -212,20 +141,20 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
             )
         for path in paths:
             meant = known[path]
-            if isinstance(meant, Swept):
+            if isinstance(meant, Argument):
                 raise SettingError(
                     f"sweep: {path} is meant by {meant.name} and by {name}; give one of them"
                 )
             # This raises for a value that the setting can't take.
             for value in values:
                 _with_number(graph, path, value)
-            graph = _with_number(graph, path, Swept(name, values[0], path))
+            graph = _with_number(graph, path, Argument(name, values[0], path))
     return graph
 
 
 def swept_numbers(graph: Graph) -> dict[str, str]:
     """Return, by path of each swept setting of a graph, its name in the sweep."""
-    return {path: value.name for path, value in _numbers(graph) if isinstance(value, Swept)}
+    return {path: value.name for path, value in _numbers(graph) if isinstance(value, Argument)}
 
 
 def _numbers(graph: Graph) -> list[tuple[str, Any]]:

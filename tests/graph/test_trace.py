@@ -478,10 +478,6 @@ def test_the_trace_makes_no_worker_and_takes_no_step(monkeypatch):
         monkeypatch.setattr(
             f"gymnasium.envs.classic_control.cartpole.{place}.step", lambda *a: seen.append("step")
         )
-        monkeypatch.setattr(
-            f"gymnasium.envs.classic_control.cartpole.{place}.reset",
-            lambda *a, **k: seen.append("reset"),
-        )
     traced(recipe())
     traced(recipe().insert(after="sync", eval=fl.Evaluate(every=2)))
     assert seen == []

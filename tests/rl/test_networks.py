@@ -411,7 +411,7 @@ ERRORS = {
         MLP,
         gym.spaces.Dict(a=gym.spaces.Text(3)),
         DISCRETE,
-        r"observations in Text.* are no array of one shape; .*TransformObservation",
+        r"stock networks read Box, .* and a Dict or Tuple of these, not Text",
     ),
     "observations that are no array, own module": (
         fl.Policy(TwoParts),

@@ -16,9 +16,10 @@ import pytest
 import flowrl as fl
 from conftest import close, remembered, rows_and_weights, timeless
 from environments import Corridor
+from flowrl.core.arguments import Argument, Values, substituted
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.fused import Periodicity, periodicity
-from flowrl.runtime.members import Members, Swept, Values, substituted
+from flowrl.runtime.members import Members
 from flowrl.runtime.rows import RowMaker
 
 ENV = "gymnax:CartPole-v1"
@@ -500,12 +501,12 @@ def test_a_sweep_reaches_operators_at_the_sampler():
 
 
 def test_numbers_take_the_place_of_what_is_swept_wherever_it_stands():
-    adam, values = fl.Adam(Swept("lr", 1e-3, "learner.lr")), Values({"lr": 5.0})
-    assert substituted(adam, values).lr == 5.0 and adam.lr == Swept("lr", 7.0) != 1e-3
+    adam, values = fl.Adam(Argument("lr", 1e-3, "learner.lr")), Values({"lr": 5.0})
+    assert substituted(adam, values).lr == 5.0 and adam.lr == Argument("lr", 7.0) != 1e-3
     assert values.read == {"learner.lr"}
     same = fl.Adam(1e-3)
     assert substituted(same, values) is same
-    assert substituted((Swept("lr", 1.0), 2.0), values) == (5.0, 2.0)
+    assert substituted((Argument("lr", 1.0), 2.0), values) == (5.0, 2.0)
 
 
 def test_values_that_differ_only_in_late_digits_have_labels_of_their_own():
