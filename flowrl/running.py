@@ -372,6 +372,13 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None and not self.rows and self.reason is None:
+            self._stream.emit(
+                Warned(
+                    f"{self.graph.name} was closed before its first row: a run goes on only while "
+                    "its rows are asked for; write `for row in run: ...`, or list(run)"
+                )
+            )
         self._end("closed" if error is None else _reason_of(error), error)
 
     def _end(self, reason: str, error: BaseException | None) -> None:

@@ -27,15 +27,12 @@ class Slow(Clockwork):
         super().__init__()
         self.seconds, self.marks = seconds, marks
 
-    def reset(self, *, seed=None, options=None):
+    def step(self, action):
         if self.marks is not None:
             with contextlib.suppress(FileExistsError):
                 (Path(self.marks) / "lame").touch(exist_ok=False)
                 self.seconds *= 5
             self.marks = None
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
         time.sleep(self.seconds)
         return super().step(action)
 

@@ -477,3 +477,14 @@ def test_a_run_without_a_learner_is_saved_without_a_policy(tmp_path):
         fl.load(tmp_path / "a")
     with pytest.raises(fl.errors.GraphError, match="look has 0 learners"):
         run.policy  # noqa: B018
+
+
+def test_a_run_whose_rows_nobody_asked_for_says_so(caplog):
+    with fl.run(PPO):
+        pass
+    (warning,) = [r.message for r in caplog.records if "before its first row" in r.message]
+    assert "write `for row in run: ...`" in warning
+    caplog.clear()
+    with fl.run(PPO) as run:
+        next(run)
+    assert not caplog.records

@@ -16,7 +16,10 @@ import jax
 
 from flowrl.core.arguments import Values, compares_by_value, substituted, with_arguments
 from flowrl.core.clock import IDLE, here
+from flowrl.core.compile_cache import use_compile_cache
 from flowrl.errors import ContractError, a, raised
+
+Array = Any
 
 COMPILING = "/jax/core/compile/"
 """The beginning of the names of JAX's events that measure tracing and compiling."""
@@ -76,6 +79,7 @@ def kept(
 
     The types of the settings distinguish 2 from 2.0, which Python takes for equal.
     """
+    use_compile_cache()
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
 
@@ -106,17 +110,48 @@ def with_numbers(
         settings = {name: substituted(value, values) for name, value in static}
         return function(*own, *args, **settings)
 
-    return jax.jit(run, donate_argnums=tuple(i + 1 for i in donate))
+    use_compile_cache()
+    return General(jax.jit(run, donate_argnums=tuple(i + 1 for i in donate)), donate)
+
+
+class General:
+    """A compiled function that takes the values of its numbers first, as one tuple.
+
+    Args:
+        run: the compiled function.
+        donate: the indices of the other arguments whose buffers it reuses.
+    """
+
+    def __init__(self, run: Any, donate: tuple[int, ...]) -> None:
+        self.run = run
+        self.proven = False
+        """Whether it ran once."""
+        self._donate = donate
+
+    def first(self, numbers: tuple[Array, ...], *args: Any) -> Any:
+        """Run it for the first time, and return what it returns, computed.
+
+        It may fail, even as it runs, where Python decides by a number. So it gets copies of the
+        arrays whose buffers it reuses: the caller's are left for another way.
+        """
+        copies = [jax.tree.map(_copy, x) if i in self._donate else x for i, x in enumerate(args)]
+        result = jax.block_until_ready(self.run(numbers, *copies))
+        self.proven = True
+        return result
+
+
+def _copy(x: Any) -> Any:
+    return jax.numpy.copy(x) if isinstance(x, jax.Array) else x
 
 
 class WithNumbers:
     """A compiled function with the values of the numbers that it takes as arguments.
 
-    Where the function can't be traced so, because Python decides by such a number, it is compiled
+    Where the function can't take them so, because Python decides by such a number, it is compiled
     for these very numbers.
 
     Args:
-        run: the compiled function, which takes the numbers first, as one tuple.
+        general: the compiled function for all values.
         numbers: their values.
         fn: the function.
         donate: the indices of the positional arguments whose buffers it may reuse.
@@ -125,13 +160,13 @@ class WithNumbers:
 
     def __init__(
         self,
-        run: Any,
+        general: General,
         numbers: tuple[float, ...],
         fn: Callable[..., Any],
         donate: tuple[int, ...],
         static: tuple[tuple[str, Any], ...],
     ) -> None:
-        self._run = run
+        self._general = general
         # Made once, and weakly typed as numbers of Python are: they take on the type of what they
         # meet.
         self._numbers = tuple(jax.numpy.asarray(number) for number in numbers)
@@ -142,24 +177,26 @@ class WithNumbers:
         """Return what the function returns."""
         if self._exact is not None:
             return self._exact(*args)
-        try:
-            return self._run(self._numbers, *args)
-        except jax.errors.JaxRuntimeError:
-            # It was traced, and failed as it ran.
-            raise
-        except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
-            self._exact = self._exactly()
-        return self._exact(*args)
+        if self._general.proven:
+            return self._general.run(self._numbers, *args)
+        return self._either(self._general.first, lambda exact: exact(*args), *args)
 
     def eval_shape(self, *args: Any) -> Any:
         """Return the shapes of what the function returns."""
         if self._exact is not None:
             return self._exact.eval_shape(*args)
+        shapes = self._general.run.eval_shape
+        return self._either(shapes, lambda exact: exact.eval_shape(*args), *args)
+
+    def _either(
+        self, general: Callable[..., Any], exactly: Callable[[Any], Any], *args: Any
+    ) -> Any:
+        """Return what the function for all values gives, or else that for these values."""
         try:
-            return self._run.eval_shape(self._numbers, *args)
+            return general(self._numbers, *args)
         except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
             self._exact = self._exactly()
-        return self._exact.eval_shape(*args)
+        return exactly(self._exact)
 
 
 class Recent:

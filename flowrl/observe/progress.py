@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 from rich.console import Console, Group
@@ -12,10 +15,13 @@ from rich.table import Table
 
 from flowrl.core.events import Ended, RowClosed, Started, Warned
 from flowrl.core.items import Row
+from flowrl.core.profile import Profile
 from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
 """The least seconds between two lines where the output is no terminal."""
+QUIET_SECONDS = 15.0
+"""The most seconds without a line there: until a row closes, others say that the run goes on."""
 
 
 class Progress:
@@ -45,14 +51,19 @@ class Progress:
         self.live = Live(
             get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True
         )
+        self._profile: Callable[[], Profile] | None = None
+        self._closed = Event()
         if self.console.is_terminal:
             self.live.start()
+        else:
+            Thread(target=self._beat, daemon=True).start()
 
     def __call__(self, event: Any) -> None:
         """Handle an event of the run."""
         match event:
             case Started(profile=profile):
                 self.written, self.window = time.perf_counter(), Window(profile)
+                self._profile = profile
             case RowClosed(row=row):
                 self._add(row)
             case Warned(text=text):
@@ -65,7 +76,18 @@ class Progress:
 
     def close(self) -> None:
         """Stop the live display and leave the terminal as it was."""
+        self._closed.set()
         self.live.stop()
+
+    def _beat(self) -> None:
+        """Write that the run goes on wherever no line was written for `QUIET_SECONDS`."""
+        while not self._closed.wait(min(1.0, QUIET_SECONDS)):
+            now = time.perf_counter()
+            if now - self.written < QUIET_SECONDS:
+                continue
+            self.written = now
+            with suppress(Exception):  # a run that is starting or ending has no profile
+                self._print(alive(self._profile() if self._profile else None, now - self.began))
 
     def _print(self, text: str, style: str | None = None) -> None:
         """Print a line as it is: without wrapping, and without rich's markup and colours."""
@@ -113,6 +135,20 @@ class Progress:
         table.add_row(*(f"[dim]{name}[/]" for name in cells))
         table.add_row(*(f"[bold]{text}[/]" for text in cells.values()))
         return table
+
+
+def alive(profile: Profile | None, seconds: float) -> str:
+    """Return the line of a run of which no row closed for long: what it does since it began.
+
+    Args:
+        profile: of the run; None before it has one.
+        seconds: since it was started.
+    """
+    sampled = 0
+    if profile is not None:
+        sampled = sum(counts.get("sampled_steps", 0) for counts in profile.counts.values())
+    what = f"{sampled:,} steps sampled" if sampled else "compiling"
+    return f"{what}, {duration(seconds)}"
 
 
 def line(row: Row, steps: int | None) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import importlib.util
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib.abc import ExecutionLoader
 from pathlib import Path
 from typing import Any, cast
@@ -58,17 +54,14 @@ def from_driver(code: bytes) -> Any:
         return cloudpickle.loads(code)
 
 
-@cache
 def compilation_cache() -> dict[str, Any]:
-    """Return environment variables by which workers share what JAX compiled.
+    """Return environment variables by which workers keep what JAX compiles where the user said.
 
-    What one worker compiled serves the others of its machine, also in later runs of this process;
-    beyond that only if the user names a folder in ``JAX_COMPILATION_CACHE_DIR``.
+    There are none if the user said nothing: each process then uses the folder of its machine.
     """
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
-        folder = tempfile.mkdtemp(prefix="flowrl-compiled-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return {}
     return {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
@@ -115,10 +108,6 @@ class DriverContext:
         sys.path.extend(p for p in self.path if p not in sys.path)
         sys.stdout = sys.stderr
         _set_variables(variables or {})
-        # Another process may be writing what this one reads: JAX then compiles it here, and warns.
-        warnings.filterwarnings(
-            "ignore", "Error reading persistent compilation cache entry", UserWarning
-        )
         for module in self.imports:
             module.enter()
         # The driver's specs win, so they are put in last: the imports above, and reading the specs

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.clock import OTHER, START, UPDATE, By, Clock
+from flowrl.core.compile_cache import use_compile_cache
 from flowrl.core.compiled import programs
 from flowrl.core.events import Stream, Updating
 from flowrl.core.items import Tally
@@ -247,6 +248,7 @@ class Fused:
             if jax.local_device_count() > 1
             else None
         )
+        use_compile_cache()
         program = jax.jit(
             partial(chunk, period, self.members.many, self.chunk_size or MOST),
             donate_argnums=0,

@@ -1,6 +1,7 @@
 """The progress line, on a terminal and where there is none."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -48,6 +49,29 @@ def test_plain_lines_report_steps_return_speed_time_and_what_is_left():
         == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"]
         * 2
     ), "the first row, and the last at the end"
+
+
+def test_where_no_row_closes_for_long_a_line_says_that_the_run_goes_on(monkeypatch):
+    monkeypatch.setattr("flowrl.observe.progress.QUIET_SECONDS", 0.05)
+    counts = {}
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=False, width=120))
+
+    def says(text):
+        deadline = time.monotonic() + 20
+        while text not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return text in out.getvalue()
+
+    assert says("compiling, 0 s")
+    progress(Started(None, lambda: Profile(counts={("sample", "runners"): counts})))
+    counts["sampled_steps"] = 3200
+    assert says("3,200 steps sampled, ")
+    progress(Ended("closed"))
+    time.sleep(0.2)
+    length = len(out.getvalue())
+    time.sleep(0.3)
+    assert len(out.getvalue()) == length, "it ends with the run"
 
 
 def test_a_terminal_shows_a_live_table():

@@ -171,22 +171,19 @@ def test_waiting_for_the_slowest_is_reported_with_what_would_fix_it(tmp_path):
 
 
 class Lame(Clockwork):
-    """The first that is reset is slow."""
+    """The first that is stepped is slow."""
 
     def __init__(self, mark):
         super().__init__()
         self.mark, self.slow = Path(mark), None
 
-    def reset(self, *, seed=None, options=None):
+    def step(self, action):
         if self.slow is None:
             try:
                 self.mark.touch(exist_ok=False)
                 self.slow = True
             except FileExistsError:
                 self.slow = False
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
         time.sleep(0.03 if self.slow else 0)
         return super().step(action)
 

@@ -446,8 +446,9 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
             TINY,
             runtime=fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3], **{"learner.optimizer.lr": [1e-3]})),
         )
-    with pytest.raises(fl.errors.CheckError, match=r"ppo\.learner: TracerBoolConversionError"):
-        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(weight_decay=[0.0, 0.1])))
+    decided = TINY.set("learner.loss", Decides(ent_coef=0.01))
+    with pytest.raises(fl.errors.CheckError, match=r"ppo\.train: TracerBoolConversionError"):
+        fl.run(decided, runtime=fl.XlaRuntime(sweep=fl.Sweep(ent_coef=[0.1, 0.2])))
     with pytest.raises(fl.errors.SettingError, match="lr has no values"):
         fl.Sweep(lr=[])
     for wrong in (0.1, "1e-3", "12", [None]):
@@ -457,6 +458,14 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
             fl.Sweep(lr=wrong)
     with pytest.raises(fl.errors.GraphError, match="this is one run"):
         fl.run(TINY).curves()
+
+
+@dataclass(frozen=True)
+class Decides(fl.losses.PPOLoss):
+    """Python decides by a number."""
+
+    def __call__(self, policy, params, batch):
+        return super().__call__(policy, params, batch) if self.ent_coef > 0 else None
 
 
 @dataclass(frozen=True)
