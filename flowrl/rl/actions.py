@@ -159,13 +159,12 @@ class Head:
         nothing is stretched: a policy that begins around 0 then begins near the bound, even if that
         is far from 0.
         """
-        # A scalar action becomes a column, as the others have it.
-        numbers = action if self.width else action[:, None]
-        choices, reals = numbers[:, : len(self.sizes)], numbers[:, len(self.sizes) :]
-        if self.reals:
-            reals = self._to_bounds(reals)
-        if any(self.start):
-            choices = choices.astype(np.int32) + np.asarray(self.start, np.int32)
+        if self._whole is not None:
+            numbers = self._to_bounds(action) if self.reals else self._from_start(action)
+            return _cast(numbers.reshape((len(numbers), *self._whole.shape)), self._whole.dtype)
+        choices, reals = action[:, : len(self.sizes)], action[:, len(self.sizes) :]
+        choices = self._from_start(choices.astype(np.int32))
+        reals = self._to_bounds(reals) if self.reals else reals
         arrays = {}
         for part in self.parts:
             all_numbers = choices if part.discrete else reals
@@ -174,6 +173,22 @@ class Head:
                 own.reshape((len(own), *part.shape)), part.dtype
             )
         return tree_of("action", arrays)
+
+    @cached_property
+    def _whole(self) -> Part | None:
+        """The only part, if actions are one array."""
+        return self.parts[0] if self.parts[0].path == () else None
+
+    def _from_start(self, choices: Array) -> Array:
+        """Return choices ``[B]`` or ``[B, n]``, counted from 0, as the environment's numbers."""
+        if not self._starts:
+            return choices
+        return choices + np.asarray(self.start if self.width else self.start[0], np.int32)
+
+    @cached_property
+    def _starts(self) -> bool:
+        """Whether some first choice is not 0."""
+        return any(self.start)
 
     @cached_property
     def _bounds(self) -> tuple[Any, ...]:
