@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from flowrl.errors import GraphError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner, LearnerHandle
+from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.saver import Results, Saver, first_files
@@ -104,7 +106,7 @@ def run(
         seed,
         steps,
         until,
-        None if out is None else Saver(out, plan),
+        out,
         checked if recorder is None else (*checked, recorder),
         Tracing(trace, otlp) if trace or otlp else None,
     )
@@ -186,7 +188,7 @@ class Run:
         seed: int,
         steps: int | None,
         until: Callable[[Row], bool] | None,
-        saver: Saver | None,
+        out: str | Path | None,
         observers: tuple[Observer, ...],
         tracing: Tracing | None,
     ) -> None:
@@ -198,6 +200,8 @@ class Run:
         """
         self.plan = plan
         self.graph = plan.graph
+        self._about = partial(about, plan, runtime, seed, steps, until, time.time())
+        saver = None if out is None else Saver(out, plan, self._about())
         self.rows: list[Row] = []
         """The rows so far."""
         self.reason: str | None = None
@@ -351,7 +355,8 @@ class Run:
             SaveError: it exists already, or the policy's class has no name that leads back to it.
         """
         results = self._results or self._results_so_far()
-        folder = RunDir(path, first_files(self.plan)[0])
+        facts = {**self._about(), "ended": ending(self.reason, self.rows)}
+        folder = RunDir(path, {**first_files(self.plan)[0], FILE: to_text(facts)})
         for row in self.rows:
             folder.add(row)
         folder.finish(results.policy, results.reports())
@@ -420,7 +425,8 @@ class Run:
     def _save_results(self, error: BaseException | None) -> None:
         """Seal the directory; `error` is what ended the run, if that was an error."""
         if self._saver is not None:
-            self._saver.close(self.rows, self._results, error if self.reason == "failed" else None)
+            failure = error if self.reason == "failed" else None
+            self._saver.close(self.rows, self._results, self.reason, failure)
 
     def _profiles(self) -> tuple[Profile, Profile]:
         """Return the profile of the whole run, and that of the run without its beginning."""

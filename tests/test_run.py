@@ -71,6 +71,7 @@ def test_a_runs_directory_holds_what_it_should(saved):
         "explain.txt",
         "profile.json",
         "command.txt",
+        "run.json",
         "policy",
         "manifest.json",
     }

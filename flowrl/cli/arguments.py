@@ -153,13 +153,21 @@ def runtime_of(args: argparse.Namespace) -> Any:
             )
         from flowrl.runtime.xla import XlaRuntime
 
-        return XlaRuntime(seeds=args.seeds)
+        return XlaRuntime(seeds=args.seeds, **args.runtime_settings)
     if args.runtime != "ray":
-        return args.runtime
+        if not args.runtime_settings:
+            return args.runtime
+        from flowrl.running import as_runtime
+
+        return type(as_runtime(args.runtime))(**args.runtime_settings)
     from flowrl.runtime.ray import RayRuntime
 
-    init = {} if args.working_dir is None else {"runtime_env": {"working_dir": args.working_dir}}
-    return RayRuntime(imports=args.imports, init=init)
+    settings = dict(args.runtime_settings)
+    if args.imports:
+        settings["imports"] = args.imports
+    if args.working_dir is not None:
+        settings["init"] = {"runtime_env": {"working_dir": args.working_dir}}
+    return RayRuntime(**settings)
 
 
 def new_directory(name: str) -> Path:
@@ -198,4 +206,53 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
         ) from None
     if goal.name not in names:
         raise SettingError(f"--until: {unknown('column', goal.name, names)}")
-    return lambda row: goal.name in row and goal.holds(row[goal.name])
+    return Goal(text, goal)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal of a run, as a function of a Row."""
+
+    text: str
+    """The goal as the user wrote it, which a saved run notes."""
+    comparison: Any
+    """It compares a column with a number."""
+
+    def __call__(self, row: Row) -> bool:
+        """Return whether a row reaches it."""
+        name = self.comparison.name
+        return name in row and bool(self.comparison.holds(row[name]))
+
+
+def repeat(args: argparse.Namespace) -> str:
+    """Take from a saved run what the arguments leave open, and return what is to be said of it.
+
+    If the graph is the directory of a run, that run is repeated: with its seed, runtime, steps and
+    goal, where no others are given. What is still open then gets its default.
+
+    Args:
+        args: the parsed arguments, which are changed.
+
+    Raises:
+        SaveError: the file of the run is damaged.
+    """
+    from flowrl.observe.about import OF_PYTHON, differences, read, settings_of_runtime
+
+    args.runtime_settings, said = {}, []
+    if (saved := read(args.graph)) is not None:
+        said.append(f"repeats {args.graph} from its start")
+        if args.steps is None and args.until is None:
+            args.steps = saved["steps"]
+            if saved["until"] == OF_PYTHON:
+                said.append("its goal was a function, so there is none now")
+            else:
+                args.until = saved["until"]
+        if args.runtime is None and args.seeds is None:
+            args.runtime = saved["runtime"]
+            args.runtime_settings = settings_of_runtime(saved, args.graph)
+            args.seeds = args.runtime_settings.pop("seeds", None)
+        args.seed = saved["seed"] if args.seed is None else args.seed
+        if others := differences(saved):
+            said.append(f"versions are others ({', '.join(others)})")
+    args.seed, args.runtime = args.seed or 0, args.runtime or "local"
+    return "; ".join(said)

@@ -26,6 +26,7 @@ from flowrl.cli.arguments import (
     import_named,
     new_directory,
     parse_until,
+    repeat,
     runtime_of,
 )
 from flowrl.cli.ending import summary
@@ -184,7 +185,8 @@ def diff(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 1 if there was a goal that was not reached."""
-    # JAX reads the number of devices when it starts, so it is set before anything imports JAX.
+    # JAX reads the number of devices when it starts, so it is set before anything asks for them.
+    repeated = repeat(args)
     if args.seeds is not None and args.runtime == "xla":
         _share_cores(args.seeds)
     from flowrl.observe.saving import to_json
@@ -196,6 +198,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else _default_directory(graph, about)
     options = {"runtime": runtime_of(args), "record": _record(args), "until": until, "out": out}
     print(_announcement(args, graph, about), file=sys.stderr)
+    if repeated:
+        print(repeated, file=sys.stderr)
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, planned, sinks, options)
     try:

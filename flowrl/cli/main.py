@@ -112,15 +112,15 @@ def _add_run(command: Command) -> None:
     run.add_argument(
         "--runtime",
         choices=RUNTIMES,
-        default="local",
-        help="where it runs: in this process (the default), on Ray, or as one XLA program",
+        help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
+        "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
     run.add_argument(
         "--working-dir",
         metavar="DIR",
         help="copy this folder to every node of the Ray cluster, for modules of your own in it",
     )
-    run.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
+    run.add_argument("--seed", type=int, help="of every random number (default 0)")
     run.add_argument(
         "--seeds",
         type=_count,

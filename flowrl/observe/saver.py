@@ -17,6 +17,7 @@ from flowrl.errors import SaveError
 from flowrl.graph import values
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
+from flowrl.observe import about
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, TrainedPolicy, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
@@ -63,6 +64,7 @@ class Saver:
         path: the directory, which must be empty or not exist. It is made when the run is open, so
             that one that can't start leaves none.
         plan: the plan of the run.
+        facts: how it was started, for ``run.json``.
 
     Raises:
         SaveError: the directory can't be used, or the policy can't be saved. This shows now, not
@@ -72,10 +74,12 @@ class Saver:
     live = True
     kinds: ClassVar[tuple[type, ...]] = (RowClosed,)
 
-    def __init__(self, path: str | Path, plan: Plan) -> None:
+    def __init__(self, path: str | Path, plan: Plan, facts: dict[str, Any]) -> None:
         check_free(path)
         self.path = Path(path)
         self.files, self.warning = first_files(plan)
+        self.facts = facts
+        self.files[about.FILE] = about.to_text(facts)
         self.log = EventLog()
         self.observers: tuple[Observer, ...] = (self, self.log)
         """What takes the events of the run."""
@@ -109,13 +113,18 @@ class Saver:
             self.next_profile = now + PROFILE_SECONDS
 
     def close(
-        self, rows: Sequence[Row], results: Results | None, error: BaseException | None
+        self,
+        rows: Sequence[Row],
+        results: Results | None,
+        reason: str | None,
+        error: BaseException | None,
     ) -> None:
         """Seal the directory, into which observers may have written, too.
 
         Args:
             rows: all rows of the run.
             results: what is saved beside the rows.
+            reason: why the run ended.
             error: the error that ended the run, if it failed.
 
         Raises:
@@ -126,6 +135,8 @@ class Saver:
             return
         try:
             files = results.reports() | (failure(error) if error is not None else {})
+            ended = {"ended": about.ending(reason, rows)}
+            files[about.FILE] = about.to_text({**self.facts, **ended})
             # A row that could not be written switched this observer off: the disk was full, say.
             if self.written < len(rows):
                 files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)

@@ -1,0 +1,210 @@
+"""``run.json``: how a run was started, with what, and where; enough to repeat it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import jax
+
+import flowrl
+from flowrl.envs.jax_envs import ADAPTERS
+from flowrl.errors import SaveError
+from flowrl.graph.plan import Plan
+from flowrl.rollout.runners import Runners
+
+FILE = "run.json"
+OF_PYTHON = "a function of a row"
+"""What stands for a goal that is a function of Python, which can't be written."""
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray")
+"""The packages whose versions every run notes, beside those of its environments."""
+
+
+def about(
+    plan: Plan, runtime: Any, seed: int, steps: int | None, until: Any, started: float
+) -> dict[str, Any]:
+    """Return what there is to know of a run before it starts, as plain values.
+
+    Args:
+        plan: of the graph.
+        runtime: the runtime.
+        seed: of every random number.
+        steps: the environment steps after which it ends; None for no limit.
+        until: its goal, a function of a row; None for none. One that has a `text` is noted by it.
+        started: when it was started, by `time.time`.
+    """
+    goal = None if until is None else getattr(until, "text", OF_PYTHON)
+    return {
+        "graph": plan.graph.name,
+        "seed": seed,
+        "steps": steps,
+        "until": goal,
+        "runtime": runtime_name(runtime),
+        "runtime_settings": _changed(runtime),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        "versions": _versions(plan),
+        "git": _git(),
+        "machine": machine(),
+    }
+
+
+def runtime_name(runtime: Any) -> str:
+    """Return the name of a runtime as `fl.run` takes it, such as ``local``."""
+    return type(runtime).__name__.removesuffix("Runtime").lower()
+
+
+def _changed(runtime: Any) -> dict[str, str]:
+    """Return the settings of a runtime that are not the default ones, as texts."""
+    if not is_dataclass(runtime):
+        return {}
+    kind: Any = type(runtime)
+    plain = kind()
+    settings = {f.name: (getattr(runtime, f.name), getattr(plain, f.name)) for f in fields(plain)}
+    return {name: repr(mine) for name, (mine, default) in settings.items() if mine != default}
+
+
+def _versions(plan: Plan) -> dict[str, str]:
+    """Return versions by package: of Python, of flowrl and what it uses, and of environments."""
+    # A package that is installed under another name than it is imported by is not found: to look
+    # through all that is installed takes half a second.
+    runners = [r for r in plan.graph.resources.values() if isinstance(r, Runners)]
+    names = [*PACKAGES, *(_package(each.env) for each in runners)]
+    found = {"python": platform.python_version(), "flowrl": flowrl.__version__}
+    for name in filter(None, dict.fromkeys(names)):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _package(env: Any) -> str:
+    """Return the package that an environment comes from, empty if that is not known."""
+    while isinstance(env, partial):
+        env = env.func
+    if not isinstance(env, str):
+        return getattr(env, "__module__", "").partition(".")[0]
+    prefix = env.partition(":")[0]
+    if prefix in ADAPTERS:
+        return prefix
+    spec = gym.registry.get(env)
+    entry: Any = spec.entry_point or spec.vector_entry_point if spec is not None else ""
+    where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return where.partition(":")[0].partition(".")[0]
+
+
+def _git() -> dict[str, Any] | None:
+    """Return the commit of the working directory and whether files differ; None without git."""
+    program = shutil.which("git")
+    if program is None:
+        return None
+
+    def git(*words: str) -> str:
+        command = [str(program), *words]
+        done = subprocess.run(  # noqa: S603 - all words are ours
+            command, capture_output=True, text=True, check=True, timeout=5
+        )
+        return done.stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(changes)}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """Return the name of this machine, its system, its cores and the devices of JAX."""
+    devices = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "devices": devices,
+    }
+
+
+def to_text(facts: dict[str, Any]) -> str:
+    """Return facts about a run as the text of the file."""
+    return json.dumps(facts, indent=1) + "\n"
+
+
+def ending(reason: str | None, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return how a run ended.
+
+    Args:
+        reason: as `Run.reason` says; None if it goes on.
+        rows: all of them so far.
+    """
+    last = rows[-1] if rows else {"env_steps": 0, "seconds": 0.0}
+    steps, seconds = int(last["env_steps"]), round(last["seconds"], 3)
+    return {"reason": reason, "rows": len(rows), "env_steps": steps, "seconds": seconds}
+
+
+def read(path: str | Path) -> dict[str, Any] | None:
+    """Return how a saved run was started, or None if it was saved without that.
+
+    Args:
+        path: the directory of the run.
+
+    Raises:
+        SaveError: the file is damaged.
+    """
+    file = Path(path) / FILE
+    if not file.is_file():
+        return None
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        _ = facts["seed"], facts["steps"], facts["until"], facts["runtime"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SaveError(f"{file} is damaged: {error}") from None
+    return dict(facts)
+
+
+def settings_of_runtime(facts: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """Return the settings of a saved run's runtime that are not the default ones.
+
+    Args:
+        facts: as `read` returned them.
+        path: the directory of the run.
+
+    Raises:
+        SaveError: one of them is no plain value, so that it can't be read back.
+    """
+    found = {}
+    for name, text in facts.get("runtime_settings", {}).items():
+        try:
+            found[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise SaveError(
+                f"{Path(path) / FILE}: {name}={text} of its runtime can't be read back; name the "
+                "runtime yourself: --runtime local, or fl.run(..., runtime=...)"
+            ) from None
+    return found
+
+
+def differences(facts: dict[str, Any]) -> list[str]:
+    """Return the packages whose versions are others now than when a run was started."""
+    found = []
+    for name, then in facts.get("versions", {}).items():
+        if name in ("python", "flowrl"):
+            now = {"python": platform.python_version(), "flowrl": flowrl.__version__}[name]
+        else:
+            try:
+                now = version(name)
+            except PackageNotFoundError:
+                now = "none"
+        if now != then:
+            found.append(f"{name} {then}, now {now}")
+    return found

@@ -1,0 +1,117 @@
+"""``run.json`` says how a run was started, and `flowrl run DIR` does it again."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli.main import main
+from flowrl.observe.about import read
+
+NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(path):
+    found = [json.loads(line) for line in (Path(path) / "rows.jsonl").read_text().splitlines()]
+    return [
+        {name: x for name, x in row.items() if name not in ("seconds", "steps_per_second")}
+        for row in found
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
+    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "sac") else []
+    words = ["run", name, "--env", env, *early, "--set", "lr=0.002"]
+    steps = 300 if name == "sac" else 1500
+    assert main([*words, "--seed", "5", "--steps", str(steps), "--out", "first"]) == 0
+    capsys.readouterr()
+    assert main(["run", "first", "--out", "second"]) == 0
+    said = capsys.readouterr().err
+    assert f"seed 5; until {steps:,} steps" in said and "repeats first from its start\n" in said
+    assert rows("first") == rows("second") and rows("first")[-1]["env_steps"] >= steps
+
+
+SMALL = ["--set", "envs_per_runner=2", "--set", "batch_size=256"]
+
+
+def test_it_says_all_about_a_run(monkeypatch):
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        identity = ["-c", "user.name=x", "-c", "user.email=x"]
+        subprocess.run(["git", *identity, *words], check=True)
+    runtime = fl.LocalRuntime(schedule="random")
+    with fl.run(fl.pg("CartPole-v1"), runtime=runtime, seed=9, steps=1500, out="here") as run:
+        about = json.loads(Path("here/run.json").read_text())
+        assert "ended" not in about
+        list(run)
+    about = read("here")
+    assert (about["graph"], about["seed"], about["steps"], about["until"]) == ("pg", 9, 1500, None)
+    assert (about["runtime"], about["runtime_settings"]) == ("local", {"schedule": "'random'"})
+    assert {"python", "flowrl", "jax", "gymnasium"} <= set(about["versions"])
+    assert len(about["git"]["commit"]) == 40 and about["git"]["changed"] is False
+    assert about["machine"]["cores"] >= 1 and about["machine"]["devices"] == ["cpu (cpu)"]
+    ended = about["ended"]
+    assert (ended["reason"], ended["rows"]) == ("steps", len(run.rows))
+    assert ended["env_steps"] == run.rows[-1]["env_steps"]
+    run.save("later")
+    later = read("later")
+    assert {**later, "versions": 0, "git": 0} == {**about, "versions": 0, "git": 0}
+    # Repeated with the same schedule, and so with the same rows.
+    assert main(["run", "here", "--out", "again"]) == 0
+    assert rows("here") == rows("again")
+    assert read("again")["runtime_settings"] == about["runtime_settings"]
+
+
+def test_what_is_given_takes_the_place_of_what_was_saved(capsys):
+    words = ["run", "pg", "--env", "CartPole-v1", *SMALL, "--until", "return_mean>=5"]
+    assert main([*words, "--out", "first"]) == 0
+    assert read("first")["until"] == "return_mean>=5"
+    capsys.readouterr()
+    assert main(["run", "first", "--out", "same"]) == 0
+    assert "seed 0; until return_mean>=5" in capsys.readouterr().err
+    assert main(["run", "first", "--out", "other", "--seed", "4", "--steps", "300"]) == 0
+    assert "seed 4; until 300 steps\n" in capsys.readouterr().err
+    assert rows("first") == rows("same") != rows("other")
+
+
+def test_versions_that_differ_and_a_goal_that_is_a_function_are_said(capsys):
+    with fl.run(fl.pg("CartPole-v1"), until=lambda row: True, out="first") as run:
+        list(run)
+    about = json.loads(Path("first/run.json").read_text())
+    about["versions"]["jax"] = "0.0.1"
+    Path("first/run.json").write_text(json.dumps(about))
+    assert main(["run", "first", "--steps", "100", "--out", "a"]) == 0
+    said = capsys.readouterr().err
+    assert "versions are others (jax 0.0.1, now " in said and "function" not in said
+    Path("first/run.json").write_text(json.dumps({**about, "steps": 100}))
+    assert main(["run", "first", "--out", "b"]) == 0
+    assert "its goal was a function, so there is none now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda about: {"graph": about["graph"]}, "run.json is damaged: 'seed'"),
+        (lambda about: [], "run.json is damaged: list indices"),
+        (
+            lambda about: {**about, "runtime_settings": {"place": "{Actor()}"}},
+            "place={Actor()} of its runtime can't be read back; name the runtime yourself",
+        ),
+    ],
+    ids=["no seed", "no object", "settings that are no plain values"],
+)
+def test_a_file_that_can_not_be_read_says_so(change, says, capsys):
+    with fl.run(fl.pg("CartPole-v1"), steps=10, out="first") as run:
+        list(run)
+    about = json.loads(Path("first/run.json").read_text())
+    Path("first/run.json").write_text(json.dumps(change(about)))
+    assert main(["run", "first", "--out", "a"]) == 2
+    assert says in capsys.readouterr().err
