@@ -10,7 +10,7 @@ import flowrl as fl
 
 
 class Overheating(gym.Wrapper):
-    """CartPole that tells by `info["action_mask"]` which pushes are possible now."""
+    """CartPole whose `info["action_mask"]` says which pushes are possible now."""
 
     def __init__(self, most=3):
         super().__init__(gym.make("CartPole-v1"))

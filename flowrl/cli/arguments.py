@@ -238,7 +238,7 @@ def repeat(args: argparse.Namespace) -> str:
     """
     from flowrl.observe.about import OF_PYTHON, differences, read, settings_of_runtime
 
-    args.runtime_settings, said = {}, []
+    said = []
     if (saved := read(args.graph)) is not None:
         said.append(f"repeats {args.graph} from its start")
         if args.steps is None and args.until is None:

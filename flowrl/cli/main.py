@@ -135,6 +135,8 @@ def _add_run(command: Command) -> None:
         metavar="'NAME>=NUMBER'",
         help="stop when this holds for a row, such as 'return_mean>=475'",
     )
+    # What `repeat` finds of a saved run's runtime.
+    run.set_defaults(runtime_settings={})
     run.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
     _record_arguments(run)
     _output_arguments(run)

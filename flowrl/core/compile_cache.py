@@ -44,7 +44,7 @@ def use_compile_cache() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        # Without a folder to write to it is compiled anew each time, as without flowrl.
+        # Without a folder to write to every process compiles for itself, as without flowrl.
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # To read a file takes a few milliseconds, less than the smallest function to compile.
