@@ -49,6 +49,7 @@ from flowrl.core import compiled
 # Tracing makes very many objects that live on. To search them for cycles as often as Python does by
 # itself takes a tenth of the time.
 gc.set_threshold(200_000, 50, 100)
+gc.freeze()
 
 RAY = fl.RayRuntime(processes=1)
 """Runners on Ray for what does not care how many processes there are: each takes two seconds of a

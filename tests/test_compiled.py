@@ -56,19 +56,24 @@ def trained(graph, seed, runtime="local"):
     return jax.tree.leaves(run.policy.weights.params)
 
 
-def compiles_once(make, runtime, compilations):
+def compiles_once(make, runtime, compilations, **others):
+    """A second run with another seed, and with other numbers in its settings, compiles nothing."""
     first = trained(make(), 0, runtime)
     assert compilations  # or the listener hears nothing, and what follows shows nothing
     compilations.clear()
-    second = trained(make(), 7, runtime)
+    graph = make()
+    for path, value in others.items():
+        graph = graph.set(path, value)
+    second = trained(graph, 7, runtime)
     assert compilations == []
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
-def test_a_second_run_with_another_seed_compiles_nothing(name, compilations):
+def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
-    compiles_once(lambda: stock(name), "local", compilations)
+    other = {"learner.optimizer.lr": 0.00123}
+    compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("ppo", None), ("impala", 2), ("dqn", None)])
@@ -95,7 +100,8 @@ def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
 
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
     forget_compiled()
-    compiles_once(lambda: stock("impala"), "ray", compilations)
+    other = {"learner.optimizer.lr": 0.00123}
+    compiles_once(lambda: stock("impala"), "ray", compilations, **other)
 
 
 # -- what is released

@@ -76,7 +76,8 @@ def with_arguments(value: Any, path: str, found: dict[str, float]) -> Any:
     """Return a value with an `Argument` in the place of each number among its settings.
 
     A number of 0 stays as it is, for it often switches something off, and so do those that are not
-    finite. Fields of dataclasses that compare by value are searched too.
+    finite. Fields of dataclasses that compare by value are searched too, but for those that the
+    dataclass names in `constants`.
 
     Args:
         value: any value.
@@ -91,7 +92,11 @@ def with_arguments(value: Any, path: str, found: dict[str, float]) -> Any:
     # One that is compared by what it is, and not by its fields, would be another one each time.
     if not _is_settings(value) or not compares_by_value(type(value)):
         return value
-    return _replaced(value, lambda name, x: with_arguments(x, f"{path}.{name}", found))
+    constants = getattr(value, "constants", ())
+    return _replaced(
+        value,
+        lambda name, x: x if name in constants else with_arguments(x, f"{path}.{name}", found),
+    )
 
 
 def compares_by_value(kind: type) -> bool:

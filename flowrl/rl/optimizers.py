@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -182,6 +182,9 @@ class Adam(Optimizer):
     b2: float = 0.999
     weight_decay: float = 0.0
 
+    # An argument has 7 digits, of which 1 - b2 would keep 4.
+    constants: ClassVar[tuple[str, ...]] = ("b1", "b2")
+
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
 
@@ -217,6 +220,9 @@ class RMSProp(Optimizer):
     decay: float = 0.99
     eps: float = 1e-5
     max_grad_norm: float | None = None
+
+    # An argument has 7 digits, of which 1 - decay would keep 4.
+    constants: ClassVar[tuple[str, ...]] = ("decay",)
 
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
