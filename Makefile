@@ -52,6 +52,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/replay.py
 	$(BIN)/python bench/what_if.py
 	$(BIN)/python bench/events.py
+	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 
 pictures: $(READY) ## draw the pictures of README.md and the documentation again

@@ -2,9 +2,9 @@
 
 The exit status is 1 if the last 90 of 100 runs take 300 MB or more.
 
-A learning rate is a constant of the compiled update, so each run compiles functions of its own;
-what the newest few runs compiled is kept for others like them, and the rest is released. Other
-graphs: `python bench/memory.py dqn`, `python bench/memory.py ppo xla`.
+The decay of Adam's moving average is a constant of the compiled update, so each run compiles
+functions of its own; what the newest few runs compiled is kept for others like them, and the rest
+is released. Other graphs: `python bench/memory.py dqn`, `python bench/memory.py ppo xla`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def resident() -> float:
 
 
 def main(name: str = "ppo", runtime: str = "local", runs: int = RUNS) -> int:
-    """Run a graph with one learning rate after another."""
+    """Run a graph with one decay after another."""
     env = "gymnax:CartPole-v1" if runtime == "xla" else "CartPole-v1"
     after = 0.0
     for number in range(runs):
-        graph = getattr(fl, name)(env).set("learner.optimizer.lr", 1e-4 + 1e-6 * number)
+        graph = getattr(fl, name)(env).set("learner.optimizer.b1", 0.9 - 1e-4 * number)
         with fl.run(graph, runtime=runtime, seed=number) as run:
             while not next(run)["updates"]:
                 pass

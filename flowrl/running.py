@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import jax
 
 from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
+from flowrl.core.garbage import rarely_collected
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
@@ -224,7 +225,8 @@ class Run:
         try:
             if self._saver is not None and self._saver.warning:
                 self._stream.emit(Warned(self._saver.warning))
-            self._session = runtime.open(self.plan, seed, self._stream)
+            with rarely_collected():
+                self._session = runtime.open(self.plan, seed, self._stream)
             self._session.steps = self._steps
         except BaseException as error:
             self.reason = "failed"
@@ -249,7 +251,9 @@ class Run:
         if self.reason is not None:
             raise StopIteration
         try:
-            row = next(self._iterator)
+            # Until the first row most functions are traced.
+            with nullcontext() if self.rows else rarely_collected():
+                row = next(self._iterator)
             self._add_row(row)
             solved = self._until is not None and self._until(row)
         except BaseException as error:

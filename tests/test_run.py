@@ -1,5 +1,6 @@
 """`fl.run`: rows, stopping, saving, loading, interrupts, observers."""
 
+import gc
 import json
 import math
 import signal
@@ -14,6 +15,7 @@ import pytest
 import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Tap, Warned
+from flowrl.core.garbage import rarely_collected
 
 SETTINGS = fl.PPOSettings(
     envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32
@@ -478,6 +480,23 @@ def test_a_run_without_a_learner_is_saved_without_a_policy(tmp_path):
         fl.load(tmp_path / "a")
     with pytest.raises(fl.errors.GraphError, match="look has 0 learners"):
         run.policy  # noqa: B018
+
+
+def test_garbage_is_collected_as_often_as_before_once_a_run_has_begun():
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        with fl.run(PPO) as run:
+            assert gc.get_threshold() == (700, 10, 10)
+            next(run)
+            assert gc.get_threshold() == (700, 10, 10)
+        with rarely_collected():
+            assert gc.get_threshold()[0] > 50_000
+        gc.set_threshold(0)  # the user switched it off
+        with rarely_collected():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_run_whose_rows_nobody_asked_for_says_so(caplog):

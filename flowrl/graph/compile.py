@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Trained
 from flowrl.errors import CheckError
 from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hiding
@@ -36,7 +37,8 @@ def compile_graph(graph: Graph) -> Plan:
         *((n.name, text) for n in graph.nodes for text in n.op.review(graph)),
     ]
     if traced:
-        found = trace(graph)
+        with rarely_collected():
+            found = trace(graph)
         problems += found.problems
         problems += _unreported(graph, found)
         problems += _ambiguous(found)

@@ -1,0 +1,112 @@
+"""`make bench`: how long a run takes to its first row, and what another learning rate costs.
+
+Writes docs/benchmarks/starting.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+import flowrl as fl
+
+ROOT = Path(__file__).parents[1]
+TURNS = 5
+GRAPHS = ("ppo", "impala", "dqn")
+RATES = (1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5)
+
+
+def first_row(graph: str, home: str) -> float:
+    """The seconds of `flowrl run` until its first row is printed, with a home directory."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
+    command = [sys.executable, "-m", "flowrl", "run", graph, "--env", "CartPole-v1", "--json"]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [*command, "--steps", "1", "--out", f"{home}/run-{time.time_ns()}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**env, "HOME": home, "PYTHONPATH": str(ROOT)},
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        json.loads(run.stdout.readline())
+        seconds = time.perf_counter() - began
+        run.communicate()
+    return seconds
+
+
+def resident() -> float:
+    """The memory of this process in MB."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 / 2**20
+
+
+def rates(graph: str) -> list[tuple[float, float]]:
+    """By learning rate, the seconds to the first row in one process, and the MB that it added."""
+    found = []
+    for rate in RATES:
+        before, began = resident(), time.perf_counter()
+        flow = getattr(fl, graph)("CartPole-v1").set("learner.optimizer.lr", rate)
+        with fl.run(flow) as run:
+            next(run)
+        found.append((time.perf_counter() - began, resident() - before))
+    return found
+
+
+def main() -> None:
+    lines = ["| | first process | second process |", "|---|---:|---:|"]
+    for graph in GRAPHS:
+        first, second = [], []
+        for _ in range(TURNS):
+            with tempfile.TemporaryDirectory() as home:
+                first.append(first_row(graph, home))
+                second.append(first_row(graph, home))
+        medians = statistics.median(first), statistics.median(second)
+        lines.append(f"| {graph} | {medians[0]:.1f} s | **{medians[1]:.1f} s** |")
+        print(lines[-1], flush=True)
+    more = [
+        "| | first learning rate | another one | memory for another one |",
+        "|---|---:|---:|---:|",
+    ]
+    for graph in GRAPHS:
+        (alone, _), *others = rates(graph)
+        seconds = statistics.median(each for each, _ in others)
+        memory = statistics.median(each for _, each in others)
+        more.append(f"| {graph} | {alone:.2f} s | **{seconds:.2f} s** | {memory:.1f} MB |")
+        print(more[-1], flush=True)
+    about = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
+    text = f"""# Starting
+
+Written by `make bench` ([bench/starting.py](../../bench/starting.py)): {about},
+jax {jax.__version__}.
+
+## In a new process
+
+From `flowrl run GRAPH --env CartPole-v1` to its first row: in a home directory in which nothing was
+compiled before, and in the same one once more. Medians of {TURNS}.
+
+{chr(10).join(lines)}
+
+## Another learning rate in the same process
+
+From `fl.run` to the first row in a process whose functions others compiled before, and what it
+grew by. Medians of {len(RATES) - 1} further
+learning rates, for none of which anything is compiled.
+
+{chr(10).join(more)}
+"""
+    (ROOT / "docs/benchmarks/starting.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
