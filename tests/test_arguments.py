@@ -34,6 +34,10 @@ class Outer:
     def scaled(self, x, *, by):
         return x * self.inner.rate * by + self.inner.count
 
+    @classmethod
+    def made(cls, x, *, by):
+        return x * by * isinstance(cls, type)
+
 
 def test_numbers_become_arguments_and_nothing_else_does():
     found = {}
@@ -88,6 +92,22 @@ def test_what_python_decides_by_a_number_is_compiled_for_that_number(fn):
         assert run.eval_shape(jnp.float32(1)).dtype == jnp.float32
         np.testing.assert_allclose(run(jnp.float32(1)), fn(1.0, by=by), rtol=1e-6)
         np.testing.assert_allclose(run(jnp.float32(3)), fn(3.0, by=by), rtol=1e-6)
+
+
+@dataclass
+class Loose:
+    """One that can't be hashed."""
+
+    rate: float = 0.5
+
+    def scaled(self, x):
+        return x * self.rate
+
+
+def test_methods_of_what_can_not_be_hashed_and_functions_of_python_itself_run_too():
+    assert compiled.jitted(Loose().scaled, ())(jnp.float32(3)) == 1.5
+    assert compiled.jitted(abs, ())(jnp.float32(-3)) == 3
+    assert compiled.jitted(Outer.made, (), ("by", 0.5))(jnp.float32(3)) == 1.5
 
 
 def fails(x, *, by):

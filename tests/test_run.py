@@ -115,6 +115,9 @@ def test_a_loaded_policy_acts_and_evaluates_like_the_one_that_was_saved(saved):
     np.testing.assert_array_equal(
         loaded.act(obs, greedy=False, seed=3), run.policy.act(obs, greedy=False, seed=3)
     )
+    draws = [loaded.act(obs, greedy=False) for _ in range(2)]
+    assert (draws[0] != draws[1]).any(), "no draw is made twice"
+    np.testing.assert_array_equal(draws[0], fl.load(path).act(obs, greedy=False))
     assert isinstance(int(loaded.act(obs[0])), int)
     np.testing.assert_array_equal(loaded.evaluate(3, seed=1), run.policy.evaluate(3, seed=1))
     assert set(loaded.weights.rest) == {

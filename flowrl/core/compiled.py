@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import lru_cache, partial
 from threading import Lock
 from types import ModuleType
@@ -55,13 +56,15 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
     numbers: dict[str, float] = {}
     general = tuple((name, with_arguments(value, name, numbers)) for name, value in static)
     # Two methods are equal only if their object is one and the same, so it is a part of the key.
-    owner = getattr(fn, "__self__", None)
-    function = fn if owner is None else fn.__func__  # type: ignore[attr-defined]
-    owner = with_arguments(owner, "self", numbers)
-    if not numbers:
-        return kept(fn, donate, static, _types(static))
-    run = with_numbers(function, owner, donate, general, _types(general), tuple(numbers))
-    return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
+    function, owner = getattr(fn, "__func__", fn), None
+    if function is not fn:
+        owner = with_arguments(getattr(fn, "__self__", None), "self", numbers)
+    if numbers:
+        # An object that can't be hashed is no key.
+        with suppress(TypeError):
+            run = with_numbers(function, owner, donate, general, _types(general), tuple(numbers))
+            return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
+    return kept(fn, donate, static, _types(static))
 
 
 def _types(static: tuple[tuple[str, Any], ...]) -> tuple[type, ...]:

@@ -6,15 +6,17 @@ Nothing in it is pickled.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,14 @@ class TrainedPolicy:
         """The network of the policy, made for its spaces."""
         return network(self.policy, self.spaces)
 
-    def act(self, obs: Any, carry: Any = None, *, greedy: bool = True, seed: int = 0) -> Any:
+    @cached_property
+    def _draws(self) -> Iterator[int]:
+        """The seeds of the random choices that `act` makes without one."""
+        return itertools.count()
+
+    def act(
+        self, obs: Any, carry: Any = None, *, greedy: bool = True, seed: int | None = None
+    ) -> Any:
         """Choose actions for observations, as the environment takes them.
 
         Args:
@@ -88,7 +97,8 @@ class TrainedPolicy:
             carry: what the last call of a recurrent policy returned; None (default) at the start
                 of an episode.
             greedy: take the greedy action (default); else a random one, as `exploration` says.
-            seed: seed of the random choice (default 0).
+            seed: seed of the random choice; None: another one in each call, the same ones in the
+                same order for every policy that is loaded (default None).
 
         Returns:
             One action, or ``[N, ...]`` of them; from a recurrent policy that and the carry for the
@@ -104,7 +114,10 @@ class TrainedPolicy:
             memory = net.memory(self.weights, count)
         else:
             memory = Memory(carry, np.zeros(count, bool))
-        noise = None if greedy else _noise(net, explore, seed, count)
+        noise = None
+        if not greedy:
+            number = next(self._draws) if seed is None else seed
+            noise = _noise(net, explore, number, count)
         packed, carry = jitted_act(net, explore)(self.weights, batch, noise, memory)
         actions = net.head.to_env(net.unpack(np.asarray(packed))[0])
         action = jax.tree.map(lambda x: x[0], actions) if single else actions

@@ -38,8 +38,8 @@ class Policy(Spec):
     `fl.networks.action_outputs(action_space)`: the logits of all choices, then the means and the
     log-deviations of all real numbers. It needs no base class of flowrl.
 
-    Where observations hold a mask of actions (`fl.envs`), the module sees neither the mask nor its
-    space: what is not allowed is ruled out in its outputs.
+    Where observations hold a mask of actions, ``action_mask``, the module sees neither the mask nor
+    its space: what is not allowed is ruled out in its outputs.
 
     A recurrent module has a method ``initial_carry(n)``, which returns a tree of arrays
     ``[n, ...]``, and is called as ``module(obs, carry)``; it returns ``(outputs, value, carry)``.
