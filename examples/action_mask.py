@@ -10,16 +10,20 @@ import flowrl as fl
 
 
 class Overheating(gym.Wrapper):
-    """CartPole whose `info["action_mask"]` says which pushes are possible now."""
+    """CartPole whose `info["action_mask"]` says which pushes are possible now.
+
+    A network does not see the mask, so the observation holds how often the motor pushed, too.
+    """
 
     def __init__(self, most=3):
         super().__init__(gym.make("CartPole-v1"))
         self.most = most
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
     def reset(self, **how):
-        self.side, self.pushes = -1, 0
+        self.side, self.pushes = 0, 0
         obs, info = self.env.reset(**how)
-        return obs, {**info, "action_mask": self.mask()}
+        return self.seen(obs), {**info, "action_mask": self.mask()}
 
     def step(self, action):
         if not self.mask()[action]:
@@ -27,7 +31,12 @@ class Overheating(gym.Wrapper):
         self.pushes = self.pushes + 1 if action == self.side else 1
         self.side = action
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, reward, terminated, truncated, {**info, "action_mask": self.mask()}
+        info = {**info, "action_mask": self.mask()}
+        return self.seen(obs), reward, terminated, truncated, info
+
+    def seen(self, obs):
+        heat = self.pushes / self.most * (1 if self.side else -1)
+        return np.append(obs, heat).astype(np.float32)
 
     def mask(self):
         possible = np.ones(2, np.int8)
