@@ -10,39 +10,33 @@ import flowrl as fl
 
 
 class Overheating(gym.Wrapper):
-    """CartPole whose `info["action_mask"]` says which pushes are possible now.
+    """CartPole whose info["action_mask"] says which pushes are possible now.
 
-    A network does not see the mask, so the observation holds how often the motor pushed, too.
+    A network does not see the mask, so the observation holds how hot the motor is, too.
     """
 
-    def __init__(self, most=3):
+    def __init__(self):
         super().__init__(gym.make("CartPole-v1"))
-        self.most = most
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 
     def reset(self, **how):
-        self.side, self.pushes = 0, 0
+        self.heat = 0  # pushes in a row: below 0 to the left, above 0 to the right
         obs, info = self.env.reset(**how)
         return self.seen(obs), {**info, "action_mask": self.mask()}
 
     def step(self, action):
         if not self.mask()[action]:
-            raise ValueError(f"the motor is too hot to push to side {action} again")
-        self.pushes = self.pushes + 1 if action == self.side else 1
-        self.side = action
+            raise ValueError("the motor is too hot to push to this side again")
+        self.heat = max(self.heat, 0) + 1 if action else min(self.heat, 0) - 1
         obs, reward, terminated, truncated, info = self.env.step(action)
         info = {**info, "action_mask": self.mask()}
         return self.seen(obs), reward, terminated, truncated, info
 
     def seen(self, obs):
-        heat = self.pushes / self.most * (1 if self.side else -1)
-        return np.append(obs, heat).astype(np.float32)
+        return np.append(obs, self.heat / 3).astype(np.float32)
 
     def mask(self):
-        possible = np.ones(2, np.int8)
-        if self.pushes == self.most:
-            possible[self.side] = 0
-        return possible
+        return np.array([self.heat > -3, self.heat < 3], np.int8)
 
 
 def main(steps: int = 50_000) -> fl.Run:

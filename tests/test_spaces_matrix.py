@@ -193,3 +193,55 @@ def test_on_ray_it_is_the_same():
         rows = list(run)
     assert rows and np.isfinite(rows[-1]["return_mean"])
     assert run.audit().closed and len(run.policy.evaluate(2)) == 2
+
+
+def test_real_numbers_beside_choices_keep_their_fractions():
+    spec = fl.Runners(
+        Spaced, MLP, envs_per_runner=2, rollout_length=16, env_settings={"action": "dict"}
+    )
+    runners = spec.open()
+    action = runners.collect()["action"]
+    runners.close()
+    head = spec.spaces().head
+    choices, reals = action[..., : len(head.sizes)], action[..., len(head.sizes) :]
+    assert action.dtype == np.float32 and (choices == np.round(choices)).all()
+    assert (reals != np.round(reals)).mean() > 0.9
+
+
+@pytest.mark.parametrize("graph", [fl.ppo, fl.impala])
+def test_recurrent_policies_read_observations_of_several_parts(graph):
+    policy = fl.Policy(fl.networks.RNN, hidden=(4,), size=4)
+    flow = graph(Spaced, policy=policy).set("runners.env_settings", {"obs": "dict", "mask": "info"})
+    with fl.run(flow, steps=1_500) as run:
+        assert np.isfinite([row["loss"] for row in run]).all()
+
+
+class ByPart(gym.Env):
+    """Gives its mask part by part, in an action space whose order is not that of the alphabet."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Dict(
+        [("move", gym.spaces.Discrete(4)), ("fire", gym.spaces.Discrete(2))]
+    )
+
+    def _info(self):
+        self.allowed = {"fire": self.np_random.integers(2), "move": self.np_random.integers(4)}
+        sizes = {"fire": 2, "move": 4}
+        return {KEY: {name: np.arange(sizes[name]) == x for name, x in self.allowed.items()}}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(2, np.float32), self._info()
+
+    def step(self, action):
+        assert {name: int(x) for name, x in action.items()} == self.allowed
+        self.age += 1
+        return np.zeros(2, np.float32), 1.0, self.age == 5, False, self._info()
+
+
+def test_a_mask_by_part_is_for_the_part_of_that_name():
+    spec = fl.Runners(ByPart, MLP, envs_per_runner=2, rollout_length=32)
+    runners = spec.open()
+    runners.collect()
+    runners.close()

@@ -247,10 +247,11 @@ def repeat(args: argparse.Namespace) -> str:
                 said.append("its goal was a function, so there is none now")
             else:
                 args.until = saved["until"]
-        if args.runtime is None and args.seeds is None:
+        if args.runtime is None:
             args.runtime = saved["runtime"]
             args.runtime_settings = settings_of_runtime(saved, args.graph)
-            args.seeds = args.runtime_settings.pop("seeds", None)
+            seeds = args.runtime_settings.pop("seeds", None)
+            args.seeds = seeds if args.seeds is None else args.seeds
         args.seed = saved["seed"] if args.seed is None else args.seed
         if others := differences(saved):
             said.append(f"versions are others ({', '.join(others)})")

@@ -121,9 +121,10 @@ def _replaced(value: Any, change: Callable[[str, Any], Any]) -> Any:
         return value
     # The constructor would check the values, which may be tracers.
     made = object.__new__(type(value))
-    made.__dict__.update(new)
+    for name, x in new.items():
+        object.__setattr__(made, name, x)
     # What the value found out about itself, and depends on no number, need not be found again.
     for name in getattr(value, "independent", ()):
-        if name in value.__dict__:
+        if name in vars(value):
             made.__dict__[name] = value.__dict__[name]
     return made

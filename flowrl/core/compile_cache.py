@@ -40,10 +40,10 @@ def use_compile_cache() -> None:
     config: Any = jax.config
     if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
-    folder = cache_folder()
     try:
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # a user without a home directory is the latter
         # Without a folder to write to every process compiles for itself, as without flowrl.
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))

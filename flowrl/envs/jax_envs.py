@@ -271,7 +271,7 @@ def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     if not isinstance(begun, tuple) or len(begun) != 2:
         raise EnvError(f"{_name(env)}.reset must return (state, obs)")
     for part in Spaces(env.observation_space, env.action_space).parts:
-        if wrong := part.mismatch(begun[1], "reset", batched=True):
+        if wrong := part.mismatch(begun[1], "reset", batched=True, converts=_fits):
             raise EnvError(f"{_name(env)} returned {wrong}")
     return begun
 

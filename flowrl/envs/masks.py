@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
-import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -60,7 +60,21 @@ def as_declared(env: Any, spaces: Spaces | None, label: str) -> Any:
     return env if holds_mask(env.observation_space) else _Masked(env, spaces, label)
 
 
-def _mask(info: Any, shape: tuple[int, ...], label: str, verb: str) -> Array:
+def _arrays(mask: Any, space: gym.Space[Any]) -> Iterator[Any]:
+    """Yield the arrays of a mask, in the order of the action space."""
+    if isinstance(mask, dict):
+        for key, part in cast("gym.spaces.Dict", space).spaces.items():
+            yield from _arrays(mask[key], part)
+    elif isinstance(mask, tuple | list) and isinstance(space, gym.spaces.Tuple):
+        for one, part in zip(mask, space.spaces, strict=True):
+            yield from _arrays(one, part)
+    elif isinstance(mask, tuple | list):
+        yield from mask
+    else:
+        yield mask
+
+
+def _mask(info: Any, shape: tuple[int, ...], space: gym.Space[Any], label: str, verb: str) -> Array:
     """Return the mask in the `info` that an environment gave.
 
     Raises:
@@ -71,9 +85,10 @@ def _mask(info: Any, shape: tuple[int, ...], label: str, verb: str) -> Array:
             f"{label} gave no info['{ACTION_MASK}'] with {verb}, as it did when its spaces were "
             "read; let every reset and step give it"
         )
-    mask = info[ACTION_MASK]
-    # One array a number of the action, as Gymnasium's spaces take them, or all in one.
-    flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(mask)])
+    *leading, _ = shape
+    # All in one array, or one for each number or part of the action, in the order of its space.
+    arrays = [np.reshape(x, (*leading, -1)) for x in _arrays(info[ACTION_MASK], space)]
+    flat = np.concatenate(arrays, axis=-1)
     if flat.size != np.prod(shape):
         raise EnvError(
             f"{label} gave an info['{ACTION_MASK}'] of {flat.size} numbers with {verb}, but its "
@@ -87,17 +102,20 @@ class _Masked(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], spaces: Spaces, label: str) -> None:
         super().__init__(env)
-        self.label = label
+        self.label, self.actions = label, spaces.action
         self.observation_space = spaces.obs
         self.shape = (spaces.head.choices,)
 
     def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**how)
-        return {KEY: obs, ACTION_MASK: _mask(info, self.shape, self.label, "reset")}, info
+        return {
+            KEY: obs,
+            ACTION_MASK: _mask(info, self.shape, self.actions, self.label, "reset"),
+        }, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        seen = {KEY: obs, ACTION_MASK: _mask(info, self.shape, self.label, "step")}
+        seen = {KEY: obs, ACTION_MASK: _mask(info, self.shape, self.actions, self.label, "step")}
         return seen, reward, terminated, truncated, info
 
 
@@ -106,18 +124,24 @@ class _MaskedVector(gym.vector.VectorWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], spaces: Spaces, label: str) -> None:
         super().__init__(env)
-        self.label = label
+        self.label, self.actions = label, spaces.action
+        self.masks = np.ones((env.num_envs, spaces.head.choices), np.int8)
         self.single_observation_space = spaces.obs
         self.observation_space = gym.vector.utils.batch_space(spaces.obs, env.num_envs)
         self.shape = (env.num_envs, spaces.head.choices)
 
     def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**how)
-        return {KEY: obs, ACTION_MASK: _mask(info, self.shape, self.label, "reset")}, info
+        masks = _mask(info, self.shape, self.actions, self.label, "reset")
+        # A vector that is reset in part gives the masks of that part.
+        part = (how.get("options") or {}).get("reset_mask")
+        self.masks = masks if part is None else np.where(part[:, None], masks, self.masks)
+        return {KEY: obs, ACTION_MASK: self.masks}, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(actions)
-        seen = {KEY: obs, ACTION_MASK: _mask(info, self.shape, self.label, "step")}
+        self.masks = _mask(info, self.shape, self.actions, self.label, "step")
+        seen = {KEY: obs, ACTION_MASK: self.masks}
         if "final_obs" in info:
             info = {**info, "final_obs": self._final(info)}
         return seen, reward, terminated, truncated, info

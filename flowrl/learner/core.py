@@ -353,7 +353,8 @@ class Core:
         # A minibatch holds fields and columns side by side, so it serves as both.
         memory = self.network.memory_of(batch, batch)
         if self.network.recurrent:
-            memory = memory._replace(reset=memory.reset[: obs.shape[0]])
+            length = jax.tree.leaves(obs)[0].shape[0]
+            memory = memory._replace(reset=memory.reset[:length])
         return self.network.unroll(weights, obs, memory)
 
     @cached_property

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,7 +49,7 @@ def about(
     goal = None if until is None else getattr(until, "text", OF_PYTHON)
     return {
         "graph": plan.graph.name,
-        "seed": seed,
+        "seed": int(seed),
         "steps": steps,
         "until": goal,
         "runtime": runtime_name(runtime),
@@ -70,10 +70,14 @@ def _changed(runtime: Any) -> dict[str, str]:
     """Return the settings of a runtime that are not the default ones, as texts."""
     if not is_dataclass(runtime):
         return {}
-    kind: Any = type(runtime)
-    plain = kind()
-    settings = {f.name: (getattr(runtime, f.name), getattr(plain, f.name)) for f in fields(plain)}
-    return {name: repr(mine) for name, (mine, default) in settings.items() if mine != default}
+    found = {}
+    for f in fields(runtime):
+        value = getattr(runtime, f.name)
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        # What Ray is started with may hold secrets.
+        if f.name != "init" and value != default:
+            found[f.name] = repr(value)
+    return found
 
 
 def _versions(plan: Plan) -> dict[str, str]:

@@ -452,7 +452,7 @@ class Network:
     @property
     def action_dtype(self) -> np.dtype[Any]:
         """The type of actions in batches."""
-        return np.dtype(np.float32 if self.head.continuous else np.int32)
+        return np.dtype(np.float32 if self.head.reals else np.int32)
 
 
 def _count(obs: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -56,13 +56,22 @@ class Part:
             obs = obs[step]
         return obs
 
-    def mismatch(self, obs: Any, verb: str, *, batched: bool = False) -> str:
+    def mismatch(
+        self,
+        obs: Any,
+        verb: str,
+        *,
+        batched: bool = False,
+        converts: Callable[[Any, Any], bool] | None = None,
+    ) -> str:
         """Return how an observation breaks what the space declares of this part; empty if not.
 
         Args:
             obs: as the environment returns it.
             verb: ``reset`` or ``step``, which returned it.
             batched: whether it is several observations ``[n, ...]`` (default False).
+            converts: says whether numbers of one type may become another's; None for types of one
+                kind, and integers with a sign and without (default None).
         """
         declared = f"but its observation_space declares {self.declared}{list(self.shape)}"
         way = "fix the environment or its space"
@@ -73,7 +82,8 @@ class Part:
         if not hasattr(found, "dtype"):
             found = np.asarray(found)
         shape = tuple(found.shape[1:] if batched else found.shape)
-        if shape == self.shape and _converts(np.dtype(found.dtype), self.declared):
+        fits = (converts or _converts)(np.dtype(found.dtype), self.declared)
+        if shape == self.shape and fits:
             return ""
         return (
             f"an observation{self.label} {found.dtype}{list(shape)} from {verb}, {declared}; {way}"
@@ -212,9 +222,13 @@ class Spaces:
             )
         return True
 
-    @property
+    @cached_property
     def _mask_parts(self) -> list[Part]:
-        return [part for part in self.parts if part.path[:1] == (ACTION_MASK,)]
+        """The arrays of the mask, in the order of the choices that they are for."""
+        parts = [part for part in self.parts if part.path[:1] == (ACTION_MASK,)]
+        order = {(ACTION_MASK, *part.path): i for i, part in enumerate(self.head.parts)}
+        # Where the mask is a tree, a part of it stands at the place of the action that it is for.
+        return sorted(parts, key=lambda part: order.get(part.path, 0))
 
     @cached_property
     def seen(self) -> gym.Space[Any]:

@@ -76,6 +76,8 @@ class Runners(Resource):
 
     # Whatever the numbers among the settings are, the environment has the same spaces.
     independent: ClassVar[tuple[str, ...]] = ("_probed",)
+    # What makes the environment may be settings, too, but its numbers are the environment's.
+    constants: ClassVar[tuple[str, ...]] = ("env", "wrappers", "env_settings")
     # The handle is GymRunners or JaxRunners, by the environment.
     handle: ClassVar[type[Handle]] = RunnersHandle  # type: ignore[type-abstract]
 
