@@ -29,6 +29,8 @@ FUNCTIONS = 32
 
 A run has 3 to 12, and one takes about 10 MB.
 """
+COPIED_BYTES = 64_000_000
+"""The size up to which arrays are copied for the first call of a function that reuses them."""
 MOST = 500
 """The number of functions that one run may compile."""
 PROGRAMS = 4
@@ -129,16 +131,23 @@ class General:
         self.run = run
         self.proven = False
         """Whether it ran once."""
+        self.failed = False
+        """Whether it can't take its numbers so."""
         self._donate = donate
 
     def first(self, numbers: tuple[Array, ...], *args: Any) -> Any:
         """Run it for the first time, and return what it returns, computed.
 
         It may fail, even as it runs, where Python decides by a number. So it gets copies of the
-        arrays whose buffers it reuses: the caller's are left for another way.
+        arrays whose buffers it reuses: the caller's are left for another way. Of a large replay
+        there is no room for a copy; then only what fails while it is traced has another way.
         """
-        copies = [jax.tree.map(_copy, x) if i in self._donate else x for i, x in enumerate(args)]
-        result = jax.block_until_ready(self.run(numbers, *copies))
+        donated = jax.tree.leaves([args[i] for i in self._donate])
+        if sum(getattr(x, "nbytes", 0) for x in donated) <= COPIED_BYTES:
+            args = tuple(
+                jax.tree.map(_copy, x) if i in self._donate else x for i, x in enumerate(args)
+            )
+        result = jax.block_until_ready(self.run(numbers, *args))
         self.proven = True
         return result
 
@@ -174,7 +183,7 @@ class WithNumbers:
         # meet.
         self._numbers = tuple(jax.numpy.asarray(number) for number in numbers)
         self._exactly = partial(kept, fn, donate, static, _types(static))
-        self._exact: Any = None
+        self._exact: Any = self._exactly() if general.failed else None
 
     def __call__(self, *args: Any) -> Any:
         """Return what the function returns."""
@@ -199,7 +208,9 @@ class WithNumbers:
             return general(self._numbers, *args)
         except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
             self._exact = self._exactly()
-        return exactly(self._exact)
+        result = exactly(self._exact)
+        self._general.failed = True
+        return result
 
 
 class Recent:

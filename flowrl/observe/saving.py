@@ -93,7 +93,8 @@ class TrainedPolicy:
 
         Args:
             obs: one observation as the environment returns it, or N of them with a first axis
-                more, ``[N, ...]``.
+                more, ``[N, ...]``. If the environment's mask of actions comes in its `info`:
+                ``{"observation": obs, "action_mask": info["action_mask"]}``.
             carry: what the last call of a recurrent policy returned; None (default) at the start
                 of an episode.
             greedy: take the greedy action (default); else a random one, as `exploration` says.
