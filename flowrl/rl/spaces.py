@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -73,21 +74,20 @@ class Part:
             converts: says whether numbers of one type may become another's; None for types of one
                 kind, and integers with a sign and without (default None).
         """
+        found, fits = None, converts or _converts
+        with suppress(KeyError, IndexError, TypeError):
+            found = self.of(obs)
+            found = found if hasattr(found, "dtype") else np.asarray(found)
+            shape = tuple(found.shape[1:] if batched else found.shape)
+            # This is called with every step of every environment: texts are made only below.
+            if shape == self.shape and fits(np.dtype(found.dtype), self.declared):
+                return ""
         declared = f"but its observation_space declares {self.declared}{list(self.shape)}"
         way = "fix the environment or its space"
-        try:
-            found = self.of(obs)
-        except (KeyError, IndexError, TypeError):
+        if found is None:
             return f"an observation from {verb} that has no{self.label}, {declared} for it; {way}"
-        if not hasattr(found, "dtype"):
-            found = np.asarray(found)
-        shape = tuple(found.shape[1:] if batched else found.shape)
-        fits = (converts or _converts)(np.dtype(found.dtype), self.declared)
-        if shape == self.shape and fits:
-            return ""
-        return (
-            f"an observation{self.label} {found.dtype}{list(shape)} from {verb}, {declared}; {way}"
-        )
+        got = f"{found.dtype}{list(shape)}"
+        return f"an observation{self.label} {got} from {verb}, {declared}; {way}"
 
 
 def _converts(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
