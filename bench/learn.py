@@ -25,12 +25,14 @@ from flowrl.algos.named import build, find
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-import recurrent_policy  # noqa: E402 - an example is no package
+import action_mask  # noqa: E402 - an example is no package
+import learn_envs  # noqa: E402 - beside this script
+import recurrent_policy  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A return that the policy which a run saves must play, as the mean of 50 episodes.
+    """A return that the policy which a run saves must play, as a mean of episodes.
 
     The run ends where the mean return of its last 100 training episodes reaches `until`, within
     `steps`; or after all of them, if not `early`.
@@ -47,6 +49,8 @@ class Gate:
     early: bool = True
     judged: tuple[str, ...] = ("greedy", "sampled")
     """How the saved policy plays: both ways, or the one in which it is meant to be used."""
+    episodes: int = 50
+    """How many episodes the policy plays in each way."""
     after: int = 0
     """How many policies, one every 10,000 steps from there on.
 
@@ -61,6 +65,8 @@ class Gate:
         return f"| {self.graph} | {self.env} | {self.runtime} | {when}{more} |"
 
 
+CONTROL = {"early": False, "judged": ("greedy",), "episodes": 20}
+"""For continuous control, as peers judge it."""
 VALUES = {"early": False, "judged": ("greedy",)}
 """For what learns off-policy: it explores in another way than it is meant to act."""
 GATES = (
@@ -87,7 +93,26 @@ GATES = (
     Gate("apex", "CartPole-v1", 450, 200_000, 3, 450, "ray", **VALUES),
     Gate("sac", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3, 400),
+    Gate("ppo", "CartPole that overheats, masked", 475, 150_000, 3, 475),
+    Gate("dqn", "CartPole that overheats, masked", 450, 100_000, 3, 450, **VALUES),
+    Gate("ppo", "Taxi-v4, masked", 7, 500_000, 3, 7, early=False),
+    Gate("dqn", "Taxi-v4, masked", 7, 200_000, 3, 7, **VALUES),
+    Gate("ppo", "CartPole in parts, Dict", 475, 200_000, 3, 475),
+    Gate("dqn", "CartPole in parts, Dict", 450, 150_000, 3, 450, **VALUES),
+    Gate("ppo", "LunarLander-v3", 220, 1_000_000, 3, 240, **CONTROL),
+    Gate("ppo", "InvertedPendulum-v5", 950, 200_000, 3, 950, **CONTROL),
+    Gate("ppo", "Hopper-v5", 2_300, 1_000_000, 3, 2_300, **CONTROL),
+    Gate("ppo", "HalfCheetah-v5", 2_000, 1_000_000, 3, 2_000, **CONTROL),
+    Gate("ppo", "Walker2d-v5", 2_000, 1_000_000, 3, 2_000, **CONTROL),
+    Gate("sac", "InvertedPendulum-v5", 950, 30_000, 3, 950, **CONTROL),
+    Gate("dqn", "LunarLander-v3", 200, 300_000, 3, 200, **CONTROL),
 )
+OWN = {
+    "CartPole that overheats, masked": (action_mask.Overheating, "CartPole-v1"),
+    "Taxi-v4, masked": (learn_envs.StrictTaxi, "Taxi-v4"),
+    "CartPole in parts, Dict": (learn_envs.PartedCartPole, "CartPole-v1"),
+}
+"""Environments that have no id, and the one whose tuned settings they take."""
 
 
 @contextmanager
@@ -118,7 +143,8 @@ def reach(gate: Gate, seed: int) -> str:
     """Train, save, load and play: a line of the table."""
     start = time.perf_counter()
     own = recurrent_policy.graph() if "LSTM" in gate.graph else None
-    graph = own or build(find(gate.graph), gate.env, fl.tuned(gate.graph, gate.env), [])
+    env, like = OWN.get(gate.env, (gate.env, gate.env))
+    graph = own or build(find(gate.graph), env, fl.tuned(gate.graph, like), [])
     name = f"{gate.graph} {gate.env} {gate.runtime} seed {seed}"
     runtime, _, faults = gate.runtime.partition(", ")
 
@@ -140,9 +166,9 @@ def reach(gate: Gate, seed: int) -> str:
         ):
             later = afterwards(gate, run, reached, name)
         seconds = time.perf_counter() - start
-        policy = fl.load(f"{folder}/run", allow=("recurrent_policy",))
+        policy = fl.load(f"{folder}/run", allow=("recurrent_policy", "action_mask", "learn_envs"))
     played = {
-        how: policy.evaluate(50, seed=10_000, greedy=how == "greedy")
+        how: policy.evaluate(gate.episodes, seed=10_000, greedy=how == "greedy")
         for how in ("greedy", "sampled")
     }
     first = next(filter(reached, run.rows), None)  # a program goes on to the end of its chunk

@@ -225,6 +225,9 @@ class Run:
         try:
             if self._saver is not None and self._saver.warning:
                 self._stream.emit(Warned(self._saver.warning))
+            for name, resource in self.graph.resources.items():
+                if isinstance(resource, Runners) and (advice := resource.advice()):
+                    self._stream.emit(Warned(f"{name}: {advice}"))
             with rarely_collected():
                 self._session = runtime.open(self.plan, seed, self._stream)
             self._session.steps = self._steps

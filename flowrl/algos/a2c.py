@@ -37,6 +37,7 @@ class A2CSettings:
         ent_coef: coefficient of the entropy bonus (default 0.0).
         max_grad_norm: largest global norm of the gradients (default 0.5).
         normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide rewards by the running deviation of returns (default False).
         report_every: updates per row of results (default 50).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
         policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
@@ -53,6 +54,7 @@ class A2CSettings:
     ent_coef: float = 0.0
     max_grad_norm: float = 0.5
     normalize: bool = False
+    normalize_rewards: bool = False
     report_every: int = 50
     clip_rewards: float | None = None
     policy: Policy | None = None
@@ -82,6 +84,7 @@ def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None, **change
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
+            normalize_rewards=s.gamma if s.normalize_rewards else None,
             clip_rewards=s.clip_rewards,
         ),
         learner=Learner(

@@ -47,8 +47,12 @@ class ApexSettings(DQNSettings):
         epsilon: base of the exploration probabilities once it has fallen from 1 (default 0.4).
         epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
         max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide sampled rewards by the running deviation of returns (default
+            False).
         report_every: updates per row of results (default 100).
-        policy: policy to act and to train; None: QNetwork(`hidden`, `dueling`) (default None).
+        policy: policy to act and to train; None: QNetwork of `hidden`, `dueling` and `normalize`
+            (default None).
         spread: how much epsilon differs between environments; 0: not at all (default 7.0).
         shards: parts of the replay, each for environments of its own (default 2).
         in_flight: requests to each runner at the same time (default 2).
@@ -85,8 +89,11 @@ def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None, **chan
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, ApexSettings, changes)
-    # Without priorities in the replay, nothing would read those that are computed at the runners.
-    local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step)) if s.prioritized else None
+    # Without priorities in the replay, nothing would read those that are computed at the runners,
+    # which are of rewards as they are, not as the replay scales them.
+    local = None
+    if s.prioritized and not s.normalize_rewards:
+        local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step))
     return (
         dqn(env, s)
         .rename("apex")

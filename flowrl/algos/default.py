@@ -9,13 +9,12 @@ from flowrl.rl.networks import CNN, MLP
 from flowrl.rl.policies import Policy
 
 
-def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
+def default_policy(env: Make, *, normalize: bool) -> Policy:
     """Return the policy for an environment: a CNN for large images of bytes, otherwise an MLP.
 
     Args:
         env: the environment that the policy is for; one is made to read its spaces.
-        normalize: shift and scale observations by running moments, in the MLP; None where the
-            graph has no such setting.
+        normalize: shift and scale observations by running moments, in the MLP.
 
     Raises:
         SettingError: `normalize` is True and the environment shows images.
@@ -32,4 +31,4 @@ def default_policy(env: Make, *, normalize: bool | None = None) -> Policy:
         )
     if images:
         return Policy(CNN)
-    return Policy(MLP) if normalize is None else Policy(MLP, normalize=normalize)
+    return Policy(MLP, normalize=normalize)

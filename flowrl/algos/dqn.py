@@ -58,8 +58,12 @@ class DQNSettings:
         epsilon: probability of a random action once it has fallen from 1 (default 0.05).
         epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
         max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide sampled rewards by the running deviation of returns (default
+            False).
         report_every: updates per row of results (default 100).
-        policy: policy to act and to train; None: QNetwork(`hidden`, `dueling`) (default None).
+        policy: policy to act and to train; None: QNetwork of `hidden`, `dueling` and `normalize`
+            (default None).
     """
 
     num_runners: int = 1
@@ -83,6 +87,8 @@ class DQNSettings:
     epsilon: float = 0.05
     epsilon_steps: int = 10_000
     max_grad_norm: float | None = 10.0
+    normalize: bool = False
+    normalize_rewards: bool = False
     report_every: int = 100
     policy: Policy | None = None
 
@@ -103,7 +109,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, DQNSettings, changes)
-    policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling)
+    policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling, normalize=s.normalize)
     explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
     # Only a prioritized replay keeps the errors of the transitions that were trained on.
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
@@ -123,6 +129,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
             beta_steps=s.beta_steps,
             n_step=s.n_step,
             gamma=s.gamma,
+            normalize_rewards=s.normalize_rewards,
         ),
         learner=Learner(
             policy, DQNLoss(double=s.double), Adam(s.lr, max_grad_norm=s.max_grad_norm)

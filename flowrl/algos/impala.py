@@ -46,6 +46,8 @@ class IMPALASettings:
         ent_coef: coefficient of the entropy bonus (default 0.01).
         max_grad_norm: largest global norm of the gradients (default 40.0).
         report_every: updates per row of results (default 10).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
         policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
     """
@@ -66,6 +68,8 @@ class IMPALASettings:
     ent_coef: float = 0.01
     max_grad_norm: float = 40.0
     report_every: int = 10
+    normalize: bool = False
+    normalize_rewards: bool = False
     clip_rewards: float | None = None
     policy: Policy | None = None
 
@@ -87,7 +91,7 @@ def impala(
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, IMPALASettings, changes)
-    policy = s.policy or default_policy(env)
+    policy = s.policy or default_policy(env, normalize=s.normalize)
     loss = VTraceLoss(
         gamma=s.gamma, vtrace_lambda=s.vtrace_lambda, vf_coef=s.vf_coef, ent_coef=s.ent_coef
     )
@@ -99,6 +103,7 @@ def impala(
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
+            normalize_rewards=s.gamma if s.normalize_rewards else None,
             clip_rewards=s.clip_rewards,
         ),
         learner=Learner(policy, loss, Adam(s.lr, max_grad_norm=s.max_grad_norm)),

@@ -36,6 +36,7 @@ class PGSettings:
         vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
         normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
         policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
     """
@@ -50,6 +51,7 @@ class PGSettings:
     vf_coef: float = 0.5
     ent_coef: float = 0.0
     normalize: bool = False
+    normalize_rewards: bool = False
     clip_rewards: float | None = None
     policy: Policy | None = None
 
@@ -78,6 +80,7 @@ def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None, **changes:
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
+            normalize_rewards=s.gamma if s.normalize_rewards else None,
             clip_rewards=s.clip_rewards,
         ),
         learner=Learner(policy, PGLoss(s.vf_coef, s.ent_coef), Adam(s.lr)),

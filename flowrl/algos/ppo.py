@@ -96,8 +96,6 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **change
         ent_coef=s.ent_coef,
         target_kl=s.target_kl,
     )
-    # Rewards are scaled by the deviation of returns, which are discounted as in training.
-    scale = s.gamma if s.normalize_rewards else None
     return Graph(
         "ppo",
         runners=Runners(
@@ -106,7 +104,7 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **change
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
-            normalize_rewards=scale,
+            normalize_rewards=s.gamma if s.normalize_rewards else None,
             clip_rewards=s.clip_rewards,
         ),
         learner=Learner(policy, loss, Adam(s.lr, max_grad_norm=s.max_grad_norm)),

@@ -43,8 +43,12 @@ class SACSettings:
         n_step: environment steps of each return (default 1).
         alpha: initial temperature of the entropy (default 1.0).
         target_entropy: entropy to aim at, in nats; None: minus action dimensions (default None).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide sampled rewards by the running deviation of returns (default
+            False).
         report_every: updates per row of results (default 200).
-        policy: policy to act and to train; None: SACNetwork(`alpha`) (default None).
+        policy: policy to act and to train; None: SACNetwork of `alpha` and `normalize` (default
+            None).
     """
 
     num_runners: int = 1
@@ -61,6 +65,8 @@ class SACSettings:
     n_step: int = 1
     alpha: float = 1.0
     target_entropy: float | None = None
+    normalize: bool = False
+    normalize_rewards: bool = False
     report_every: int = 200
     policy: Policy | None = None
 
@@ -80,7 +86,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, SACSettings, changes)
-    policy = s.policy or Policy(SACNetwork, alpha=s.alpha)
+    policy = s.policy or Policy(SACNetwork, alpha=s.alpha, normalize=s.normalize)
     return Graph(
         "sac",
         runners=Runners(
@@ -90,7 +96,12 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
         ),
-        replay=Replay(s.buffer_size, n_step=s.n_step, gamma=s.gamma),
+        replay=Replay(
+            s.buffer_size,
+            n_step=s.n_step,
+            gamma=s.gamma,
+            normalize_rewards=s.normalize_rewards,
+        ),
         learner=Learner(policy, SACLoss(s.target_entropy), Adam(s.lr)),
     ).then(
         sample=ParallelSample(),

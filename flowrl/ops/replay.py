@@ -220,6 +220,11 @@ class InitialPriorities(Stateless):
         if len(prioritized) != 1:
             return
         ((name, replay),) = prioritized.items()
+        if replay.normalize_rewards:
+            yield (
+                f"judges rewards as they come, but {name} scales those that it samples; leave this "
+                "operator out, so that new rows get the highest priority so far"
+            )
         if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
             mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))
             problem = f"judges returns of {mine}, but {name} samples those of {its}"

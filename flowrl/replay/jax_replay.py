@@ -24,6 +24,7 @@ from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.jax_sum_tree import empty_tree, find, set_weights
 from flowrl.replay.shards import needed, reached, too_large, too_small
 from flowrl.replay.sum_tree import scattered
+from flowrl.rl.normalizing import merge_moments
 
 if TYPE_CHECKING:
     from flowrl.replay.replay import Replay
@@ -83,7 +84,14 @@ class Core:
             "key": jax.random.key_data(key),
             "turn": jnp.uint32(0),
             **(self._no_priorities(key) if self.spec.prioritized else {}),
+            **(self._no_moments() if self.spec.normalize_rewards else {}),
         }
+
+    def _no_moments(self) -> State:
+        """Return the part of an empty state by which rewards are scaled."""
+        # By environment the discounted return so far; of all of them mean, variance and count.
+        moments = tuple(jnp.float32(x) for x in (0.0, 1.0, 1e-4))
+        return {"returns": jnp.zeros(self.envs), "moments": moments}
 
     def _no_priorities(self, key: Array) -> State:
         """Return the part of an empty state by which rows are sampled by priority."""
@@ -130,9 +138,25 @@ class Core:
             "count": state["count"].at[mine].add(steps),
             "due": state["due"].at[mine].set(first + steps),
         }
-        if not self.spec.prioritized:
-            return new
-        return {**new, **self._weighed(state, stored, usable, rows, mine)}
+        if self.spec.normalize_rewards:
+            new |= self._moments(state, data, mine, interrupted)
+        if self.spec.prioritized:
+            new |= self._weighed(state, stored, usable, rows, mine)
+        return new
+
+    def _moments(self, state: State, data: Fields, mine: slice, interrupted: Array) -> State:
+        """Return discounted returns and their moments after a rollout, as `RewardScale` does."""
+
+        def step(returned: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
+            reward, valid, over = row
+            returned = jnp.where(valid, returned * self.spec.gamma + reward, returned)
+            return jnp.where(over, 0.0, returned), returned
+
+        over = data["terminated"] | data["truncated"]
+        start = jnp.where(interrupted, 0.0, state["returns"][mine])
+        end, returns = jax.lax.scan(step, start, (data["reward"], data["valid"], over))
+        moments = merge_moments(state["moments"], returns.reshape(-1), data["valid"].reshape(-1))
+        return {"returns": state["returns"].at[mine].set(end), "moments": moments}
 
     def _stored(self, state: State, data: Fields, end: Fields, low: int) -> State:
         """Return the stored fields with those of a rollout, and the observations it led to."""
@@ -262,6 +286,8 @@ class Core:
             reward = reward + jnp.where(going, discount * flat["reward"][last], 0.0)
             discount = jnp.where(going, discount * flat["discount"][last], discount)
             going = going & ~over[last]
+        if self.spec.normalize_rewards:
+            reward = reward / jnp.sqrt(state["moments"][1] + 1e-8)
         seen = names_of("obs", flat)
         first = {name: flat[name][slots] for name in (*seen, "action", *self.spec.extra)}
         return {

@@ -43,6 +43,9 @@ class Replay(Resource):
             length a replay does not know: give it the steps of the run, or those over which the
             policy still changes much.
         eps: number added to every priority, so that none is 0 (default 1e-6).
+        normalize_rewards: divide the rewards of transitions by the running standard deviation of
+            discounted returns, as it is when they are sampled; each shard has its own (default
+            False).
         extra: names of more fields to store; a transition has them as they were at its first step
             (default none).
         restarts: restarts in a row of a shard whose process ended; it is then empty; 0: none
@@ -62,6 +65,7 @@ class Replay(Resource):
     beta: float = 0.4
     beta_steps: int = 100_000
     eps: float = 1e-6
+    normalize_rewards: bool = False
     extra: tuple[str, ...] = ()
     restarts: int = 3
     runners: Ref[RunnersHandle] = "runners"

@@ -11,6 +11,7 @@ from flowrl.core.items import Batch
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
 from flowrl.replay.sum_tree import SumTree, scattered
+from flowrl.rollout.reward_scale import RewardScale
 
 if TYPE_CHECKING:
     from flowrl.replay.replay import Replay
@@ -90,6 +91,7 @@ class Ring:
         # The rows that may be sampled now; those that were added and evicted so far.
         self.count = self.added = self.evicted = 0
         self.tree = SumTree(rows * envs) if spec.prioritized else None
+        self.scale = RewardScale(envs, spec.gamma) if spec.normalize_rewards else None
         self.stamp = np.zeros((rows, envs) if spec.prioritized else (0, 0), np.int64)
         """The number of the rollout that a row came with.
 
@@ -138,6 +140,8 @@ class Ring:
         numbers, first = batch.columns["env"], batch.columns["first"]
         envs: Any = slice(None) if whole else numbers - self.low
         self._cut_where_interrupted(envs, numbers, first)
+        if self.scale is not None:
+            self.scale.observe(batch.data, envs=envs)
         self.next_step[envs] = first + steps
         heads = self.head[envs]
         head_rows = heads.tolist()
@@ -284,6 +288,8 @@ class Ring:
             self.tree[waiting * self.envs + env] = weights
             self.tree[np.array([after * self.envs + env])] = 0.0
         self.head[env] = after
+        if self.scale is not None:
+            self.scale.returns[env] = 0.0
 
     def _allocate(self, batch: Batch) -> None:
         """Make the arrays, once the first batch shows the shapes and types of its fields."""
@@ -346,6 +352,9 @@ class Ring:
         """
         flat = self.flat
         reward, discount, last = self._returns(slots)
+        if self.scale is not None:
+            # Rewards are stored as they came, so that all of a batch are scaled alike.
+            reward = self.scale(reward)
         found = {
             **{name: flat[name].take(slots, axis=0) for name in self.seen},
             "action": flat["action"].take(slots, axis=0),

@@ -121,6 +121,8 @@ class SACNetwork(nnx.Module):
         hidden: widths of the layers of the policy and of each critic (default (256, 256)).
         activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``relu``).
         alpha: initial temperature (default 1.0).
+        normalize: whether to shift and scale observations by running moments (`RunningNorm`)
+            (default False).
         rngs: random keys of the initial weights.
 
     Raises:
@@ -138,6 +140,7 @@ class SACNetwork(nnx.Module):
         hidden: Sequence[int] = (256, 256),
         activation: str = "relu",
         alpha: float = 1.0,
+        normalize: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         actions = head(action_space)
@@ -146,7 +149,7 @@ class SACNetwork(nnx.Module):
                 f"SACNetwork is for actions in a Box, not {action_space}; "
                 "take QNetwork with DQNLoss (fl.dqn) for one of n actions"
             )
-        self.encoder = encoder(obs_space, normalize=False, rngs=rngs)
+        self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
         critic_inputs = self.encoder.size + actions.width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 class RewardScale:
     """Divides rewards by the running deviation of discounted returns.
 
-    Each runner keeps its own moments, of its own environments (as in Engstrom et al. 2020,
-    section 3).
+    Each runner, or part of a replay, keeps its own moments, of its own environments (as in
+    Engstrom et al. 2020, section 3).
 
     Args:
         envs: the number of environments.
@@ -34,25 +34,37 @@ class RewardScale:
         # first rollout replace the other two.
         self.mean, self.var, self.count = 0.0, 1.0, 1e-4
 
-    def __call__(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> Array:
-        """Return the rewards ``[T, B]`` of a rollout, scaled by moments that include it.
+    def __call__(self, rewards: Array) -> Array:
+        """Return rewards of any shape, divided by the deviation so far."""
+        scaled: Array = (rewards / np.sqrt(self.var + 1e-8)).astype(np.float32)
+        return scaled
+
+    def observe(
+        self,
+        data: Mapping[str, Array],
+        skipped: Sequence[Skipped] = (),
+        envs: slice | Array = slice(None),
+    ) -> None:
+        """Add the returns of a rollout to the moments.
 
         Args:
             data: the rollout's ``reward``, ``valid``, ``terminated`` and ``truncated``, ``[T, B]``.
-            skipped: the steps taken after it, which the moments include too.
+            skipped: the steps taken after it.
+            envs: the environments of its columns (default all).
         """
-        self._update(np.concatenate(self._discounted(data, skipped)))
-        scaled: Array = (data["reward"] / np.sqrt(self.var + 1e-8)).astype(np.float32)
-        return scaled
+        self._update(np.concatenate(self._discounted(data, skipped, envs)))
 
-    def _discounted(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> list[Array]:
+    def _discounted(
+        self, data: Mapping[str, Array], skipped: Sequence[Skipped], envs: slice | Array
+    ) -> list[Array]:
         """Return the discounted returns after each step, by row and then by skipped step."""
-        seen = []
+        seen, returns = [], self.returns[envs]
         done_by_row = data["terminated"] | data["truncated"]
         for reward, valid, done in zip(data["reward"], data["valid"], done_by_row, strict=True):
-            self.returns = np.where(valid, self.returns * self.gamma + reward, self.returns)
-            seen.append(self.returns[valid])
-            self.returns = np.where(done, 0.0, self.returns)
+            returns = np.where(valid, returns * self.gamma + reward, returns)
+            seen.append(returns[valid])
+            returns = np.where(done, 0.0, returns)
+        self.returns[envs] = returns
         for step in skipped:
             env = step.env
             self.returns[env] = self.returns[env] * self.gamma + step.reward

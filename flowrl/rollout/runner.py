@@ -456,7 +456,8 @@ class Runner:
         # Episodes are counted with the rewards of the environment, before these are scaled.
         episodes = self.counters.episodes(data, skipped)
         if self.scale is not None:
-            data["reward"] = self.scale(data, skipped)
+            self.scale.observe(data, skipped)
+            data["reward"] = self.scale(data["reward"])
         if self.spec.clip_rewards is not None:
             bound = self.spec.clip_rewards
             np.clip(data["reward"], -bound, bound, out=data["reward"])

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from typing import Any, ClassVar, Literal
+
+import gymnasium as gym
+from gymnasium.wrappers import NormalizeObservation
 
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import Make, env_name, probe
@@ -13,7 +17,9 @@ from flowrl.envs.jax_envs import JaxEnv
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Resource, Site, Use
 from flowrl.graph.site import alone
+from flowrl.rl.actions import leaves
 from flowrl.rl.explore import Explore, Sampled
+from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import SAMPLED, Policy, network
 from flowrl.rl.spaces import Spaces
 from flowrl.rollout.checks import check_settings
@@ -157,6 +163,29 @@ class Runners(Resource):
                 "act with their first weights for ever, for no node publishes new ones to them"
             )
             yield use.name, f"{problem}; add sync=SyncWeights() after TrainOneStep"
+
+    def advice(self) -> str:
+        """Return what to know before a run: observations have no bounds and are not normalised.
+
+        It is empty where a part of them has bounds, and where the policy has no setting
+        ``normalize``: what a network of the user's own does is not known.
+        """
+        if "normalize" not in signature(self.policy.fn).parameters or NormalizeObservation in (
+            self.wrappers
+        ):
+            return ""
+        free = all(
+            isinstance(space, gym.spaces.Box)
+            and space.dtype.kind == "f"
+            and not (space.bounded_below | space.bounded_above).any()
+            for _, space in leaves(self.spaces().seen)
+        )
+        if not free or network(self.policy, self.spaces()).has(RunningNorm):
+            return ""
+        return (
+            f"observations of {env_name(self.env)} have no bounds and are not normalised; "
+            "normalize=True, a setting of stock graphs and networks, scales them by running moments"
+        )
 
     def describe(self) -> str:
         """Return a text such as ``2 runners x 8 envs x 128 steps of CartPole-v1``.

@@ -48,13 +48,21 @@ GRAPHS = {
     "every setting": fl.dqn(
         "CartPole-v1",
         fl.DQNSettings(
-            **DQN | {"policy": None}, dueling=True, prioritized=True, n_step=3, buffer_size=128
+            **DQN | {"policy": None},
+            dueling=True,
+            prioritized=True,
+            n_step=3,
+            buffer_size=128,
+            normalize=True,
+            normalize_rewards=True,
         ),
     ),
     "minibatches": fl.dqn(
         "CartPole-v1", fl.DQNSettings(**DQN, minibatch_size=4, prioritized=True, double=False)
     ),
-    "jax": fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True)),
+    "jax": fl.dqn(
+        "gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True, normalize_rewards=True)
+    ),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),

@@ -65,6 +65,20 @@ class World:
                 )  # what it led to is known, and nothing after that
             self.rows[env] += column
 
+    def deviation(self):
+        """The deviation of the discounted returns after each step that was added."""
+        returns = []
+        for whole in self.rows:
+            returned = 0.0
+            for row in whole:
+                if row[1] is None:
+                    returned = 0.0  # where steps are missing an episode ends
+                elif row[5]:
+                    returned = returned * GAMMA + row[2]
+                    returns.append(returned)
+                    returned = 0.0 if row[3] or row[4] else returned
+        return np.std(returns)
+
     def transitions(self, keep, n, repairs=True):
         """By observation: all that may be drawn where so many rows of each environment are kept.
         `repairs`: what went missing cuts an episode short, and takes a row."""

@@ -232,3 +232,24 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         kept = slots[(stamps == now) & np.asarray(state["usable"]).ravel()[slots]]
         assert len(kept) > 3
         np.testing.assert_array_equal(state["tree"]["leaves"][kept], before["tree"]["leaves"][kept])
+
+
+def test_sampled_rewards_are_divided_by_the_deviation_of_all_returns_so_far():
+    spec = fl.Replay(1000, n_step=2, gamma=GAMMA, normalize_rewards=True)
+    core, world = Core(spec, 24, 3), World(3, np.random.default_rng(5))
+    add, transitions = jax.jit(core.add, static_argnames="low"), jax.jit(core._transitions)
+    state = core.empty(jax.random.key(0), fields=FIELDS)
+    for version in range(10):
+        batch, rows = world.rollout(0, 3, 4, version)
+        if version == 5:
+            continue  # it is lost on its way
+        world.added(0, rows)
+        state = added(add, state, batch)
+    sampled = jax.device_get(transitions(state, jnp.arange(24 * 3)))
+    wanted = world.transitions(23, 2, repairs=False)
+    rewards = {
+        float(sampled["obs"][i]): sampled["reward"][i] for i in np.flatnonzero(state["usable"])
+    }
+    assert rewards.keys() == wanted.keys()
+    for obs, row in wanted.items():
+        assert rewards[obs] * world.deviation() == pytest.approx(row[1], rel=1e-3, abs=1e-4)

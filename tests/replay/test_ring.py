@@ -252,3 +252,28 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         kept = slots[(ring.stamp.ravel()[slots] == stamps[slots]) & ring.usable.ravel()[slots]]
         assert len(kept) > 3
         np.testing.assert_array_equal(ring.tree.leaves[kept], leaves[kept])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_sampled_rewards_are_divided_by_the_deviation_of_all_returns_so_far(apart):
+    """Those of before, too: they are stored as they came."""
+    envs, steps, n = 3, 4, 2
+    rng = np.random.default_rng(5)
+    world = World(envs, rng)
+    ring = Ring(fl.Replay(1000, n_step=n, gamma=GAMMA, normalize_rewards=True), 20, envs, 0, 0)
+    for version in range(12):
+        first, count = (int(rng.integers(envs)), 1) if apart else (0, envs)
+        batch, rows = world.rollout(first, count, steps, version)
+        batch.data["reward"] *= 50 if version > 8 else 1
+        rows = [
+            [(*row[:2], row[2] * (50 if version > 8 else 1), *row[3:]) for row in column]
+            for column in rows
+        ]
+        if version == 5:
+            continue  # it is lost on its way
+        world.added(first, rows)
+        ring.add(batch)
+        got, wanted = everything(ring), world.transitions(ring.rows - 1, n)
+        assert got.keys() == wanted.keys()
+        for obs, row in wanted.items():
+            assert got[obs][1] * world.deviation() == pytest.approx(row[1], rel=1e-3, abs=1e-4)

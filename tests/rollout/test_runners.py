@@ -411,7 +411,8 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
         data["truncated"] = np.zeros((7, 3), bool)
         after_last_row = ((1, 2.5, True), (1, -1.0, False), (2, 4.0, False))
         skipped = [Skipped(*step, obs=None, next_obs=None) for step in after_last_row]
-        scaled = scale(data, skipped)
+        scale.observe(data, skipped)
+        scaled = scale(data["reward"])
         for reward, done in zip(data["reward"], data["terminated"], strict=True):
             returns = returns * 0.9 + reward
             seen.extend(returns)
@@ -426,7 +427,9 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
 def test_a_discount_factor_of_0_scales_rewards_too():
     """By the deviation of the rewards themselves, which the first rollout is part of."""
     plain, scaled = (sampled(Clockwork, 1, normalize_rewards=gamma)[0][0] for gamma in (None, 0.0))
-    expected = RewardScale(4, 0.0)(plain.data, [])
+    scale = RewardScale(4, 0.0)
+    scale.observe(plain.data)
+    expected = scale(plain["reward"])
     assert (expected != plain["reward"]).any()
     np.testing.assert_array_equal(scaled["reward"], expected)
 
