@@ -41,7 +41,7 @@ dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in a
 	build/dist-env/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock dist/*.whl
 	cd build && dist-env/bin/flowrl env && dist-env/bin/flowrl run ppo --env CartPole-v1 --steps 5_000 --out dist-run && dist-env/bin/flowrl eval dist-run
 
-learn: $(READY) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
+learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
 
 bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
@@ -55,7 +55,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 
-pictures: $(READY) ## draw the pictures of README.md and the documentation again
+pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py
 
 lock: ## choose the newest versions that fit and write the locks

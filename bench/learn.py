@@ -26,8 +26,9 @@ from flowrl.algos.named import build, find
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import action_mask  # noqa: E402 - an example is no package
-import learn_envs  # noqa: E402 - beside this script
 import recurrent_policy  # noqa: E402
+
+import learn_envs  # noqa: E402 - beside this script
 
 
 @dataclass(frozen=True)

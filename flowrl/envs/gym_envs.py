@@ -47,6 +47,10 @@ FAMILIES: Mapping[str, Family] = {
 """The families by the namespace of their ids."""
 
 
+EXTRAS = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
+"""The extras that Gymnasium's own environments need, by the package that holds them."""
+
+
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wraps one environment of a vector, so that its errors have its number.
 
@@ -208,6 +212,12 @@ def _made(
         made = make(**settings)
         for wrapper in wrappers:
             made = wrapper(made)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        if (extra := _extra_of(env)) is None:
+            raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error
+        raise SettingError(
+            f"'{env_name(env)}' needs the extra {extra} ({error}): {install(extra)}"
+        ) from error
     except gym.error.Error as error:
         if isinstance(env, str) and (unknown_id := _unknown_id(env, error)) is not None:
             raise unknown_id from None
@@ -224,6 +234,15 @@ def _made(
             "gymnasium.vector.VectorEnv or fl.envs.JaxEnv"
         )
     return made
+
+
+def _extra_of(env: Make) -> str | None:
+    """Return the extra of flowrl that one of Gymnasium's own environments needs, if there is one."""
+    spec = gym.registry.get(env) if isinstance(env, str) else None
+    where = spec.entry_point if spec is not None else None
+    if not isinstance(where, str):
+        return None
+    return next((EXTRAS[package] for package in EXTRAS if where.startswith(package)), None)
 
 
 def _unknown_id(env: str, error: gym.error.Error) -> SettingError | None:

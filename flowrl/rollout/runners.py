@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.wrappers import NormalizeObservation
 
 from flowrl.core.texts import plural
@@ -170,13 +171,15 @@ class Runners(Resource):
         It is empty where a part of them has bounds, and where the policy has no setting
         ``normalize``: what a network of the user's own does is not known.
         """
-        if "normalize" not in signature(self.policy.fn).parameters or NormalizeObservation in (
-            self.wrappers
-        ):
+        fn = self.policy.fn
+        # Modules of NNX have a metaclass, whose signature is that of any call.
+        of: Any = fn.__init__ if isinstance(fn, type) else fn  # type: ignore[misc]
+        parameters = signature(of).parameters
+        if "normalize" not in parameters or NormalizeObservation in self.wrappers:
             return ""
         free = all(
             isinstance(space, gym.spaces.Box)
-            and space.dtype.kind == "f"
+            and np.issubdtype(space.dtype, np.floating)
             and not (space.bounded_below | space.bounded_above).any()
             for _, space in leaves(self.spaces().seen)
         )

@@ -103,6 +103,35 @@ def test_what_is_planned_is_done(name):
     assert (stock.evicted > 0) == (name == "every setting")
 
 
+class Far(gym.ObservationWrapper):
+    """Pendulum whose observations are far from 0, and whose rewards are huge."""
+
+    def __init__(self):
+        env = gym.wrappers.TransformReward(gym.make("Pendulum-v1"), lambda reward: 1e6 * reward)
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def observation(self, observation):
+        return 1_000 + 50 * observation
+
+
+def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_their_scale(
+    tmp_path,
+):
+    settings = {**SAC, "policy": None, "learning_starts": 200}
+    graph = fl.sac(Far, **settings, normalize=True, normalize_rewards=True)
+    with fl.run(graph, steps=260, out=tmp_path / "run") as run:
+        rows = list(run)
+    assert abs(rows[-1]["q_mean"]) < 100, "the rewards themselves are about -6e6"
+    policy = fl.load(tmp_path / "run", env=Far)
+    norm = {name.rpartition("/")[2]: x for name, x in policy.weights.rest.items()}
+    np.testing.assert_allclose(norm["mean"], 1_000, atol=60)
+    assert (np.sqrt(norm["var"]) > 10).all()
+    near, far = np.float32([[1000, 1000, 1000], [1050, 1000, 1000]])
+    assert (policy.act(near) != policy.act(far)).any(), "the difference is not lost in the offset"
+    np.testing.assert_array_equal(policy.act(near), run.policy.act(near))
+
+
 @pytest.mark.parametrize("name", ["every setting", "sac"])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     one, again, other = (
@@ -606,7 +635,7 @@ def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(grap
         **tuned(graph, "CartPole-v1") | {"dueling": True}
     )
     assert getattr(fl, graph)("CartPole-v1", settings).resources["learner"].policy == fl.Policy(
-        fl.networks.QNetwork, hidden=settings.hidden, dueling=True
+        fl.networks.QNetwork, hidden=settings.hidden, dueling=True, normalize=False
     )
 
 

@@ -204,7 +204,7 @@ def test_a_stock_graph_reads_images_with_a_cnn():
     ):
         fl.ppo("ALE/Pong-v5", fl.PPOSettings(normalize=True))
     for make in (Clockwork, SmallImages, DictObservations):
-        assert default_policy(make) == fl.Policy(fl.networks.MLP)
+        assert default_policy(make, normalize=False) == fl.Policy(fl.networks.MLP, normalize=False)
 
 
 class SmallImages(Clockwork):

@@ -3,6 +3,7 @@
 And what happens when an environment goes wrong.
 """
 
+import sys
 import threading
 import warnings
 
@@ -14,7 +15,7 @@ import pytest
 import environments
 import flowrl as fl
 from environments import Clockwork
-from flowrl.core.events import Warned
+from flowrl.core.events import Tap, Warned
 from flowrl.core.workers import Failed, HereWorkers
 from flowrl.envs.gym_envs import make_vector
 from flowrl.graph import trace
@@ -610,3 +611,44 @@ def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
     alone = reported(1)
     assert alone["eval/return_std"] > 0
     assert reported(2) == pytest.approx(alone) and reported(3) == pytest.approx(alone)
+
+
+def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
+    def said(policy, env=Clockwork, **settings):
+        return fl.Runners(env, policy, **settings).advice()
+
+    assert "observations of Clockwork have no bounds and are not normalised; normalize=True" in (
+        said(POLICY)
+    )
+    assert not said(fl.Policy(fl.networks.MLP, normalize=True))
+    assert not said(POLICY, wrappers=(gym.wrappers.NormalizeObservation,))
+    assert not said(POLICY, "CartPole-v1"), "the positions have bounds"
+    # What a network of the user's own does is not known.
+    assert not said(fl.Policy(lambda obs, action, *, rngs: fl.networks.MLP(obs, action, rngs=rngs)))
+    warnings = []
+    settings = {"rollout_length": 4, "batch_size": 32, "minibatch_size": None, "epochs": 1}
+    graph = fl.ppo(Clockwork, **settings)
+    tap = Tap(lambda event: warnings.append(event.text), Warned)
+    with fl.run(graph, observers=(tap,)) as run:
+        next(run)
+    assert warnings == [f"runners: {graph.resources['runners'].advice()}"]
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "lacks", "extra"),
+    [
+        ("LunarLander-v3", "gymnasium.envs.box2d", "Box2D", "box2d"),
+        ("Hopper-v5", "gymnasium.envs.mujoco", "imageio", "mujoco"),
+    ],
+)
+def test_the_extra_that_an_environment_of_gymnasium_needs_is_named(
+    env, package, lacks, extra, monkeypatch
+):
+    for name in [name for name in sys.modules if name.startswith(package)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, lacks, None)
+    with pytest.raises(
+        fl.errors.SettingError,
+        match=rf"'{env}' needs the extra {extra} \(.*\): .* -m pip install 'flowrl\[{extra}\]'",
+    ):
+        fl.Runners(env, POLICY).spaces()
