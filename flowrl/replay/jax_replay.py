@@ -24,7 +24,7 @@ from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.jax_sum_tree import empty_tree, find, set_weights
 from flowrl.replay.shards import needed, reached, too_large, too_small
 from flowrl.replay.sum_tree import scattered
-from flowrl.rl.normalizing import merge_moments
+from flowrl.rl.normalizing import discounted_sums, merge_moments
 
 if TYPE_CHECKING:
     from flowrl.replay.replay import Replay
@@ -146,15 +146,8 @@ class Core:
 
     def _moments(self, state: State, data: Fields, mine: slice, interrupted: Array) -> State:
         """Return discounted returns and their moments after a rollout, as `RewardScale` does."""
-
-        def step(returned: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
-            reward, valid, over = row
-            returned = jnp.where(valid, returned * self.spec.gamma + reward, returned)
-            return jnp.where(over, 0.0, returned), returned
-
-        over = data["terminated"] | data["truncated"]
         start = jnp.where(interrupted, 0.0, state["returns"][mine])
-        end, returns = jax.lax.scan(step, start, (data["reward"], data["valid"], over))
+        end, returns = discounted_sums(data, start, self.spec.gamma)
         moments = merge_moments(state["moments"], returns.reshape(-1), data["valid"].reshape(-1))
         return {"returns": state["returns"].at[mine].set(end), "moments": moments}
 

@@ -1,12 +1,13 @@
-"""Normalisation of observations by running moments."""
+"""Normalisation of observations and rewards by running moments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -82,3 +83,27 @@ def merge_moments(
     delta = batch_mean - mean
     new_var = (var * count + batch_var * n + delta**2 * count * n / new_count) / new_count
     return mean + delta * n / new_count, new_var, new_count
+
+
+def discounted_sums(data: Mapping[str, Array], start: Array, gamma: float) -> tuple[Array, Array]:
+    """Return the discounted sums of rewards since their episodes began, by which rewards are scaled.
+
+    They are the moving sums of Engstrom et al. (2020, section 3), not returns that follow a step.
+
+    Args:
+        data: a rollout's ``reward``, ``valid``, ``terminated`` and ``truncated``, ``[T, B]``.
+        start: the sums before it ``[B]``.
+        gamma: discount factor per environment step.
+
+    Returns:
+        The sums that the next rollout goes on from ``[B]``, and those after each step ``[T, B]``.
+    """
+
+    def step(sums: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
+        reward, valid, over = row
+        sums = jnp.where(valid, sums * gamma + reward, sums)
+        return jnp.where(over, 0.0, sums), sums
+
+    over = data["terminated"] | data["truncated"]
+    end, sums = jax.lax.scan(step, start, (data["reward"], data["valid"], over))
+    return end, sums
