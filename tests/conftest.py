@@ -1,27 +1,27 @@
 """What several tests share."""
 
-import atexit
 import ctypes
 import gc
 import os
-import shutil
 import signal
-import tempfile
+from pathlib import Path
 
 # In the first process; those that it starts inherit all of it, and JAX reads it on import.
 if "FLOWRL_TESTS" not in os.environ:
-    os.environ["FLOWRL_TESTS"] = folder = tempfile.mkdtemp(prefix="flowrl-tests-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Tests compile much and compute little: what one process compiled serves the others, and XLA
-    # takes no pains over it, nor does it split a program for several threads to compile, which is
-    # more work for cores that are busy anyway.
+    folder = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["FLOWRL_TESTS"] = str(folder)
+    # Tests compile much and compute little: what one process compiled serves the others, and the
+    # next `make test`, which then takes a quarter less. XLA takes no pains over it, nor does it
+    # split a program for several threads to compile, which is more work for cores that are busy
+    # anyway.
     quick = (
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
         "--xla_cpu_use_fusion_emitters=false"
     )
     quick += " --xla_cpu_parallel_codegen_split_count=1"
     os.environ |= {
-        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         # Where in the source each operation comes from takes a tenth of the time of tracing.
@@ -44,12 +44,14 @@ import psutil
 import pytest
 
 import flowrl as fl
-from flowrl.core import compiled
+from flowrl.core import compile_cache, compiled
 
 # Tracing makes very many objects that live on. To search them for cycles as often as Python does by
 # itself takes a tenth of the time.
 gc.set_threshold(200_000, 50, 100)
 gc.freeze()
+
+compile_cache.prune(Path(os.environ["FLOWRL_TESTS"]), most=400_000_000, kept=200_000_000)
 
 RAY = fl.RayRuntime(processes=1)
 """Runners on Ray for what does not care how many processes there are: each takes two seconds of a

@@ -237,7 +237,7 @@ def _made(
 
 
 def _extra_of(env: Make) -> str | None:
-    """Return the extra of flowrl that one of Gymnasium's own environments needs, if there is one."""
+    """Return the extra that one of Gymnasium's own environments needs, None for others."""
     spec = gym.registry.get(env) if isinstance(env, str) else None
     where = spec.entry_point if spec is not None else None
     if not isinstance(where, str):

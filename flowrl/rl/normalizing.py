@@ -86,7 +86,7 @@ def merge_moments(
 
 
 def discounted_sums(data: Mapping[str, Array], start: Array, gamma: float) -> tuple[Array, Array]:
-    """Return the discounted sums of rewards since their episodes began, by which rewards are scaled.
+    """Return the discounted sums of rewards since episodes began, by which rewards are scaled.
 
     They are the moving sums of Engstrom et al. (2020, section 3), not returns that follow a step.
 
