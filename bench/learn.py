@@ -2,8 +2,8 @@
 
 The exit status is 1 if a gate was missed.
 
-Names of graphs as arguments (`make learn GRAPHS='dqn sac'`) train those only; the lines of the
-others stay as they are.
+Names of graphs or environments as arguments (`make learn GRAPHS='dqn Hopper-v5'`) train those
+only; the lines of the others stay as they are.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def main(graphs: list[str]) -> int:
     }
     for gate in GATES:
         for seed in range(gate.seeds):
-            if not graphs or gate.graph in graphs:
+            if not graphs or gate.graph in graphs or gate.env in graphs:
                 found[gate, seed] = reach(gate, seed)
                 write(
                     target,
@@ -265,8 +265,9 @@ Written by `make learn`: every stock graph with its tuned settings
 Most runs end, "within" a number of steps, as soon as the mean return of their last 100 training
 episodes reaches the mean that the gate names, which is that of policies a while ago; the others end
 "at" a number of steps. Then the saved policy is loaded and plays 50 episodes greedily and 50 with
-sampled actions (from action values: epsilon-greedily, with 0.05): means and deviations of the
-returns, of which the gate names those that must reach the goal. gymnax's Breakout starts in two
+sampled actions (from action values: epsilon-greedily, with 0.05), in continuous control and
+LunarLander 20: means and deviations of the returns, of which the gate names those that must reach
+the goal. gymnax's Breakout starts in two
 ways only, so 50 greedy episodes are two, and its gate is the sampled return. The recurrent graph is
 [examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every
 10,000 further steps, each of which plays five episodes greedily.

@@ -30,6 +30,8 @@ def rows(path):
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
     env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
     early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "sac") else []
+    if name == "sac":
+        early += ["--set", "policy=Policy(networks.SACNetwork, hidden=(8,))"]
     words = ["run", name, "--env", env, *early, "--set", "lr=0.002"]
     steps = 300 if name == "sac" else 1500
     assert main([*words, "--seed", "5", "--steps", str(steps), "--out", "first"]) == 0

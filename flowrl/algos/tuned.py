@@ -34,6 +34,20 @@ They take 128 gradient steps every 256 environment steps, as in RL Baselines3 Zo
 target network in between. The learning rates fall to 0.
 """
 
+MUJOCO: Mapping[str, Any] = {
+    "envs_per_runner": 8,
+    "rollout_length": 256,
+    "batch_size": 2048,
+    "minibatch_size": 64,
+    "lr": Linear(3e-4, 0.0, 156_250),
+    "normalize": True,
+    "normalize_rewards": True,
+}
+"""The settings of PPO on MuJoCo: those of Huang et al. (2022), but in 8 environments.
+
+The learning rate falls to 0 over 1,000,000 environment steps.
+"""
+
 TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ppo", "CartPole-v1"): {
         "envs_per_runner": 8,
@@ -61,6 +75,36 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "gae_lambda": 0.94,
         "normalize": True,
     },
+    ("ppo", "Taxi-v4"): {
+        "envs_per_runner": 16,
+        "rollout_length": 128,
+        "batch_size": 2048,
+        "minibatch_size": 128,
+        # While the rate stays as high as at first, greedy actions may go round in circles.
+        "lr": Linear(1e-3, 0.0, 39_060),
+        "gamma": 0.98,
+        "ent_coef": 0.01,
+    },
+    # These are the settings of RL Baselines3 Zoo.
+    ("ppo", "LunarLander-v3"): {
+        "envs_per_runner": 16,
+        "rollout_length": 1024,
+        "batch_size": 16_384,
+        "minibatch_size": 64,
+        "epochs": 4,
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+        "ent_coef": 0.01,
+    },
+    ("ppo", "InvertedPendulum-v5"): {
+        **MUJOCO,
+        "envs_per_runner": 4,
+        "rollout_length": 512,
+        "lr": Linear(3e-4, 0.0, 31_250),
+    },
+    ("ppo", "Hopper-v5"): MUJOCO,
+    ("ppo", "HalfCheetah-v5"): MUJOCO,
+    ("ppo", "Walker2d-v5"): MUJOCO,
     # These are from Schulman et al. 2017, table 5, but with the 4 epochs of OpenAI Baselines and
     # a constant learning rate.
     ("ppo", "ALE/*"): {
