@@ -14,6 +14,8 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
@@ -102,8 +104,8 @@ class PendingPacked(Pending):
 
 def _cause(error: Exception) -> str:
     """Return the line of Ray's long texts that names the fault: of a traceback the last."""
-    is_token = isinstance(error, ray.exceptions.AuthenticationError)
-    text = error.message if is_token else str(error)
+    # As a text, it is followed by a page of advice.
+    text = error.message if isinstance(error, AuthenticationError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -417,7 +419,7 @@ def start(
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             # What `ray.init` asks first. It would ask for 20 seconds, though a token stays wrong.
             if where not in ("local", "auto"):
-                ray._raylet.GcsClient(address=where)
+                GcsClient(address=where)
             ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
