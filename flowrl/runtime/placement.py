@@ -184,9 +184,9 @@ def _check_fit(
         return
     asked = " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items())
     have = [" and ".join(f"{node.get(kind, 0.0):g} {kind}" for kind in amounts) for node in nodes]
+    where = "in one process" if actor.count == 1 else f"in each of {actor.count} processes"
     raise SettingError(
-        f"place: {name} asks for {asked} in each of {actor.count} "
-        f"{plural(actor.count, 'process')}, but the nodes can hold {held} of them: "
+        f"place: {name} asks for {asked} {where}, but the nodes can hold {held} of them: "
         f"they have {'; '.join(dict.fromkeys(have))}; {LESS}"
     )
 

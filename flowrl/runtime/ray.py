@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -384,8 +385,7 @@ def start(
         address: of a running Ray; None for the environment variable ``RAY_ADDRESS``, or a new one.
         init: more keyword arguments for `ray.init`.
         graph: the graph's name, for errors.
-        apart: whether large arrays of results stay in the object store, as in `RayWorkers`; Ray
-            then keeps its own limit for what comes with a reply.
+        apart: whether large arrays of results stay in the object store, as in `RayWorkers`.
 
     Returns:
         A function that ends what this one started.
@@ -410,7 +410,7 @@ def start(
     settings = {"logging_level": "error", "log_to_driver": True, **init}
     if where == "local":
         settings.setdefault("include_dashboard", False)
-        # Rollouts up to 1 MiB come with the reply, not through the object store.
+        # Else rollouts up to 1 MiB come with the reply, not through the object store.
         if not apart:
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
@@ -419,6 +419,7 @@ def start(
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             # What `ray.init` asks first. It would ask for 20 seconds, though a token stays wrong.
             if where not in ("local", "auto"):
+                ensure_token_if_auth_enabled(create_token_if_missing=False)
                 GcsClient(address=where)
             ray.init(address=where, **settings)
     except Exception as error:
