@@ -537,8 +537,8 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         (
             ["run", "ppo", "--runtime", "ray", "--place", "learner=gpu:1"],
             (
-                "--place takes NAME or 'NAME=Actor(...)', such as learner or 'learner=Actor(gpus=2)', "
-                "got 'learner=gpu:1'"
+                "--place takes NAME or 'NAME=Actor(...)', such as learner or "
+                "'learner=Actor(gpus=2)', got 'learner=gpu:1'"
             ),
         ),
         (

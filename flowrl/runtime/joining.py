@@ -123,6 +123,21 @@ def place_to_join(address: str | None, variables: Mapping[str, str], graph: str)
     return where
 
 
+def fault_in(text: str) -> str:
+    """Return the line of a text of Ray's that names the fault: of a traceback the last one.
+
+    >>> fault_in("Version mismatch: the cluster has:" + chr(10) + "  Ray: 2.60")
+    'Version mismatch: the cluster has: Ray: 2.60'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if any(line.startswith("File ") for line in lines):
+        return lines[-1]
+    # A line that ends with a colon says nothing without those after it.
+    return " ".join(lines) if lines[0].endswith(":") else lines[0]
+
+
 def with_way_out(text: str) -> str:
     """Return what Ray says of a fault with the way out of it, if it is a known one.
 

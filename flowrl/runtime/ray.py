@@ -26,11 +26,11 @@ from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
+from flowrl.runtime import joining
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
 from flowrl.runtime.homes import Stored, fill, homes_of
 from flowrl.runtime.host import Host
-from flowrl.runtime.joining import check_address, place_to_join, saved_init, with_way_out
 from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import (
     Actor,
@@ -104,13 +104,10 @@ class PendingPacked(Pending):
 
 
 def _cause(error: Exception) -> str:
-    """Return the line of Ray's long texts that names the fault: of a traceback the last."""
-    # As a text, it is followed by a page of advice.
+    """Return what of Ray's long texts names the fault."""
+    # As a text, an error of authentication is followed by a page of advice.
     text = error.message if isinstance(error, AuthenticationError) else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
+    return joining.fault_in(text) or type(error).__name__
 
 
 def _lacking(error: BaseException) -> str | None:
@@ -402,7 +399,7 @@ def start(
                 graph,
             )
         return lambda: None
-    where = place_to_join(address, os.environ, graph)
+    where = joining.place_to_join(address, os.environ, graph)
     # This becomes Ray's own default; where it is unset, Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Where one runner's error ends a run, the errors of the others need not be shown.
@@ -424,7 +421,9 @@ def start(
             ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
-        raise RunError(f"Ray could not be {tried}: {with_way_out(_cause(error))}", graph) from error
+        raise RunError(
+            f"Ray could not be {tried}: {joining.with_way_out(_cause(error))}", graph
+        ) from error
     return ray.shutdown
 
 
@@ -460,7 +459,7 @@ class RayRuntime:
     address: str | None = None
     place: Mapping[str, Actor] = field(default_factory=dict, metadata={"saved": saved_place})
     processes: int | None = None
-    init: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": saved_init})
+    init: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": joining.saved_init})
     imports: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -470,7 +469,7 @@ class RayRuntime:
                 f"imports=[{self.imports!r}]"
             )
         if self.address is not None:
-            check_address(self.address)
+            joining.check_address(self.address)
         check_positive("processes", self.processes)
         check_place(self.place)
 

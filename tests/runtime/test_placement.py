@@ -342,14 +342,14 @@ NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 8.0, "GPU": 2.0, "big"
             {"learner": Actor(gpus=2, options={"resources": {"big": 1}, "memory": 8e9})},
             (
                 r"learner asks for 2 GPU and 8e\+09 memory and 1 big in one process, but the "
-                r"nodes can hold 0 of them: they have 1 GPU and 8e\+09 memory and 0 big; 2 GPU and 0 "
+                r"nodes can hold 0 of them: they have 1 GPU and 8e\+09 memory and 0 big; 2 GPU and"
             ),
         ),
         (
             {"sample": Actor(count=2, gpus=1.5)},
             (
-                r"sample asks for 1.5 GPU in each of 2 processes, but the nodes can hold 1 of them: "
-                r"they have 1 GPU; 2 GPU; ask for less"
+                r"sample asks for 1.5 GPU in each of 2 processes, but the nodes can hold 1 of "
+                r"them: they have 1 GPU; 2 GPU; ask for less"
             ),
         ),
         (
