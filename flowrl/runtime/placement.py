@@ -183,12 +183,18 @@ def _check_fit(
     if held >= actor.count:
         return
     asked = " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items())
-    have = [" and ".join(f"{node.get(kind, 0.0):g} {kind}" for kind in amounts) for node in nodes]
+    # Each kind of node once, however many of it there are.
+    have = dict.fromkeys(_amounts_on(node, amounts) for node in nodes)
     where = "in one process" if actor.count == 1 else f"in each of {actor.count} processes"
     raise SettingError(
         f"place: {name} asks for {asked} {where}, but the nodes can hold {held} of them: "
-        f"they have {'; '.join(dict.fromkeys(have))}; {LESS}"
+        f"they have {'; '.join(have)}; {LESS}"
     )
+
+
+def _amounts_on(node: Mapping[str, float], kinds: Collection[str]) -> str:
+    """Return in words what a node has of some kinds."""
+    return " and ".join(f"{node.get(kind, 0.0):g} {kind}" for kind in kinds)
 
 
 def _processes_on(node: Mapping[str, float], amounts: Mapping[str, float]) -> int:
