@@ -527,6 +527,36 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             ["run", "ppo", "--runtime", "xla", "--seeds", "2", "--working-dir", "."],
             "--working-dir is copied to the nodes of a Ray cluster",
         ),
+        (
+            ["run", "ppo", "--address", "head:6379"],
+            "--address names the Ray to join: add --runtime ray, or leave it out",
+        ),
+        (["run", "ppo", "--place", "learner"], "--place gives Ray processes to resources and"),
+        (["run", "ppo", "--processes", "2"], "--processes is how many Ray processes share the"),
+        (["run", "ppo", "--processes", "0"], "must be a whole number of at least 1, got 0"),
+        (
+            ["run", "ppo", "--runtime", "ray", "--place", "learner=gpu:1"],
+            (
+                "--place takes NAME or 'NAME=Actor(...)', such as learner or "
+                "'learner=Actor(gpus=2)', got 'learner=gpu:1'"
+            ),
+        ),
+        (
+            ["run", "ppo", "--runtime", "ray", "--place", "learner=Actor(gpus='1')"],
+            "--place learner: line 1: gpus must be None or not negative, got '1'",
+        ),
+        (
+            ["run", "ppo", "--runtime", "ray", "--place", "learner", "--place", "learner"],
+            "--place names learner twice; give it once",
+        ),
+        (
+            ["run", "ppo", "--runtime", "ray", "--place", "lerner"],
+            "place: unknown resource or first node of a stage 'lerner'; did you mean 'learner'?",
+        ),
+        (
+            ["run", "ppo", "--runtime", "ray", "--address", "head"],
+            "address must be HOST:PORT of the head of a Ray cluster, such as 10.0.0.5:6379",
+        ),
         ([], "required"),
     ],
 )

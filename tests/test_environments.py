@@ -3,6 +3,7 @@
 From Python and from the command line.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ TESTS = Path(__file__).parent
 
 ENVS = '''
 import os
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +62,11 @@ class Times(gym.RewardWrapper, gym.utils.RecordConstructorArgs):
 class Class(Count):
     def __init__(self):
         super().__init__(6, f"{WAY}-class")
+
+    def step(self, action):
+        if "default_worker" in sys.argv[0]:
+            os.write(1, b"loud\\n")  # as a library in C prints, which Ray passes on to the driver
+        return super().step(action)
 
 
 def made():
@@ -139,6 +146,14 @@ def on_the_command_line(case, runtime, *words):
     try_it = [line for line in said.getvalue().splitlines() if line.startswith("  try it")]
     try_it = try_it or [f"eval {{said.getvalue()}}"]
     print(f"shell {{case}} {{runtime}} {{status}} {{try_it[0].partition('eval ')[2]}}", flush=True)
+    return said.getvalue()
+
+
+def no_cluster(*words):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        status = main(["run", "shelled.py:small", "--runtime", "ray", *words])
+    print("error", words[-1], status, said.getvalue().splitlines()[-1], flush=True)
 
 
 def refused(what, call):
@@ -184,9 +199,24 @@ def everything(cluster):
     mapped = lambda: small().insert(after="sample", map=fl.Map(packaged.same))
     refused("learner", lambda: list(fl.run(mapped(), runtime=there, steps=200)))
     stop()
-    on_the_command_line(
-        "packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", "."
+    del os.environ["RAY_ADDRESS"]
+    at = ["--address", cluster.address]
+    rows = io.StringIO()
+    with contextlib.redirect_stdout(rows):
+        heard = on_the_command_line(
+            "packaged", "ray", "shelled.py:small", "--env", "packaged:Class", "--working-dir", ".",
+            *at, "--processes", "2", "--place", "learner", "--json",
+        )
+    print("rows", "loud" in heard, rows.getvalue().replace("\\n", " | "), flush=True)
+    no_cluster(*at, "--place", "learner=Actor(gpus=2)")
+    no_cluster(*at, "--place", "learner=Actor(options={{'num_cpus': 3}})")
+    no_cluster("--address", "127.0.0.1:1")
+    variables = {{k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}}
+    code = "import sys; from flowrl.runtime.ray import start; start(sys.argv[1], {{}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code, cluster.address], env=variables, text=True, capture_output=True
     )
+    print("no token", done.stderr.splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":
@@ -211,7 +241,9 @@ def everywhere(tmp_path_factory):
     (folder / "packaged.py").write_text(
         'WAY = "Packaged"\n' + ENVS + REGISTERED + "\n\ndef same(batch):\n    return batch\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(TESTS.parent), "MARKS": str(marks)}
+    # Every process of the cluster knows the token, which is no secret here.
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    env = {**os.environ, **token, "PYTHONPATH": str(TESTS.parent), "MARKS": str(marks)}
     command = [sys.executable, "driver.py", str(TESTS / "lacking")]
     done = subprocess.run(
         command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False
@@ -276,7 +308,7 @@ def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_works(everywhere):
-    lines, folder, marks = everywhere
+    lines, folder, _ = everywhere
     assert said(lines, "placed ") == "True [50.0]"
     for what in ("id", "chain", "imports", "learner"):
         text = said(lines, f"{what} SettingError ")
@@ -295,6 +327,38 @@ def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_
     assert ": Own/Packaged-v0 could not be made: ModuleNotFoundError: " in said(
         lines, "id SettingError "
     )
-    assert said(lines, "shell packaged ray ") == "0 packaged-ray --import packaged"
-    assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(450)
+def test_the_command_line_joins_a_cluster_ships_code_to_it_and_places_the_learner(everywhere):
+    lines, folder, marks = everywhere
+    assert {"Packaged-class-has", "Packaged-class-lacking"} <= marks, "runners on both nodes"
     assert (folder / "packaged-ray/policy").is_dir()
+    # What runners print comes on standard error, so that each line is a row.
+    *rows, end = said(lines, "rows True ").removesuffix(" |").split(" | ")
+    assert [json.loads(row)["row"] for row in rows] == list(range(1, len(rows) + 1)) != []
+    assert end == "shell packaged ray 0 packaged-ray --import packaged"
+    about = json.loads((folder / "packaged-ray/run.json").read_text())
+    assert {"address", "place", "processes", "init"} <= set(about["runtime_settings"])
+    assert "0" * 64 not in str(about), "the token is no part of it"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(450)
+def test_what_a_cluster_can_not_meet_and_a_wrong_address_or_token_are_errors_at_once(everywhere):
+    lines, _, _ = everywhere
+    assert said(lines, "error learner=Actor(gpus=2) 2 ").startswith(
+        "flowrl: pg: place: learner asks for 2 GPU in one process, but the cluster has 0, at most "
+        "0 on one of its 2 nodes; ask for less"
+    )
+    assert said(lines, "error learner=Actor(options={'num_cpus': 3}) 2 ").startswith(
+        "flowrl: pg: place: learner asks for 3 CPU in one process, but the cluster has 2, at most "
+        "1 on one of its 2 nodes; "
+    )
+    assert said(lines, "error 127.0.0.1:1 2 ").startswith(
+        "flowrl: pg: Ray could not be joined at 127.0.0.1:1: nobody listens there (Connection "
+        "refused); check that `ray start --head` runs on that machine, "
+    )
+    text = said(lines, "no token ")
+    assert "Ray could not be joined at " in text and "token is missing or incorrect; take" in text

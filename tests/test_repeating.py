@@ -1,5 +1,6 @@
 """``run.json`` says how a run was started, and `flowrl run DIR` does it again."""
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import flowrl as fl
-from flowrl.cli.main import main
-from flowrl.observe.about import read
+from flowrl.cli.arguments import runtime_of
+from flowrl.cli.main import main, parser
+from flowrl.observe.about import about, read, settings_of_runtime
 
 NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac")
 
@@ -117,3 +119,37 @@ def test_a_file_that_can_not_be_read_says_so(change, says, capsys):
     Path("first/run.json").write_text(json.dumps(change(about)))
     assert main(["run", "first", "--out", "a"]) == 2
     assert says in capsys.readouterr().err
+
+
+def noted(runtime):
+    """What a run with this runtime notes of itself before it starts."""
+    return about(fl.pg("CartPole-v1").compile(), runtime, 0, None, None, 0.0)
+
+
+def test_where_things_run_on_ray_is_said_on_the_command_line_and_in_a_saved_run_says_it_too():
+    words = ["--place", "learner", "--place", "sample=Actor(count=2, gpus=0.5)"]
+    words += ["--address", "head:6379", "--processes", "3"]
+    args = parser().parse_args(["run", "pg", "--runtime", "ray", *words])
+    args.imports = ()
+    place = {"learner": fl.Actor(), "sample": fl.Actor(count=2, gpus=0.5)}
+    runtime = fl.RayRuntime(address="head:6379", processes=3, place=place)
+    assert runtime_of(args) == runtime
+    # What is given takes the place of what was saved.
+    saved = noted(runtime)
+    args = parser().parse_args(["run", "somewhere", "--runtime", "ray", "--address", "auto"])
+    args.imports, args.runtime_settings = (), settings_of_runtime(saved, "somewhere")
+    assert runtime_of(args) == dataclasses.replace(runtime, address="auto")
+
+
+def test_a_saved_run_notes_no_secret_of_its_runtime_and_names_what_it_leaves_out():
+    environment = {"env_vars": {"KEY": "secret"}, "working_dir": "."}
+    actor = fl.Actor(gpus=1, options={"runtime_env": environment, "num_cpus": 2})
+    init = {"runtime_env": environment}
+    runtime = fl.RayRuntime(place={"learner": actor}, init=init)
+    saved = noted(runtime)
+    assert "secret" not in str(saved) and saved["runtime_left_out"] == ["place", "init"]
+    assert settings_of_runtime(saved, "x") == {
+        "place": {"learner": fl.Actor(gpus=1, options={"num_cpus": 2})},
+        "init": {"runtime_env": {"working_dir": "."}},
+    }
+    assert noted(fl.RayRuntime())["runtime_left_out"] == []

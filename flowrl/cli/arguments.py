@@ -134,17 +134,28 @@ def changes_of(texts: Sequence[str], allow: Sequence[str] = ()) -> list[tuple[st
     return changes
 
 
+ONLY_ON_RAY = {
+    "address": "names the Ray to join",
+    "processes": "is how many Ray processes share the runners",
+    "place": "gives Ray processes to resources and stages",
+    "working_dir": "is copied to the nodes of a Ray cluster",
+}
+"""What the arguments are that only the ray runtime takes, by their names."""
+
+
 def runtime_of(args: argparse.Namespace) -> Any:
     """Return the runtime that the arguments name: a name or a runtime object.
 
     Raises:
-        SettingError: ``--working-dir`` or ``--seeds`` does not fit the runtime.
+        SettingError: an argument does not fit the runtime.
+        GraphError: a value of ``--place`` is not written as one.
     """
-    if args.runtime != "ray" and args.working_dir is not None:
-        raise SettingError(
-            "--working-dir is copied to the nodes of a Ray cluster: "
-            "add --runtime ray, or leave it out"
-        )
+    if args.runtime == "ray":
+        return _ray_of(args)
+    for name, meaning in ONLY_ON_RAY.items():
+        if getattr(args, name) not in (None, []):
+            flag = name.replace("_", "-")
+            raise SettingError(f"--{flag} {meaning}: add --runtime ray, or leave it out")
     if args.seeds is not None:
         if args.runtime != "xla":
             raise SettingError(
@@ -154,20 +165,52 @@ def runtime_of(args: argparse.Namespace) -> Any:
         from flowrl.runtime.xla import XlaRuntime
 
         return XlaRuntime(seeds=args.seeds, **args.runtime_settings)
-    if args.runtime != "ray":
-        if not args.runtime_settings:
-            return args.runtime
-        from flowrl.running import as_runtime
+    if not args.runtime_settings:
+        return args.runtime
+    from flowrl.running import as_runtime
 
-        return type(as_runtime(args.runtime))(**args.runtime_settings)
+    return type(as_runtime(args.runtime))(**args.runtime_settings)
+
+
+def _ray_of(args: argparse.Namespace) -> Any:
+    """Return the ray runtime with what a saved run had and the arguments say instead."""
     from flowrl.runtime.ray import RayRuntime
 
-    settings = dict(args.runtime_settings)
-    if args.imports:
-        settings["imports"] = args.imports
+    given: dict[str, Any] = {
+        "address": args.address,
+        "processes": args.processes,
+        "place": place_of(args.place),
+        "imports": args.imports,
+    }
     if args.working_dir is not None:
-        settings["init"] = {"runtime_env": {"working_dir": args.working_dir}}
-    return RayRuntime(**settings)
+        given["init"] = {"runtime_env": {"working_dir": args.working_dir}}
+    return RayRuntime(**args.runtime_settings | {k: v for k, v in given.items() if v})
+
+
+def place_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the placements, by name, that ``--place NAME`` and ``--place NAME=ACTOR`` give.
+
+    Raises:
+        SettingError: a text gives something else, or a name is given twice.
+        GraphError: a value is not written as one.
+    """
+    from flowrl.algos.named import parse_value
+    from flowrl.runtime.placement import Actor
+
+    place: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        actor = parse_value(value, source=f"--place {name}") if equals else Actor()
+        if not name or not isinstance(actor, Actor):
+            raise SettingError(
+                f"--place takes NAME or 'NAME=Actor(...)', such as learner or "
+                f"'learner=Actor(gpus=2)', got {text!r}"
+            )
+        if name in place:
+            raise SettingError(f"--place names {name} twice; give it once")
+        place[name] = actor
+    return place
 
 
 def new_directory(name: str) -> Path:
@@ -252,6 +295,8 @@ def repeat(args: argparse.Namespace) -> str:
             args.runtime_settings = settings_of_runtime(saved, args.graph)
             seeds = args.runtime_settings.pop("seeds", None)
             args.seeds = seeds if args.seeds is None else args.seeds
+            if left_out := saved.get("runtime_left_out"):
+                said.append(f"{' and '.join(left_out)} of its runtime were not saved in full")
         args.seed = saved["seed"] if args.seed is None else args.seed
         if others := differences(saved):
             said.append(f"versions are others ({', '.join(others)})")

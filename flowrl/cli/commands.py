@@ -14,9 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flowrl.cli.arguments import (
     About,
@@ -185,6 +185,14 @@ def diff(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 1 if there was a goal that was not reached."""
+    # With --json whatever else prints, such as Ray or an environment, must not come between rows.
+    rows = sys.stdout
+    with redirect_stdout(sys.stderr if args.json else sys.stdout):
+        return _train(args, rows)
+
+
+def _train(args: argparse.Namespace, rows: TextIO) -> int:
+    """Train, and print the rows in JSON to `rows` if that is asked for."""
     # JAX reads the number of devices when it starts, so it is set before anything asks for them.
     repeated = repeat(args)
     if args.seeds is not None and args.runtime == "xla":
@@ -206,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
         with training:
             for row in training:
                 if args.json:
-                    print(to_json(row), flush=True)
+                    print(to_json(row), file=rows, flush=True)
     finally:
         # However the run ended, its summary is printed; an error then goes on to `main`.
         if training.reason is not None:

@@ -115,11 +115,7 @@ def _add_run(command: Command) -> None:
         help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
         "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
-    run.add_argument(
-        "--working-dir",
-        metavar="DIR",
-        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
-    )
+    _ray_arguments(run)
     run.add_argument("--seed", type=int, help="of every random number (default 0)")
     run.add_argument(
         "--seeds",
@@ -140,6 +136,35 @@ def _add_run(command: Command) -> None:
     run.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
     _record_arguments(run)
     _output_arguments(run)
+
+
+def _ray_arguments(run: argparse.ArgumentParser) -> None:
+    """Add which Ray a run joins, and what of it runs where."""
+    run.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="join the Ray cluster with this head, or auto for the one of this machine (default "
+        "RAY_ADDRESS; without it, a Ray of its own)",
+    )
+    run.add_argument(
+        "--processes",
+        type=_count,
+        metavar="N",
+        help="how many Ray processes share the runners (default twice as many as cores)",
+    )
+    run.add_argument(
+        "--place",
+        metavar="NAME[=ACTOR]",
+        action="append",
+        default=[],
+        help="run this resource, or the stage that begins with this node, in a Ray process of its "
+        "own, such as learner, or 'sample=Actor(count=2)'",
+    )
+    run.add_argument(
+        "--working-dir",
+        metavar="DIR",
+        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
+    )
 
 
 def _record_arguments(run: argparse.ArgumentParser) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 from flowrl.errors import GraphError, SaveError, a, unknown
 
-PACKAGES = tuple(
-    f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")
+PACKAGES = (
+    *(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")),
+    "flowrl.runtime.placement",
 )
-"""The packages of the classes that a graph may be made of.
+"""The packages of the classes that a graph may be made of, and the module of `Actor`.
 
 Making one of these does nothing outside this process.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import platform
@@ -11,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,8 +21,9 @@ import jax
 
 import flowrl
 from flowrl.envs.jax_envs import ADAPTERS
-from flowrl.errors import SaveError
+from flowrl.errors import FlowrlError, SaveError
 from flowrl.graph.plan import Plan
+from flowrl.graph.values import from_text
 from flowrl.rollout.runners import Runners
 
 FILE = "run.json"
@@ -54,6 +54,7 @@ def about(
         "until": goal,
         "runtime": runtime_name(runtime),
         "runtime_settings": _changed(runtime),
+        "runtime_left_out": _left_out(runtime),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "versions": _versions(plan),
         "git": _git(),
@@ -72,12 +73,25 @@ def _changed(runtime: Any) -> dict[str, str]:
         return {}
     found = {}
     for f in fields(runtime):
-        value = getattr(runtime, f.name)
+        value = _saved(f, getattr(runtime, f.name))
         default = f.default_factory() if f.default_factory is not MISSING else f.default
-        # What Ray is started with may hold secrets.
-        if f.name != "init" and value != default:
+        if value != default:
             found[f.name] = repr(value)
     return found
+
+
+def _saved(setting: Field[Any], value: Any) -> Any:
+    """Return what may be noted of a setting, which by its metadata may hold secrets."""
+    without_secrets = setting.metadata.get("saved")
+    return value if without_secrets is None else without_secrets(value)
+
+
+def _left_out(runtime: Any) -> list[str]:
+    """Return the settings of a runtime of which not all is noted, for it may hold secrets."""
+    if not is_dataclass(runtime):
+        return []
+    found = {f.name: (f, getattr(runtime, f.name)) for f in fields(runtime)}
+    return [name for name, (f, value) in found.items() if _saved(f, value) != value]
 
 
 def _versions(plan: Plan) -> dict[str, str]:
@@ -184,13 +198,13 @@ def settings_of_runtime(facts: dict[str, Any], path: str | Path) -> dict[str, An
         path: the directory of the run.
 
     Raises:
-        SaveError: one of them is no plain value, so that it can't be read back.
+        SaveError: one of them is no value of flowrl, so that it can't be read back.
     """
     found = {}
     for name, text in facts.get("runtime_settings", {}).items():
         try:
-            found[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+            found[name] = from_text(text, what="value")
+        except FlowrlError:
             raise SaveError(
                 f"{Path(path) / FILE}: {name}={text} of its runtime can't be read back; name the "
                 "runtime yourself: --runtime local, or fl.run(..., runtime=...)"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import jax
@@ -39,7 +40,8 @@ class Actor:
             grows on demand must have grown before.
 
     Raises:
-        SettingError: a count that is no whole number of at least 1, or a negative share of GPUs.
+        SettingError: a count that is no whole number of at least 1, GPUs that are no number or a
+            negative one, or options that are no mapping.
     """
 
     count: int = 1
@@ -48,8 +50,12 @@ class Actor:
 
     def __post_init__(self) -> None:
         check_positive("count", self.count, or_none=False)
-        if self.gpus is not None and self.gpus < 0:
-            raise SettingError(f"gpus must be None or not negative, got {self.gpus}")
+        if self.gpus is not None and not (isinstance(self.gpus, Real) and self.gpus >= 0):
+            raise SettingError(f"gpus must be None or not negative, got {self.gpus!r}")
+        if not isinstance(self.options, Mapping):
+            raise SettingError(
+                f"options must be a mapping, such as {{'num_cpus': 2}}, got {self.options!r}"
+            )
 
 
 def check_place(place: Any) -> None:
@@ -69,6 +75,15 @@ def check_place(place: Any) -> None:
                 f"place must hold values of fl.Actor, got {name}={actor!r}; write "
                 f"place={{'{name}': fl.Actor()}}"
             )
+
+
+def saved_place(place: Mapping[str, Actor]) -> dict[str, Actor]:
+    """Return placements without the environments of their processes, which may hold secrets."""
+    found = {}
+    for name, actor in place.items():
+        options = {key: value for key, value in actor.options.items() if key != "runtime_env"}
+        found[name] = replace(actor, options=options)
+    return found
 
 
 def requested_amounts(
@@ -93,6 +108,9 @@ def requested_amounts(
         "memory": options.get("memory"),
         **options.get("resources", {}),
     }
+    # Ray asks for a kind of accelerator by so little of a resource that many processes get it.
+    if kind := options.get("accelerator_type"):
+        amounts[f"accelerator_type:{kind}"] = 0.001
     return {kind: float(amount) for kind, amount in amounts.items() if amount}
 
 
@@ -151,6 +169,41 @@ def check_amounts(
                     f"place: {' and '.join(requests[kind])} ask for {total[kind]:g} {kind} "
                     f"together, but {has}; {LESS}"
                 )
+        _check_fit(name, actor, requested_amounts(actor, name in resources, nodes), nodes)
+
+
+def _check_fit(
+    name: str, actor: Actor, amounts: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+) -> None:
+    """Refuse a placement whose processes the nodes can't hold, though they have enough in all.
+
+    A process is on one node, with everything that it asks for.
+    """
+    held = sum(_processes_on(node, amounts) for node in nodes) if amounts else actor.count
+    if held >= actor.count:
+        return
+    asked = " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items())
+    # Each kind of node once, however many of it there are.
+    have = dict.fromkeys(_amounts_on(node, amounts) for node in nodes)
+    where = "in one process" if actor.count == 1 else f"in each of {actor.count} processes"
+    raise SettingError(
+        f"place: {name} asks for {asked} {where}, but the nodes can hold {held} of them: "
+        f"they have {'; '.join(have)}; {LESS}"
+    )
+
+
+def _amounts_on(node: Mapping[str, float], kinds: Collection[str]) -> str:
+    """Return in words what a node has of some kinds."""
+    return " and ".join(f"{node.get(kind, 0.0):g} {kind}" for kind in kinds)
+
+
+def _processes_on(node: Mapping[str, float], amounts: Mapping[str, float]) -> int:
+    """Return how many processes that ask for such amounts a node can hold."""
+    # Shares such as 0.1 are not exact: Ray counts in steps of 0.0001.
+    return min(
+        round(node.get(kind, 0.0) * 1e4) // max(round(amount * 1e4), 1)
+        for kind, amount in amounts.items()
+    )
 
 
 class NearSite(HereSite):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,9 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
@@ -24,6 +26,7 @@ from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
+from flowrl.runtime import joining
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
 from flowrl.runtime.homes import Stored, fill, homes_of
@@ -37,6 +40,7 @@ from flowrl.runtime.placement import (
     check_place,
     process_options,
     requested_amounts,
+    saved_place,
 )
 from flowrl.runtime.threads import Threads
 
@@ -100,11 +104,10 @@ class PendingPacked(Pending):
 
 
 def _cause(error: Exception) -> str:
-    """Return the line of Ray's long texts that names the fault: of a traceback the last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
+    """Return what of Ray's long texts names the fault."""
+    # As a text, an error of authentication is followed by a page of advice.
+    text = error.message if isinstance(error, AuthenticationError) else str(error)
+    return joining.fault_in(text) or type(error).__name__
 
 
 def _lacking(error: BaseException) -> str | None:
@@ -379,14 +382,14 @@ def start(
         address: of a running Ray; None for the environment variable ``RAY_ADDRESS``, or a new one.
         init: more keyword arguments for `ray.init`.
         graph: the graph's name, for errors.
-        apart: whether large arrays of results stay in the object store, as in `RayWorkers`; Ray
-            then keeps its own limit for what comes with a reply.
+        apart: whether large arrays of results stay in the object store, as in `RayWorkers`.
 
     Returns:
         A function that ends what this one started.
 
     Raises:
         RunError: Ray can't start or can't be joined.
+        SettingError: ``RAY_ADDRESS`` or ``RAY_AUTH_MODE`` is none.
     """
     if ray.is_initialized():
         if address is not None or init:
@@ -396,37 +399,32 @@ def start(
                 graph,
             )
         return lambda: None
+    where = joining.place_to_join(address, os.environ, graph)
     # This becomes Ray's own default; where it is unset, Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Where one runner's error ends a run, the errors of the others need not be shown.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     settings = {"logging_level": "error", "log_to_driver": True, **init}
-    # Without an address Ray would join whatever ran here last, even if that is dead.
-    where = address or os.environ.get("RAY_ADDRESS") or "local"
     if where == "local":
         settings.setdefault("include_dashboard", False)
-        # Rollouts up to 1 MiB come with the reply, not through the object store.
+        # Else rollouts up to 1 MiB come with the reply, not through the object store.
         if not apart:
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
-        _init(where, settings)
+        # JAX warns of any fork, but Ray's children call exec at once.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            # What `ray.init` asks first. It would ask for 20 seconds, though a token stays wrong.
+            if where not in ("local", "auto"):
+                ensure_token_if_auth_enabled(create_token_if_missing=False)
+                GcsClient(address=where)
+            ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
-        raise RunError(f"Ray could not be {tried}: {_cause(error)}", graph) from error
+        raise RunError(
+            f"Ray could not be {tried}: {joining.with_way_out(_cause(error))}", graph
+        ) from error
     return ray.shutdown
-
-
-def _init(where: str, settings: Mapping[str, Any]) -> None:
-    """Call `ray.init`, but fail at once where nobody listens: Ray itself would try for minutes."""
-    if re.fullmatch(r"[\w.-]+:\d+", where):
-        host, _, port = where.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=5).close()
-    # JAX warns of any fork, but Ray's children call exec at once.
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
-        )
-        ray.init(address=where, **settings)
 
 
 @dataclass(frozen=True)
@@ -434,8 +432,9 @@ class RayRuntime:
     """Runners in Ray actors, several to a process; the learner and the loop in this process.
 
     Args:
-        address: address of a running Ray to join; None starts one on this machine, its dashboard
-            off, and ends it afterwards (default None).
+        address: ``HOST:PORT`` of the head of a running Ray to join, or ``auto`` for the one on this
+            machine; None for that of the environment variable ``RAY_ADDRESS``, and where that is
+            unset, one that is started here, its dashboard off, and ended afterwards (default None).
         place: by the name of a resource, or of the first node of a stage: the `Actor` that it has
             of its own (default none). A stage that updates such a resource runs its functions
             there. Rollouts and batches then go from process to process by reference, never through
@@ -453,14 +452,14 @@ class RayRuntime:
             to all of them anyway.
 
     Raises:
-        SettingError: `processes` is no whole number from 1 on, `place` holds something else than
-            `Actor`, or `imports` is a single text.
+        SettingError: `address` is none, `processes` is no whole number from 1 on, `place` holds
+            something else than `Actor`, or `imports` is a single text.
     """
 
     address: str | None = None
-    place: Mapping[str, Actor] = field(default_factory=dict)
+    place: Mapping[str, Actor] = field(default_factory=dict, metadata={"saved": saved_place})
     processes: int | None = None
-    init: Mapping[str, Any] = field(default_factory=dict)
+    init: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": joining.saved_init})
     imports: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -469,6 +468,8 @@ class RayRuntime:
                 f"imports must be a list of modules, got {self.imports!r}; write "
                 f"imports=[{self.imports!r}]"
             )
+        if self.address is not None:
+            joining.check_address(self.address)
         check_positive("processes", self.processes)
         check_place(self.place)
 

@@ -338,6 +338,24 @@ NODES = [{"CPU": 4.0, "GPU": 1.0, "memory": 8e9}, {"CPU": 8.0, "GPU": 2.0, "big"
             {"learner": Actor(), "sample": Actor(count=2, gpus=1.5)},
             r"learner \(1\) and sample \(2 x 1.5\) ask for 4 GPU together, but the cluster has 3",
         ),
+        (
+            {"learner": Actor(gpus=2, options={"resources": {"big": 1}, "memory": 8e9})},
+            (
+                r"learner asks for 2 GPU and 8e\+09 memory and 1 big in one process, but the "
+                r"nodes can hold 0 of them: they have 1 GPU and 8e\+09 memory and 0 big; 2 GPU and"
+            ),
+        ),
+        (
+            {"sample": Actor(count=2, gpus=1.5)},
+            (
+                r"sample asks for 1.5 GPU in each of 2 processes, but the nodes can hold 1 of "
+                r"them: they have 1 GPU; 2 GPU; ask for less"
+            ),
+        ),
+        (
+            {"learner": Actor(options={"accelerator_type": "H100"})},
+            "learner asks for 0.001 accelerator_type:H100 in one process, but the cluster has 0",
+        ),
     ],
 )
 def test_what_a_cluster_does_not_have_is_refused_with_both_numbers(wanted, text):
@@ -351,6 +369,7 @@ def test_what_a_cluster_has_may_be_asked_for():
         ["learner"],
         NODES,
     )
+    check_amounts({"sample": Actor(count=30, gpus=0.1)}, [], NODES)
     assert requested_amounts(Actor(), True, NODES) == {"GPU": 1} and requested_amounts(
         Actor(), False, NODES
     ) == {} == requested_amounts(Actor(), True, NODES[:0])
@@ -380,6 +399,8 @@ def test_settings_are_checked():
             fl.RayRuntime(processes=wrong)
     with pytest.raises(SettingError, match="gpus must be None or not negative, got -1"):
         Actor(gpus=-1)
+    with pytest.raises(SettingError, match="options must be a mapping, .*, got 2"):
+        Actor(options=2)
     for place in ({"learner": True}, ["learner"]):
         with pytest.raises(SettingError, match=r"write place=\{'learner': fl.Actor\(\)\}"):
             fl.RayRuntime(place=place)
