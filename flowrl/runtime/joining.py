@@ -20,6 +20,18 @@ HOST_AND_PORT = re.compile(r"(?:\[[\da-fA-F:.]+\]|[\w.-]+):(\d+)")
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of HTTP/2, on which Ray's servers build, sends first: the preface, no settings."""
 
+JOINED = (
+    "this process is in a running Ray already, so address and init can't be used; leave them out, "
+    "or call ray.shutdown() first"
+)
+VARIABLES = {
+    # This becomes Ray's own default; where it is unset, Ray warns.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Where one runner's error ends a run, the errors of the others need not be shown.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
+"""The environment variables with which Ray starts, unless they are set."""
+
 AT_THE_HEAD = (
     "check that `ray start --head` runs on that machine, that the port is the one it printed "
     "(6379 by default), and that no firewall is in between"

@@ -14,8 +14,6 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
-from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
 from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -393,31 +391,22 @@ def start(
     """
     if ray.is_initialized():
         if address is not None or init:
-            raise RunError(
-                "this process is in a running Ray already, so address and init can't be used; "
-                "leave them out, or call ray.shutdown() first",
-                graph,
-            )
+            raise RunError(joining.JOINED, graph)
         return lambda: None
     where = joining.place_to_join(address, os.environ, graph)
-    # This becomes Ray's own default; where it is unset, Ray warns.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Where one runner's error ends a run, the errors of the others need not be shown.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    for name, value in joining.VARIABLES.items():
+        os.environ.setdefault(name, value)
     settings = {"logging_level": "error", "log_to_driver": True, **init}
     if where == "local":
         settings.setdefault("include_dashboard", False)
-        # Else rollouts up to 1 MiB come with the reply, not through the object store.
-        if not apart:
+        if not apart:  # rollouts up to 1 MiB then come with the reply
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
         # JAX warns of any fork, but Ray's children call exec at once.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            # What `ray.init` asks first. It would ask for 20 seconds, though a token stays wrong.
             if where not in ("local", "auto"):
-                ensure_token_if_auth_enabled(create_token_if_missing=False)
-                GcsClient(address=where)
+                _ask_head(where)
             ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
@@ -425,6 +414,17 @@ def start(
             f"Ray could not be {tried}: {joining.with_way_out(_cause(error))}", graph
         ) from error
     return ray.shutdown
+
+
+def _ask_head(where: str) -> None:
+    """Ask a head what `ray.init` asks it for 20 seconds, though a wrong token stays wrong."""
+    try:
+        from ray._private.authentication import authentication_token_setup as tokens
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+    except ImportError:  # they are no part of Ray's interface, so a later one may lack them
+        return
+    tokens.ensure_token_if_auth_enabled(create_token_if_missing=False)
+    GcsClient(address=where)
 
 
 @dataclass(frozen=True)
