@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -15,16 +17,57 @@ from flowrl.envs.gym_envs import Make, env_name, probe
 from flowrl.errors import EnvError, SaveError, SettingError, a, install
 from flowrl.rl.spaces import Spaces
 
+Array = np.ndarray[Any, Any]
 Wrappers = tuple[Callable[[Any], Any], ...]
 EPISODES = 3
 """The number of episodes, the first ones, of which there are videos."""
+
+
+class Film:
+    """A video that is written frame by frame, through a process of ffmpeg.
+
+    Args:
+        path: of the file.
+        size: the width and height of a frame in pixels.
+        fps: frames per second.
+    """
+
+    def __init__(self, path: Path, size: tuple[int, int], fps: float) -> None:
+        # Its `write_frames` would fork this process, in which JAX has threads.
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        self.path = path
+        frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}"]
+        # Most players need an even number of pixels in each direction.
+        even = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
+        command = [get_ffmpeg_exe(), "-n", "-loglevel", "error", *frames, "-r", str(fps), "-i", "-"]
+        command += ["-an", "-vf", even, "-pix_fmt", "yuv420p", str(path)]
+        self.process = subprocess.Popen(  # noqa: S603 - its arguments are no user's text
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def add(self, frame: Array) -> None:
+        """Add a frame ``uint8[height, width, 3]``."""
+        # Where ffmpeg has ended early, `close` says why.
+        with suppress(BrokenPipeError):
+            cast("IO[bytes]", self.process.stdin).write(frame.tobytes())
+
+    def close(self) -> None:
+        """Finish the file.
+
+        Raises:
+            SaveError: ffmpeg could not write it.
+        """
+        _, text = self.process.communicate()
+        if self.process.returncode != 0:
+            raise SaveError(f"{self.path} could not be written: {text.decode().strip()}")
 
 
 class Filmed(gym.Wrapper[Any, Any, Any, Any]):
     """Writes a video of each of the first episodes: ``seed-7.mp4``, by the seed of the episode.
 
     Each frame is written at once: `gymnasium.wrappers.RecordVideo` keeps those of an episode, of
-    which there may be 30,000, and its moviepy refuses newer versions of other packages.
+    which there may be 30,000, and its moviepy takes no pillow from version 12 on.
 
     Args:
         env: the environment, which renders RGB arrays.
@@ -36,8 +79,8 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         self.folder = folder
         self.left = EPISODES
         """The number of videos that are still to be made."""
-        self.writer: Any = None
-        """Takes the frames of the video that is being made; None if there is none."""
+        self.film: Film | None = None
+        """The video that is being made."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -47,14 +90,17 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         self._finish()
         if self.left:
             self.left -= 1
-            self._begin(self.folder / video_name(seed))
+            frame = self._frame()
+            path, fps = self.folder / video_name(seed), self.metadata.get("render_fps", 30)
+            self.film = Film(path, (frame.shape[1], frame.shape[0]), fps)
+            self.film.add(frame)
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take a step, and add its frame to the video."""
         found = super().step(action)
-        if self.writer is not None:
-            self.writer.send(self._frame())
+        if self.film is not None:
+            self.film.add(self._frame())
         return found
 
     def close(self) -> None:
@@ -62,23 +108,7 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         self._finish()
         super().close()
 
-    def _begin(self, path: Path) -> None:
-        import imageio_ffmpeg
-
-        frame = self._frame()
-        # Videos have an even number of pixels in each direction.
-        self.writer = imageio_ffmpeg.write_frames(
-            str(path),
-            (frame.shape[1], frame.shape[0]),
-            fps=self.metadata.get("render_fps", 30),
-            macro_block_size=2,
-            ffmpeg_log_level="error",
-        )
-        # A generator begins with None.
-        self.writer.send(None)
-        self.writer.send(frame)
-
-    def _frame(self) -> np.ndarray[Any, Any]:
+    def _frame(self) -> Array:
         """Return the picture of the environment, ``uint8[height, width, 3]``.
 
         Raises:
@@ -89,12 +119,12 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         if not image or frame.shape[2] != 3:
             got = f"{frame.dtype}{list(frame.shape)}" if hasattr(frame, "dtype") else a(frame)
             raise EnvError(f"render() returned {got}; a video needs uint8[height, width, 3]")
-        return np.ascontiguousarray(frame)
+        return cast("Array", frame)
 
     def _finish(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
+        film, self.film = self.film, None
+        if film is not None:
+            film.close()
 
 
 def video_name(seed: int | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,8 +62,8 @@ class Export:
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.path.stat().st_size:,} bytes"]
+        width = max(map(len, [*self.inputs, *self.outputs]))
         for label, named in (("takes", self.inputs), ("returns", self.outputs)):
-            width = max(map(len, named))
             lines += [f"  {label:<8} {name:<{width}}  {kind}" for name, kind in named.items()]
         equal = f"largest difference from policy.act {self.difference:.1g}"
         if self.ties:
@@ -209,7 +211,12 @@ def _onnx(acting: Acting) -> tuple[bytes, Call]:
         result = acting(*jax.tree.unflatten(structure, arrays))
         return tuple(acting.outputs(result).values())
 
-    with for_no_platform():
+    # It logs what it leaves out, such as its own plugins for other libraries.
+    for name in ("jax2onnx", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with for_no_platform(), warnings.catch_warnings():
+        # Its own code rounds numbers to types that JAX then warns of.
+        warnings.simplefilter("ignore")
         model = jax2onnx.to_onnx(
             flat,
             list(inputs.values()),
@@ -245,6 +252,7 @@ def _compared(acting: Acting, call: Call) -> tuple[float, int]:
     arrays = random_observations(net.spaces, CHECKED)
     memory = net.memory(weights, BATCH)
     carry = jax.tree.map(np.asarray, memory.carry)
+    distribution = jax.jit(lambda *args: net.apply(*args)[0])
     worst, ties = 0.0, 0
     for first in range(0, CHECKED, BATCH):
         seen = {name: x[first : first + BATCH] for name, x in arrays.items()}
@@ -256,7 +264,7 @@ def _compared(acting: Acting, call: Call) -> tuple[float, int]:
             got, carry = call(obs, carry, np.asarray(memory.reset))
         else:
             got = call(obs)
-        close = _ties(net, net.apply(weights, batch, memory)[0])
+        close = _ties(net, distribution(weights, batch, memory))
         difference, count = _difference(net.head, wanted, got, close)
         worst, ties = max(worst, difference), ties + count
         if net.recurrent:
