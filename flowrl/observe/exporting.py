@@ -6,20 +6,20 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import jax
 import numpy as np
+from gymnasium.vector.utils import batch_space
 from jax.export import deserialize, symbolic_shape
 from jax.export import export as jax_export
 
 from flowrl.core.texts import plural
 from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
-from flowrl.rl.actions import Head, leaves
+from flowrl.rl.actions import Head, Part, leaves
 from flowrl.rl.images import for_no_platform
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act
 from flowrl.rl.spaces import Spaces
@@ -68,7 +68,7 @@ class Export:
         equal = f"largest difference from policy.act {self.difference:.1g}"
         if self.ties:
             choices = plural(self.ties, "choice")
-            equal += f", {self.ties} {choices} of two that are equal within {TOLERANCE}"
+            equal += f", {self.ties:,} {choices} of two that are equal within {TOLERANCE}"
         lines.append(f"  checked  on {CHECKED:,} random observations: {equal}")
         return "\n".join(lines)
 
@@ -264,8 +264,8 @@ def _compared(acting: Acting, call: Call) -> tuple[float, int]:
             got, carry = call(obs, carry, np.asarray(memory.reset))
         else:
             got = call(obs)
-        close = _ties(net, distribution(weights, batch, memory))
-        difference, count = _difference(net.head, wanted, got, close)
+        dist = distribution(weights, batch, memory)
+        difference, count = _difference(net.head, dist, wanted, got)
         worst, ties = max(worst, difference), ties + count
         if net.recurrent:
             memory = Memory(after, rng.random(BATCH) < 0.2)
@@ -280,11 +280,10 @@ def random_observations(spaces: Spaces, count: int) -> dict[str, Array]:
     """
     rng = np.random.default_rng(0)
     arrays = {}
-    # A copy has random numbers of its own, so those of the policy's space stay as they are.
-    copy = Spaces.from_json(spaces.json)
-    for part, (_, space) in zip(spaces.parts, leaves(copy.obs), strict=True):
-        space.seed(int(rng.integers(2**31)))
-        x = np.stack([np.asarray(space.sample(), part.declared) for _ in range(count)])
+    for part, (_, space) in zip(spaces.parts, leaves(spaces.obs), strict=True):
+        several = batch_space(space, count)
+        several.seed(int(rng.integers(2**31)))
+        x = np.asarray(several.sample(), part.declared)
         if isinstance(space, gym.spaces.Box) and part.declared.kind == "f":
             wide = space.high.astype(np.float64) - space.low.astype(np.float64) > WIDE
             normal = np.clip(rng.normal(scale=10, size=x.shape), space.low, space.high)
@@ -293,27 +292,33 @@ def random_observations(spaces: Spaces, count: int) -> dict[str, Array]:
     return arrays
 
 
-def _ties(net: Network, dist: Any) -> Array:
-    """Return for each choice of an action whether the two best are equal, ``bool[B, choices]``."""
-    sizes = net.head.sizes
-    if not sizes:
-        return np.zeros((BATCH, 0), bool)
-    logits = np.asarray(dist.choices.logits if net.head.reals else dist.logits)
+def _ties(head: Head, dist: Any, part: Part, taken: Array) -> Array:
+    """Return where choices of a part of actions are as good as the best, ``bool[B, numbers]``.
+
+    Args:
+        head: of the policy.
+        dist: its distribution.
+        part: the part of actions.
+        taken: the choices as the environment takes them, ``[B, numbers]``.
+    """
+    logits = np.asarray(dist.choices.logits if head.reals else dist.logits)
+    begins = np.cumsum((0, *head.sizes))
     ties = []
-    for begin, end in pairwise(np.cumsum((0, *sizes))):
-        # The best stands last; where there is one choice only, it is compared with nothing.
-        best = np.sort(logits[:, begin:end], axis=-1)[:, -2:]
-        lead = best[:, -1] - best[:, 0] if end - begin > 1 else np.inf
-        ties.append(lead <= TOLERANCE * np.maximum(1, abs(best[:, -1])))
+    for number, column in enumerate(taken.astype(np.int64).T, part.first):
+        own = logits[:, begins[number] : begins[number + 1]]
+        choice = column - head.start[number]
+        best, exists = own.max(-1), (choice >= 0) & (choice < own.shape[1])
+        its = own[np.arange(len(own)), np.where(exists, choice, 0)]
+        ties.append(exists & (best - its <= TOLERANCE * np.maximum(1, abs(best))))
     return np.stack(ties, axis=-1)
 
 
-def _difference(head: Head, wanted: Any, got: Any, ties: Array) -> tuple[float, int]:
+def _difference(head: Head, dist: Any, wanted: Any, got: Any) -> tuple[float, int]:
     """Return the largest difference of real numbers, and how many choices differ that are ties.
 
     Raises:
-        SaveError: another choice is taken where one is clearly the best, or an array has another
-            shape or type.
+        SaveError: a choice is taken that is not as good as the best, or an array has another shape
+            or type.
     """
     wanted, got = fields_of("action", wanted), fields_of("action", got)
     worst, count = 0.0, 0
@@ -328,11 +333,10 @@ def _difference(head: Head, wanted: Any, got: Any, ties: Array) -> tuple[float, 
             )
         if part.discrete:
             differ = (x != y).reshape(len(x), -1)
-            may = ties[:, part.first : part.first + differ.shape[1]]
-            if (differ & ~may).any():
+            if (differ & ~_ties(head, dist, part, y.reshape(differ.shape))).any():
                 raise SaveError(
-                    f"what was exported takes another {name} than policy.act where one choice is "
-                    "clearly the best; it is not written"
+                    f"what was exported takes another {name} than policy.act, whose output is not "
+                    f"within {TOLERANCE} of the best; it is not written"
                 )
             count += int(differ.sum())
         else:

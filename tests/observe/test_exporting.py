@@ -31,14 +31,14 @@ def mlp(**settings):
     return fl.Policy(fl.networks.MLP, hidden=(8,), **settings)
 
 
-def trained(policy, obs, action, scale=1.0):
+def trained(policy, obs, action):
     """A policy with random weights and moments."""
     made = fl.TrainedPolicy(policy, Spaces(obs, action), None)
     shapes = jax.eval_shape(made.network.init, jax.random.key(0))
     rng = np.random.default_rng(3)
 
     def normal(x):
-        return (scale * rng.normal(size=x.shape)).astype(x.dtype)
+        return rng.normal(size=x.shape).astype(x.dtype)
 
     params = {name: normal(x) for name, x in shapes.params.items()}
     # Variances and counts are above 0.
@@ -171,6 +171,7 @@ def test_they_act_in_a_process_without_flowrl_as_policy_act_does(tmp_path):
 
 
 PLAIN = trained(mlp(), OBSERVATIONS["box"], ACTIONS["dict"])
+EQUAL = trained(mlp(), OBSERVATIONS["box"], Discrete(4, start=-1))
 
 
 def test_an_export_says_what_it_takes_and_returns(tmp_path):
@@ -229,11 +230,17 @@ def test_what_acts_otherwise_is_not_written(change, says, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_choices_that_are_equal_either_may_be_taken(tmp_path, monkeypatch):
-    changed(monkeypatch, lambda action: 1 - action)
-    equal = trained(mlp(), OBSERVATIONS["box"], Discrete(2), scale=0)
+def test_of_choices_that_are_equal_either_may_be_taken_and_no_other(tmp_path, monkeypatch):
+    changed(monkeypatch, lambda action: action + taken)
+    params = {name: 0 * x for name, x in EQUAL.weights.params.items()}
+    params["heads/action/bias"] = np.float32([0, 1, 1, 0])
+    equal = fl.TrainedPolicy(EQUAL.policy, EQUAL.spaces, EQUAL.weights._replace(params=params))
+    taken = 1
     found = equal.export(tmp_path / "p.stablehlo")
-    assert found.ties == N and "1000 choices of two that are equal within 1e-05" in str(found)
+    assert found.ties == N and "1,000 choices of two that are equal within 1e-05" in str(found)
+    for taken in (-1, 2, 9):
+        with pytest.raises(fl.errors.SaveError, match="is not within 1e-05 of the best"):
+            equal.export(tmp_path / "p.stablehlo")
 
 
 class Counts(nnx.Module):
