@@ -231,14 +231,15 @@ def test_what_acts_otherwise_is_not_written(change, says, tmp_path, monkeypatch)
 
 
 def test_of_choices_that_are_equal_either_may_be_taken_and_no_other(tmp_path, monkeypatch):
-    changed(monkeypatch, lambda action: action + taken)
+    changed(monkeypatch, lambda action: action + shift[0])
     params = {name: 0 * x for name, x in EQUAL.weights.params.items()}
     params["heads/action/bias"] = np.float32([0, 1, 1, 0])
     equal = fl.TrainedPolicy(EQUAL.policy, EQUAL.spaces, EQUAL.weights._replace(params=params))
-    taken = 1
+    shift = [1]
     found = equal.export(tmp_path / "p.stablehlo")
     assert found.ties == N and "1,000 choices of two that are equal within 1e-05" in str(found)
-    for taken in (-1, 2, 9):
+    for other in (-1, 2, 9):
+        shift[0] = other
         with pytest.raises(fl.errors.SaveError, match="is not within 1e-05 of the best"):
             equal.export(tmp_path / "p.stablehlo")
 
