@@ -38,7 +38,8 @@ def trained(policy, obs, action):
     rng = np.random.default_rng(3)
 
     def normal(x):
-        return rng.normal(size=x.shape).astype(x.dtype)
+        # Larger ones would move nearly all actions to their bounds.
+        return (0.4 * rng.normal(size=x.shape)).astype(x.dtype)
 
     params = {name: normal(x) for name, x in shapes.params.items()}
     # Variances and counts are above 0.
@@ -167,7 +168,9 @@ def test_they_act_in_a_process_without_flowrl_as_policy_act_does(tmp_path):
     assert (ran.returncode, ran.stdout.split("\n")[:-1]) == (0, list(POLICIES)), ran.stderr
     # What is compared differs from observation to observation.
     for name, ((_, wanted), *_), _ in calls:
-        assert all(len(np.unique(x)) > 1 for x in fields_of("", wanted).values()), name
+        for part, x in fields_of("", wanted).items():
+            values = len(np.unique(x))
+            assert values > (N / 5 if x.dtype.kind == "f" else 1), (name, part, values)
 
 
 PLAIN = trained(mlp(), OBSERVATIONS["box"], ACTIONS["dict"])
