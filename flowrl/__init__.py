@@ -44,13 +44,14 @@ if TYPE_CHECKING:
     from flowrl.learner.learner import Learner as Learner
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
+    from flowrl.observe.exporting import Export as Export
     from flowrl.observe.record import Record as Record
-    from flowrl.observe.saving import TrainedPolicy as TrainedPolicy
     from flowrl.observe.saving import load as load
     from flowrl.observe.sinks import Csv as Csv
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
     from flowrl.observe.sinks import WandB as WandB
+    from flowrl.observe.trained import TrainedPolicy as TrainedPolicy
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
@@ -111,9 +112,11 @@ _HOMES = {
     "learner.learner": "Learner",
     "core.curves": "Curves",
     "observe.diff": "Diff diff",
+    "observe.exporting": "Export",
     "observe.record": "Record",
-    "observe.saving": "TrainedPolicy load",
+    "observe.saving": "load",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
+    "observe.trained": "TrainedPolicy",
     "ops.batch": "Advantages Concat Standardize",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",

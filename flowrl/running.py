@@ -29,9 +29,10 @@ from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.saver import Results, Saver, first_files
-from flowrl.observe.saving import RECORDS, RunDir, TrainedPolicy
+from flowrl.observe.saving import RECORDS, RunDir
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
+from flowrl.observe.trained import TrainedPolicy
 from flowrl.rollout.runners import Runners
 from flowrl.runtime.audit import Audit
 from flowrl.runtime.base import Runtime

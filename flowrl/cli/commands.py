@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 REPORTED = (
     "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "networkx",
-    "ale-py", "gymnax", "brax",
+    "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime",
 )  # fmt: skip
 """The packages whose versions `flowrl env` prints; the last ones come with extras."""
 
@@ -335,14 +335,38 @@ def explain(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Play episodes with a saved policy, and print their returns."""
+    import json
+
     from flowrl.algos.named import environment
+    from flowrl.envs.gym_envs import env_name
     from flowrl.observe.saving import load
 
     import_named(args)
     env = None if args.env is None else environment(args.env)
     bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
     policy = load(args.dir, allow=args.allow, env=env)
-    print(policy.evaluate(args.episodes, seed=args.seed, greedy=not args.sampled, **bound))
+    found = policy.evaluate(
+        args.episodes, seed=args.seed, greedy=not args.sampled, video=args.video, **bound
+    )
+    if args.json:
+        played = {"env": env_name(policy.env) if policy.env else None, "seed": args.seed}
+        stochastic = "epsilon-greedy" if policy.action_values else "sampled"
+        played["actions"] = stochastic if args.sampled else "greedy"
+        print(json.dumps({**played, **found.plain()}))
+    else:
+        print(found)
+    if args.video:
+        print(f"videos of the first episodes are in {args.video}", file=sys.stderr)
+    return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a saved policy as a file that acts without flowrl, and print what it takes."""
+    from flowrl.observe.saving import load
+
+    import_named(args)
+    policy = load(args.dir, allow=args.allow)
+    print(policy.export(args.file or f"{Path(args.dir).resolve().name}.stablehlo"))
     return 0
 
 

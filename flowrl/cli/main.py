@@ -26,6 +26,8 @@ ENV_HELP = (
     "the environment: an id, file.py:function, package.module:Class, gymnax:NAME or brax:NAME"
 )
 
+IMPORT_HELP = "a package or file.py that may be imported for the policy"
+
 
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
 """What argparse says of a value that is none of those known: the argument, it, and those."""
@@ -223,7 +225,7 @@ def _add_run_readers(command: Command) -> None:
     _directory_argument(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
     _add_eval(command)
-
+    _add_export(command)
     _add_record_readers(command)
 
 
@@ -277,7 +279,34 @@ def _add_eval(command: Command) -> None:
         help="end every episode after N steps; 30,000 by default",
     )
     evaluate.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
-    _import_argument(evaluate, "a package or file.py that may be imported for the policy")
+    evaluate.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object on standard output: every return and length, and what is "
+        "known of them all",
+    )
+    evaluate.add_argument(
+        "--video",
+        metavar="FOLDER",
+        help="write videos of the first 3 episodes into this folder (extra video)",
+    )
+    _import_argument(evaluate, IMPORT_HELP)
+
+
+def _add_export(command: Command) -> None:
+    """Add the command that exports a saved policy."""
+    export = command(
+        "export", "write a saved policy as a file that acts without flowrl", commands.export
+    )
+    _directory_argument(export)
+    export.add_argument(
+        "-o",
+        metavar="FILE",
+        dest="file",
+        help="FILE.stablehlo or FILE.onnx (extra onnx); by default the name of DIR with "
+        ".stablehlo, in this folder",
+    )
+    _import_argument(export, IMPORT_HELP)
 
 
 def _directory_argument(command: argparse.ArgumentParser) -> None:

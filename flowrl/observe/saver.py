@@ -19,8 +19,9 @@ from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
 from flowrl.observe import about
 from flowrl.observe.explain import explain
-from flowrl.observe.saving import RunDir, TrainedPolicy, check_free, failure, to_json
+from flowrl.observe.saving import RunDir, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
+from flowrl.observe.trained import TrainedPolicy
 
 PROFILE_SECONDS = 10.0
 """Seconds between two profiles in a run's directory, for `flowrl explain` of runs that go on."""

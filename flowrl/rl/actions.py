@@ -161,7 +161,7 @@ class Head:
         """
         if self._whole is not None:
             numbers = self._to_bounds(action) if self.reals else self._from_start(action)
-            return _cast(numbers.reshape((len(numbers), *self._whole.shape)), self._whole.dtype)
+            return _cast(numbers.reshape((numbers.shape[0], *self._whole.shape)), self._whole.dtype)
         choices, reals = action[:, : len(self.sizes)], action[:, len(self.sizes) :]
         choices = self._from_start(choices.astype(np.int32))
         reals = self._to_bounds(reals) if self.reals else reals
@@ -170,7 +170,7 @@ class Head:
             all_numbers = choices if part.discrete else reals
             own = all_numbers[:, part.first : part.first + math.prod(part.shape)]
             arrays[field_name("action", part.path)] = _cast(
-                own.reshape((len(own), *part.shape)), part.dtype
+                own.reshape((own.shape[0], *part.shape)), part.dtype
             )
         return tree_of("action", arrays)
 

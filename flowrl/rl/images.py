@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +16,18 @@ from flax import nnx
 from flowrl.errors import PolicyError
 
 Array = Any
+NO_PLATFORM: ContextVar[bool] = ContextVar("NO_PLATFORM", default=False)
+"""Whether what is traced now is for no platform in particular."""
+
+
+@contextmanager
+def for_no_platform() -> Iterator[None]:
+    """Let what is traced decide nothing by the platform, which ONNX does not know."""
+    token = NO_PLATFORM.set(True)
+    try:
+        yield
+    finally:
+        NO_PLATFORM.reset(token)
 
 
 class Convolution(nnx.Module):
@@ -42,8 +56,11 @@ class Convolution(nnx.Module):
 
         Their shape is ``[N, (H - size) // stride + 1, (W - size) // stride + 1, filters]``.
         """
+        kernel = self.kernel[...]
+        if NO_PLATFORM.get():
+            return self._convolution(x, kernel) + self.bias[...]
         convolved = jax.lax.platform_dependent(
-            x, self.kernel[...], cpu=self._product, default=self._convolution
+            x, kernel, cpu=self._product, default=self._convolution
         )
         return convolved + self.bias[...]
 

@@ -213,6 +213,6 @@ class Heads(nnx.Module):
         if self.log_std is not None:
             # A policy outputs means and log-deviations side by side.
             log_std = self.log_std[...]
-            log_std = jnp.broadcast_to(log_std, (len(outputs), len(log_std)))
+            log_std = jnp.broadcast_to(log_std, (outputs.shape[0], len(log_std)))
             outputs = jnp.concatenate([outputs, log_std], axis=-1)
         return outputs, self.value(critic)[:, 0]

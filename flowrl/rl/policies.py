@@ -112,7 +112,8 @@ class Network:
         except FlowrlError:
             raise
         except Exception as error:
-            call = f"{self.name}({spaces.seen}, {spaces.action}, rngs=..., {_settings(policy)})"
+            settings = ", ".join(f"{name}={value!r}" for name, value in policy.settings.items())
+            call = f"{self.name}({spaces.seen}, {spaces.action}, rngs=..., {settings})"
             raise PolicyError(f"{call} failed: {type(error).__name__}: {error}") from error
         self.recurrent = isinstance(abstract, Recurrent)
         if getattr(abstract, "squashed", False) and self.head.kind == "gaussian":
@@ -247,9 +248,8 @@ class Network:
         """Return what `_call` returns, for observations without their mask."""
         module = self._merge(params, rest)
         if self.recurrent:
-            carry = jax.tree.map(
-                partial(_where, memory.reset), module.initial_carry(_count(obs)), memory.carry
-            )
+            initial = module.initial_carry(jax.tree.leaves(obs)[0].shape[0])
+            carry = jax.tree.map(partial(_where, memory.reset), initial, memory.carry)
             result, wanted, length = module(obs, carry), "(action outputs, value, carry)", 3
         else:
             result, wanted, length = module(obs), "(action outputs, value)", 2
@@ -416,6 +416,11 @@ class Network:
             [columns.astype(jnp.float32), dist.log_prob(action)[:, None], value[:, None]], axis=1
         ), carry
 
+    def greedy(self, weights: Weights, obs: Any, memory: Memory = NOTHING) -> tuple[Array, Any]:
+        """Return the greedy actions ``[B]`` or ``[B, width]``, and the carry after the step."""
+        (outputs, _), _, carry = self._call(*weights, obs, memory)
+        return self.head.distribution(outputs).mode(), carry
+
     def noise(
         self, key: Array, turn: Array, env: Array, *, steps: int, envs: int, explore: Explore
     ) -> Array:
@@ -455,11 +460,6 @@ class Network:
         return np.dtype(np.float32 if self.head.reals else np.int32)
 
 
-def _count(obs: Any) -> int:
-    """Return the number of observations in a tree of arrays ``[N, ...]``."""
-    return int(jax.tree.leaves(obs)[0].shape[0])
-
-
 def _where(flags: Array, x: Array, y: Array) -> Array:
     """Return ``x [B, ...]`` where ``flags [B]``, else ``y``."""
     return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)
@@ -473,10 +473,6 @@ def _description(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
     return "one array" if isinstance(result, jax.Array) else a(result)
-
-
-def _settings(policy: Policy) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in policy.settings.items())
 
 
 def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:

@@ -259,7 +259,8 @@ class Spaces:
         """
         if not self._has_mask:
             return obs, None
-        flat = [part.of(obs).reshape(len(part.of(obs)), -1) for part in self._mask_parts]
+        found = [part.of(obs) for part in self._mask_parts]
+        flat = [x.reshape(x.shape[0], -1) for x in found]
         return self.without_mask(obs), jnp.concatenate(flat, -1) > 0
 
     def without_mask(self, obs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,23 @@ class Evaluation:
             notes.append(note)
         return tuple(notes)
 
+    def plain(self) -> dict[str, Any]:
+        """Return all that is known of the episodes as plain values, for JSON.
+
+        Returns that are not finite are None, which JSON calls null.
+        """
+        summary = {"mean": self.mean(), "std": self.std(), "min": self.min(), "max": self.max()}
+        return {
+            "episodes": len(self),
+            "max_steps": self.max_steps,
+            **{name: _finite(x) for name, x in summary.items()},
+            "cut_episodes": int(self.cut.sum()),
+            "different_episodes": self.different,
+            "returns": [_finite(x) for x in self],
+            "lengths": self.lengths.tolist(),
+            "cut": self.cut.tolist(),
+        }
+
     def __str__(self) -> str:
         count, returns = len(self), self.different_returns
         head = (
@@ -150,6 +168,11 @@ class Evaluation:
         )
         spread = f"std {self.std():.1f}, min {self.min():.1f}, max {self.max():.1f}"
         return f"{head}: mean {self.mean():.1f}, {spread}"
+
+
+def _finite(x: float) -> float | None:
+    """Return a number, or None if it is not finite."""
+    return x if math.isfinite(x) else None
 
 
 def noise_of(seeds: Any, first: Any, *, net: Network, explore: Explore) -> Any:

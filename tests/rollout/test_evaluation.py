@@ -516,6 +516,31 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(
         and played["cut"] == "6 episodes, 1 different return: mean 7.0, std 0.0, min 7.0, max 7.0\n"
     )
     assert "6 of 6 episodes did not end within 7 steps and were cut" in caplog.text
+    assert main(["eval", "run", "--json", "--sampled", "--episodes", "6", "--seed", "3"]) == 0
+    found = policy.evaluate(6, seed=3, greedy=False)
+    assert json.loads(capsys.readouterr().out) == {
+        "env": "CartPole-v1",
+        "seed": 3,
+        "actions": "sampled",
+        "episodes": 6,
+        "max_steps": MAX_STEPS,
+        "mean": found.mean(),
+        "std": found.std(),
+        "min": found.min(),
+        "max": found.max(),
+        "cut_episodes": 0,
+        "different_episodes": 6,
+        "returns": found.returns.tolist(),
+        "lengths": found.lengths.tolist(),
+        "cut": [False] * 6,
+    }
+
+
+def test_returns_that_json_has_no_word_for_are_null():
+    found = fl.Evaluation(np.array([1.0, np.inf]), np.ones(2, int), np.zeros(2, bool), np.ones(2))
+    with np.errstate(invalid="ignore"):
+        plain = found.plain()
+    assert plain["returns"] == [1.0, None] and (plain["min"], plain["max"]) == (1.0, None)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
