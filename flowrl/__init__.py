@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.config import Config as Config
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
@@ -99,6 +100,7 @@ _HOMES = {
     "algos.a2c": "A2CSettings a2c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
+    "algos.config": "Config",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
     "algos.pg": "PGSettings pg",

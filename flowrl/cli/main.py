@@ -12,11 +12,10 @@ from typing import NoReturn
 
 from flowrl.cli import commands
 from flowrl.errors import FlowrlError, unknown
+from flowrl.runtime import NAMES
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 """A function that adds a command: its name, its help, and the function that runs it."""
-
-RUNTIMES = ("local", "ray", "xla")
 
 GRAPH_HELP = (
     "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
@@ -82,7 +81,7 @@ def _add_graph_commands(command: Command) -> None:
     _graph_arguments(plan)
     plan.add_argument(
         "--runtime",
-        choices=RUNTIMES,
+        choices=NAMES,
         default="local",
         help="xla: also show what can be part of one program",
     )
@@ -111,7 +110,7 @@ def _add_run(command: Command) -> None:
     _graph_arguments(run)
     run.add_argument(
         "--runtime",
-        choices=RUNTIMES,
+        choices=NAMES,
         help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
         "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
