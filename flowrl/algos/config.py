@@ -101,12 +101,13 @@ class Config:
         config = Config(graph, env, {**source.settings, **best}, imports=tuple(imports))
         return config.changed(changes or {})
 
-    def changed(self, changes: Mapping[str, Any]) -> Config:
+    def changed(self, changes: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Config:
         """Return this config with other values of settings and fields.
 
         Args:
-            changes: values by name. A name with a dot is the address of a field of the graph; any
-                other is a setting of its function.
+            changes: values by name, or pairs of a name and a value, which are applied in this
+                order. A name with a dot is the address of a field of the graph; any other is a
+                setting of its function.
 
         Raises:
             SettingError: a setting is unknown or can't take its value.
@@ -115,7 +116,8 @@ class Config:
             return self
         source = find(self.graph, imported(self.imports))
         settings, fields = dict(self.settings), dict(self.fields)
-        for name, value in changes.items():
+        pairs = list(changes.items() if isinstance(changes, Mapping) else changes)
+        for name, value in pairs:
             if "." not in name:
                 settings[name] = fitted(source, name, value)
                 continue
@@ -125,7 +127,8 @@ class Config:
             for known in within:
                 del fields[known]
             fields[name] = value
-        origin = {name: where for name, where in self.origin.items() if name not in changes}
+        changed = dict(pairs)
+        origin = {name: where for name, where in self.origin.items() if name not in changed}
         return replace(self, settings=settings, fields=fields, origin=origin)
 
     def build(self) -> Graph:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,14 +168,15 @@ def diff(args: argparse.Namespace) -> int:
     """Print two graphs, or runs, side by side."""
     from flowrl.observe.diff import diff as side_by_side
 
-    def side(name: str, changes: list[str]) -> tuple[Graph, Path | None]:
+    def side(name: str, **more: Any) -> tuple[Graph, Path | None]:
         directory = Path(name) if Path(name).is_dir() else None
         # A run's directory holds its environment, so --env is for the other kinds of names.
-        named = {"graph": name, "env": None if directory else args.env, "changes": changes}
+        named = {"graph": name, "env": None if directory else args.env, **more}
         return graph_of(argparse.Namespace(**{**vars(args), **named}))[0], directory
 
-    first, first_run = side(args.graph, [])
-    second, second_run = side(args.other, args.changes)
+    # --config is the first graph; --set changes the second.
+    first, first_run = side(args.graph, changes=[])
+    second, second_run = side(args.other, loaded=None, save_config=None)
     names = (args.graph, args.other)
     print(side_by_side(first, second, names, (first_run, second_run)), end="")
     return 0
@@ -305,7 +307,7 @@ def debug(args: argparse.Namespace) -> int:
     """Train step by step."""
     from flowrl.debugging.prompt import debug as step
 
-    step(graph_of(args)[0], seed=args.seed)
+    step(graph_of(args)[0], seed=args.seed or 0)
     return 0
 
 
@@ -322,6 +324,24 @@ def explain(args: argparse.Namespace) -> int:
 
     explained = explained_of(profiles(args.dir)[1])
     print(json.dumps(plain(explained)) if args.json else explained, end="\n" if args.json else "")
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print the last returns of saved runs in groups, and draw their curves if wanted."""
+    import json
+
+    from flowrl.core.curves import Curves
+
+    curves = Curves.load(args.dirs)
+    if args.json:
+        for end in curves.ending(args.column):
+            numbers = {k: v if isinstance(v, str) or isfinite(v) else None for k, v in end.items()}
+            print(json.dumps({"column": args.column, **numbers}))
+    else:
+        print(curves.table(args.column), end="")
+    if args.picture is not None:
+        curves.picture(args.picture, args.column)
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from flowrl.cli import commands
+from flowrl.cli.arguments import take_config
 from flowrl.errors import FlowrlError, unknown
 from flowrl.runtime import NAMES
 
@@ -32,6 +33,17 @@ CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)
 
 class _Parser(argparse.ArgumentParser):
     """Parser that suggests what may be meant, and lists the commands where none is given."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse words; with ``--config`` among them, which names a graph, GRAPH may be left out."""
+        words = sys.argv[1:] if args is None else args
+        if any(word.partition("=")[0] == "--config" for word in words):
+            for action in self._actions:
+                if action.dest == "graph":
+                    action.nargs, action.required = "?", False
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if wrong := CHOICE.fullmatch(message):
@@ -82,7 +94,6 @@ def _add_graph_commands(command: Command) -> None:
     plan.add_argument(
         "--runtime",
         choices=NAMES,
-        default="local",
         help="xla: also show what can be part of one program",
     )
 
@@ -184,7 +195,7 @@ def _add_debug(command: Command) -> None:
     """Add the debugger."""
     debug = command("debug", "train step by step: stop, look, change, go back", commands.debug)
     _graph_arguments(debug)
-    debug.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
+    debug.add_argument("--seed", type=int, help="of every random number (default 0)")
 
 
 def _add_run_readers(command: Command) -> None:
@@ -196,9 +207,35 @@ def _add_run_readers(command: Command) -> None:
     )
     _directory_argument(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
+    _add_compare(command)
     _add_eval(command)
-
     _add_record_readers(command)
+
+
+def _add_compare(command: Command) -> None:
+    """Add the command that compares learning curves."""
+    compare = command(
+        "compare",
+        "show the last return of runs, over seeds: the interquartile mean and its interval",
+        commands.compare,
+    )
+    compare.add_argument(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        help="a run's directory, or one that holds runs as seed-0, seed-1, ...; runs that differ "
+        "only in their seed are a group",
+    )
+    compare.add_argument(
+        "--column",
+        metavar="NAME",
+        default="return_mean",
+        help="the column of the rows (default return_mean)",
+    )
+    compare.add_argument(
+        "--picture", metavar="FILE", help="draw the curves into this file, .svg or .png"
+    )
+    compare.add_argument("--json", action="store_true", help="print one JSON object per group")
 
 
 def _add_record_readers(command: Command) -> None:
@@ -269,6 +306,16 @@ def _import_argument(command: argparse.ArgumentParser, text: str) -> None:
 def _graph_arguments(command: argparse.ArgumentParser) -> None:
     """Add which graph, and how it is changed."""
     command.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="take the graph, its environment and all its settings from this YAML or JSON file, "
+        "and of a run also runtime, seeds, steps and goal; other arguments win over it, and GRAPH "
+        "may be left out",
+    )
+    command.add_argument(
+        "--save-config", metavar="FILE", help="first write such a new file with all of these"
+    )
     command.add_argument("--env", metavar="ENV", help=ENV_HELP)
     command.add_argument(
         "--set",
@@ -330,6 +377,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
+        if "config" in args:
+            take_config(args)
         return int(args.act(args))
     except KeyboardInterrupt:
         return 130
