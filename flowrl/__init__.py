@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
+    from flowrl.seeding.runs import run_seeds as run_seeds
 
 __version__ = "0.1.0"
 
@@ -136,6 +137,7 @@ _HOMES = {
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
+    "seeding.runs": "run_seeds",
 }
 MODULES = ("envs", "errors", "extend", "losses", "networks")
 """Modules of public names beside those of everyday use, which stand here."""

@@ -201,19 +201,15 @@ def runtime_of(args: argparse.Namespace) -> Any:
     """Return the runtime that the arguments name: a name or a runtime object.
 
     Raises:
-        SettingError: ``--working-dir`` or ``--seeds`` does not fit the runtime.
+        SettingError: ``--working-dir`` does not fit the runtime.
     """
     if args.runtime != "ray" and args.working_dir is not None:
         raise SettingError(
             "--working-dir is copied to the nodes of a Ray cluster: "
             "add --runtime ray, or leave it out"
         )
-    if args.seeds is not None:
-        if args.runtime != "xla":
-            raise SettingError(
-                "--seeds runs many seeds at once as one program: "
-                "add --runtime xla, or start one run for each --seed"
-            )
+    # Only the xla runtime has many seeds in one run.
+    if args.seeds is not None and args.runtime == "xla":
         from flowrl.runtime.xla import XlaRuntime
 
         return XlaRuntime(seeds=args.seeds, **args.runtime_settings)

@@ -31,6 +31,8 @@ from flowrl.cli.arguments import (
     runtime_of,
 )
 from flowrl.cli.ending import summary
+from flowrl.cli.seeds import train_seeds
+from flowrl.core.profile import usable_cores
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 
@@ -202,6 +204,9 @@ def run(args: argparse.Namespace) -> int:
     print(_announcement(args, graph, about), file=sys.stderr)
     if repeated:
         print(repeated, file=sys.stderr)
+    if args.seeds is not None and args.runtime != "xla":
+        _save_when_ended()
+        return train_seeds(args, planned, options)
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, planned, sinks, options)
     try:
@@ -229,11 +234,7 @@ def _share_cores(runs: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if flag in flags:
         return
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    devices = max(n for n in range(1, cores + 1) if runs % n == 0)
+    devices = max(n for n in range(1, usable_cores() + 1) if runs % n == 0)
     os.environ["XLA_FLAGS"] = f"{flags} {flag}={devices}".strip()
 
 
@@ -262,7 +263,8 @@ def _announcement(args: argparse.Namespace, graph: Graph, about: About) -> str:
     where = f" on {about.env}" if about.env else ""
     seeds = f"seed {args.seed}"
     if args.seeds is not None:
-        seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
+        at_once = " at once" if args.runtime == "xla" else ""
+        seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1}{at_once}"
     return (
         f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; "
         f"until {' or '.join(goals) or 'Ctrl-C'}"

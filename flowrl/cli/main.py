@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from flowrl.cli import commands
 from flowrl.cli.arguments import take_config
-from flowrl.errors import FlowrlError, unknown
+from flowrl.errors import FlowrlError, described, unknown
 from flowrl.runtime import NAMES
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
@@ -135,7 +135,8 @@ def _add_run(command: Command) -> None:
         "--seeds",
         type=_count,
         metavar="N",
-        help="train with N seeds at once in one program (needs --runtime xla)",
+        help="train with N seeds from --seed on: each in a process of its own, as many at a time "
+        "as there are cores, on Ray one after another, with xla all at once in one program",
     )
     run.add_argument(
         "--steps", type=_count, metavar="N", help="stop after this many environment steps"
@@ -395,9 +396,5 @@ def _print_error(error: Exception, *, debug: bool) -> None:
     """Print an error as one message, with the traceback before it if `debug`."""
     if debug:
         traceback.print_exception(error)
-    kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
-    # The runtimes add the address of the node as a note.
-    addresses = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
-    notes = "".join(f" ({note})" for note in addresses)
     hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows where)"
-    print(f"flowrl: {kind}{error}{notes}{hint}", file=sys.stderr)
+    print(f"flowrl: {described(error)}{hint}", file=sys.stderr)
