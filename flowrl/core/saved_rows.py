@@ -246,7 +246,8 @@ def _label(run: SavedRun, every: Sequence[SavedRun]) -> str:
         alike = [x for n, x in differing.items() if n.rpartition(".")[2] == last]
         named[last if all(x == found for x in alike) else name] = run.settings.get(name, "none")
     texts = [f"{name}={_short(text)}" for name, text in named.items()]
-    return ", ".join([*parts, *texts[:MOST_DIFFERENCES]])
+    more = ["..."] if len(texts) > MOST_DIFFERENCES else []
+    return ", ".join([*parts, *texts[:MOST_DIFFERENCES], *more])
 
 
 def _short(text: str) -> str:
