@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.config import Config as Config
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
+    from flowrl.seeding.runs import run_seeds as run_seeds
 
 __version__ = "0.1.0"
 
@@ -100,6 +102,7 @@ _HOMES = {
     "algos.a2c": "A2CSettings a2c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
+    "algos.config": "Config",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
     "algos.pg": "PGSettings pg",
@@ -137,6 +140,7 @@ _HOMES = {
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
+    "seeding.runs": "run_seeds",
 }
 MODULES = ("envs", "errors", "extend", "losses", "networks")
 """Modules of public names beside those of everyday use, which stand here."""
