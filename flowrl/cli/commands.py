@@ -280,7 +280,7 @@ def _start(
             progress = Progress(steps=args.steps)
             observers.append(progress)
             on_failure.callback(progress.close)
-        _save_when_ended()
+        save_when_ended()
         given = {name: getattr(args, name) for name in ("seed", "steps", "trace", "otlp")}
         try:
             started = start(planned, observers=observers, **given, **options)
@@ -292,7 +292,7 @@ def _start(
     return started
 
 
-def _save_when_ended() -> None:
+def save_when_ended() -> None:
     """Let the signals that end a process raise KeyboardInterrupt, so that the run is saved."""
     # A shell's script lets what it starts with & ignore Ctrl-C; it must be possible to end it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ except ImportError as error:
     raise SettingError(f"tune needs Ray Tune ({error}): {install('tune')}") from None
 
 SILENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints a box in any case
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # a run's own directory has its rows
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C ends the study as it ends a run
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed at once has no metric
@@ -49,7 +51,7 @@ SILENT = {
 METRIC, STEPS = "value", "env_steps"
 
 
-class Trainable(tune.Trainable):  # type: ignore[misc]
+class Trainable(tune.Trainable):
     """The process of trials, one after another: what is compiled for one serves all others."""
 
     attempt: Attempt | None = None
@@ -102,7 +104,7 @@ class Trainable(tune.Trainable):  # type: ignore[misc]
             self.attempt.close()
 
 
-class Suggestions(Searcher):  # type: ignore[misc]
+class Suggestions(Searcher):
     """Gives Ray Tune the trials of a study, and notes what it says of them."""
 
     def __init__(self, trials: Trials, mode: str) -> None:
@@ -145,7 +147,7 @@ class Suggestions(Searcher):  # type: ignore[misc]
 
 def scheduler(options: Options, past: Sequence[Trial]) -> Any:
     """Return ASHA as it is after the reports of trials that ended before this process began."""
-    asha = ASHAScheduler(
+    asha: Any = ASHAScheduler(
         time_attr=STEPS,
         metric=METRIC,
         mode=options.mode,
@@ -176,13 +178,11 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
         SettingError: the graph or its settings can't be sent to another process.
     """
     sent = for_worker(job, f"{job.source.name} (its env or settings)")
-    for name, value in SILENT.items():
-        os.environ.setdefault(name, value)
-    for noisy in ("ray.tune", "ray.air", "ray.train"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    stop = start(address, {})
     scratch = Path(job.folder) / ".tune"
-    try:
+    with ExitStack() as last:
+        last.enter_context(_silent())
+        last.callback(shutil.rmtree, scratch, ignore_errors=True)
+        last.callback(start(address, {}))
         cores = ray.cluster_resources().get("CPU", 1.0)
         at_once = parallel or max(1, int(cores))
         options = trials.options
@@ -200,6 +200,24 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
             raise_on_failed_trial=False,
             verbose=0,
         )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let Ray Tune print and log nothing in this context."""
+    before = {name: os.environ.get(name) for name in SILENT}
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")]
+    levels = [logger.level for logger in loggers]
+    os.environ.update(SILENT)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
     finally:
-        stop()
-        shutil.rmtree(scratch, ignore_errors=True)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

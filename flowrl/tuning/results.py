@@ -56,8 +56,8 @@ def table(trials: Sequence[Trial], options: Options) -> str:
     failed = [t for t in trials if t.state == "failed"]
     counts = [f"{sum(t.state == s for t in trials)} {s}" for s in ("done", "stopped", "failed")]
     lines.append(f"{len(trials)} trials: {', '.join(counts)}")
-    for t in failed[:SHOWN]:
-        lines.append(f"trial {t.number} failed: {t.error.partition(chr(10))[0]}")
+    errors = [(t.number, t.error.partition("\n")[0]) for t in failed[:SHOWN]]
+    lines += [f"trial {number_of} failed: {error}" for number_of, error in errors]
     return "\n".join(lines) + "\n"
 
 
@@ -81,8 +81,10 @@ def picture(path: str | Path, trials: Sequence[Trial], options: Options) -> None
             _panel(axes, name, trials, options)
         panels[0].set_ylabel(options.metric)
         panels[-1].legend(frameon=False, fontsize="small")
-        is_svg = str(path).endswith(".svg")
-        figure.savefig(path, **({"metadata": {"Date": None}} if is_svg else {}))
+        options_of_file: dict[str, Any] = {}
+        if str(path).endswith(".svg"):
+            options_of_file["metadata"] = {"Date": None}
+        figure.savefig(path, **options_of_file)
 
 
 def _panel(axes: Any, name: str, trials: Sequence[Trial], options: Options) -> None:

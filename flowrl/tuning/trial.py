@@ -25,7 +25,9 @@ from flowrl.tuning.spaces import Point, Space, values_of
 
 REPORT_SECONDS = 1.0
 """The most seconds between two reports: comparing every row would cost more than it brings."""
-NO_NUMBER = "no row has a number in {}, such as the return of an episode that ended; take more steps"
+NO_NUMBER = (
+    "no row has a number in {}, such as the return of an episode that ended; take more steps"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Attempt:
                 self._advance()
         except Exception as error:  # noqa: BLE001 - a trial that fails does not end the study
             self._fail(error)
-        found = {
+        found: dict[str, Any] = {
             "env_steps": self.env_steps,
             "value": self.value,
             "seconds": round(time.perf_counter() - self.began, 3),
