@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.config import Config as Config
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
+    from flowrl.seeding.runs import run_seeds as run_seeds
     from flowrl.tuning.journal import Trial as Trial
     from flowrl.tuning.spaces import Choice as Choice
     from flowrl.tuning.spaces import LogUniform as LogUniform
@@ -106,6 +108,7 @@ _HOMES = {
     "algos.a2c": "A2CSettings a2c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
+    "algos.config": "Config",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
     "algos.pg": "PGSettings pg",
@@ -141,6 +144,7 @@ _HOMES = {
     "runtime.placement": "Actor",
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
+    "seeding.runs": "run_seeds",
     "tuning.journal": "Trial",
     "tuning.spaces": "Choice LogUniform RandInt Uniform",
     "tuning.study": "Study tune",

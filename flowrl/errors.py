@@ -138,6 +138,14 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{line_of(error)}"
 
 
+def described(error: BaseException) -> str:
+    """Return an error as one message, as the command line prints it."""
+    kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
+    # The runtimes add the address of the node as a note.
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
+    return f"{kind}{error}{''.join(f' ({note})' for note in notes)}"
+
+
 def line_of(error: BaseException) -> str:
     """Return the line of a user's code that an error is from, such as `` (mine.py:12)``.
 

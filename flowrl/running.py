@@ -97,7 +97,7 @@ def run(
     [1, 2, 3]
     """
     forbid_while_importing()
-    _check_arguments(graph, seed, steps, until)
+    check_arguments(graph, seed, steps, until)
     plan = graph if isinstance(graph, Plan) else graph.compile()
     checked = _checked_observers(observers)
     recorder = _recorder(record, out, seed)
@@ -113,7 +113,7 @@ def run(
     )
 
 
-def _check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
+def check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
     """Refuse arguments of `run` that it can't take."""
     if not 0 <= seed < 2**32:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")

@@ -20,7 +20,7 @@ FILES = sorted((ROOT / "flowrl").rglob("*.py"))
 LAYERS = {
     "errors": 0, "core": 1, "graph": 2, "rl": 3, "losses": 4, "networks": 4, "envs": 4,
     "rollout": 5, "replay": 6, "learner": 6, "ops": 7, "runtime": 7, "observe": 7, "algos": 8,
-    "running": 8, "extend": 8, "debugging": 9, "tuning": 9, "cli": 10, "__main__": 11,
+    "running": 8, "extend": 8, "seeding": 9, "tuning": 9, "debugging": 9, "cli": 10, "__main__": 11,
 }  # fmt: skip
 
 

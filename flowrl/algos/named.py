@@ -327,17 +327,54 @@ def build(
     for name, value in changes:
         if "." in name:
             fields.append((name, value))
-        elif name not in source.settings:
-            hint = unknown("setting", name, source.settings)
-            raise SettingError(
-                f"{hint}. Any field of the graph works too: --set node.field=value", source.name
-            )
         else:
-            settings[name] = values.fit(value, source.hints.get(name, Any), f"{source.name}.{name}")
+            settings[name] = fitted(source, name, value)
     graph = source.graph(env, settings)
     for name, value in fields:
         graph = graph.set(name, value)
     return graph
+
+
+def fitted(source: Source, name: str, value: Any) -> Any:
+    """Return a setting of a source as its annotation takes it.
+
+    Args:
+        source: where the graph comes from.
+        name: name of the setting.
+        value: its value.
+
+    Raises:
+        SettingError: the source has no such setting, or it can't take the value.
+    """
+    if name not in source.settings:
+        hint = unknown("setting", name, source.settings)
+        raise SettingError(
+            f"{hint}. Any field of the graph works too: --set node.field=value", source.name
+        )
+    return values.fit(value, source.hints.get(name, Any), f"{source.name}.{name}")
+
+
+def imported(names: Sequence[str]) -> list[str]:
+    """Import packages, and files by their paths, and return the names of the modules.
+
+    Args:
+        names: as ``--import`` takes them, such as ``my_package`` or ``my_file.py``.
+
+    Raises:
+        SettingError: a package can't be imported.
+        GraphError: there is no such file, or it can't be imported.
+    """
+    modules = []
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                modules.append(file_module(name).__name__)
+            else:
+                importlib.import_module(name)
+                modules.append(name)
+        except ImportError as error:
+            raise SettingError(f"--import {name}: {error}") from None
+    return modules
 
 
 def imports_for(text: str) -> list[str]:

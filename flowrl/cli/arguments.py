@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.errors import SettingError, unknown
+from flowrl.errors import SaveError, SettingError, unknown
 
 if TYPE_CHECKING:
+    from flowrl.algos.config import Config
     from flowrl.core.items import Row
     from flowrl.graph.graph import Graph
 
@@ -44,48 +44,106 @@ def import_named(args: argparse.Namespace) -> None:
         SettingError: something can't be imported.
         GraphError: there is no such file.
     """
+    from flowrl.algos.named import imported
+
     # The user's modules are found in the current directory, as by `python -m`.
     sys.path.insert(0, "")
     args.imports = tuple(args.allow)
-    for i, package in enumerate(args.allow):
-        try:
-            if package.endswith(".py"):
-                from flowrl.algos.named import file_module
+    args.allow = imported(args.allow)
 
-                args.allow[i] = file_module(package).__name__
-            else:
-                importlib.import_module(package)
-        except ImportError as error:
-            raise SettingError(f"--import {package}: {error}") from None
+
+def take_config(args: argparse.Namespace) -> None:
+    """Take from the file that ``--config`` names what the arguments leave open.
+
+    Afterwards `args.loaded` holds the config, or None where none is named.
+
+    Args:
+        args: the parsed arguments of a command that takes a graph, which are changed.
+
+    Raises:
+        SettingError: the file has an unknown key, or a value of a wrong type.
+        SaveError: there is no such file, or ``--save-config`` names one that is there already.
+    """
+    from flowrl.algos.config import Config
+
+    if args.save_config is not None and Path(args.save_config).exists():
+        raise SaveError(
+            f"--save-config {args.save_config} exists already, and nothing is ever overwritten; "
+            "name another file"
+        )
+    args.loaded = None
+    if args.config is None:
+        return
+    sys.path.insert(0, "")
+    loaded = Config.load(args.config)
+    args.loaded = loaded if args.graph is None else replace(loaded, graph=args.graph)
+    args.graph = args.loaded.graph
+    args.allow = [*loaded.imports, *args.allow]
+    # Commands that only look at a graph have some of these, or none.
+    for name in ("runtime", "seed", "seeds", "steps", "until"):
+        if name in args and getattr(args, name) is None:
+            setattr(args, name, getattr(loaded, name))
 
 
 def graph_of(args: argparse.Namespace) -> tuple[Graph, About]:
-    """Return the graph that the arguments name, and facts about it.
+    """Return the graph that the arguments name, and facts about it; save its config if wanted.
 
     Raises:
         FlowrlError: the graph can't be found, or can't be built with these settings.
     """
     import gymnasium as gym
 
-    from flowrl.algos.named import build, environment, find
-    from flowrl.algos.tuned import tuned
-
     known_before = dict(gym.registry)
     import_named(args)
-    source = find(args.graph, args.allow)
-    env = args.env or source.env
-    changes = changes_of(args.changes, args.allow)
-    best = {} if args.untuned or env is None else tuned(args.graph, env)
-    # A function without a parameter for the environment refuses one only if it was asked for.
-    wanted = env if source.takes_env or args.env else None
-    graph = build(source, None if wanted is None else environment(wanted), best, changes)
+    config, settings = _config_of(args)
+    graph = config.build()
+    if args.save_config is not None:
+        run: dict[str, Any] = {
+            name: getattr(args, name, None) for name in ("seed", "seeds", "steps", "until")
+        }
+        replace(config, runtime=_runtime_name(args), **run).save(args.save_config)
     # A graph in a package or file may register environments itself, so it is imported for them.
     where, colon, _ = args.graph.rpartition(":")
     own = []
     if colon:
         own = [where if where.endswith(".py") else where.partition(".")[0]]
     registered = dict.fromkeys(_registered_since(known_before), (*own, *args.imports))
-    return graph, About(env or "", _settings_text(best, changes), registered)
+    return graph, About(config.env or "", settings, registered)
+
+
+def _config_of(args: argparse.Namespace) -> tuple[Config, str]:
+    """Return the config that the arguments name, and a text that says which settings it has."""
+    from flowrl.algos.config import Config
+    from flowrl.algos.tuned import tuned
+
+    changes = changes_of(args.changes, args.allow)
+    if args.loaded is None:
+        config = Config.of(
+            args.graph, env=args.env, tuned=not args.untuned, imports=args.imports
+        ).changed(changes)
+        env = config.env
+        best = {} if args.untuned or env is None else tuned(args.graph, env)
+        return config, _settings_text(best, changes)
+    config = replace(args.loaded, env=args.env or args.loaded.env, imports=args.imports)
+    said = f"settings of {args.config}"
+    if changes:
+        said += f", {_set_text(changes)}"
+    return config.changed(changes), said
+
+
+def _runtime_name(args: argparse.Namespace) -> str | None:
+    """Return the name of the runtime for a config, None where the command has none.
+
+    Raises:
+        SettingError: the runtime of a repeated run has settings, which a config does not hold.
+    """
+    if settings := getattr(args, "runtime_settings", {}):
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise SettingError(
+            f"--save-config can't write the settings of the runtime of {args.graph} ({given}); "
+            f"name a runtime with --runtime, or repeat that run without --save-config"
+        )
+    return getattr(args, "runtime", None)
 
 
 def _settings_text(best: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> str:
@@ -94,8 +152,13 @@ def _settings_text(best: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) 
     if best:
         text = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})"
     if changes:
-        text += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
+        text += f", {_set_text(changes)}"
     return text
+
+
+def _set_text(changes: Sequence[tuple[str, Any]]) -> str:
+    """Say what ``--set`` changed."""
+    return f"set {', '.join(f'{k}={v}' for k, v in changes)}"
 
 
 def _registered_since(before: Mapping[str, Any]) -> list[str]:
@@ -138,19 +201,15 @@ def runtime_of(args: argparse.Namespace) -> Any:
     """Return the runtime that the arguments name: a name or a runtime object.
 
     Raises:
-        SettingError: ``--working-dir`` or ``--seeds`` does not fit the runtime.
+        SettingError: ``--working-dir`` does not fit the runtime.
     """
     if args.runtime != "ray" and args.working_dir is not None:
         raise SettingError(
             "--working-dir is copied to the nodes of a Ray cluster: "
             "add --runtime ray, or leave it out"
         )
-    if args.seeds is not None:
-        if args.runtime != "xla":
-            raise SettingError(
-                "--seeds runs many seeds at once as one program: "
-                "add --runtime xla, or start one run for each --seed"
-            )
+    # Only the xla runtime has many seeds in one run.
+    if args.seeds is not None and args.runtime == "xla":
         from flowrl.runtime.xla import XlaRuntime
 
         return XlaRuntime(seeds=args.seeds, **args.runtime_settings)

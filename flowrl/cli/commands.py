@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from flowrl.cli.arguments import (
     runtime_of,
 )
 from flowrl.cli.ending import summary
+from flowrl.cli.seeds import train_seeds
+from flowrl.core.profile import usable_cores
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 
@@ -167,14 +170,15 @@ def diff(args: argparse.Namespace) -> int:
     """Print two graphs, or runs, side by side."""
     from flowrl.observe.diff import diff as side_by_side
 
-    def side(name: str, changes: list[str]) -> tuple[Graph, Path | None]:
+    def side(name: str, **more: Any) -> tuple[Graph, Path | None]:
         directory = Path(name) if Path(name).is_dir() else None
         # A run's directory holds its environment, so --env is for the other kinds of names.
-        named = {"graph": name, "env": None if directory else args.env, "changes": changes}
+        named = {"graph": name, "env": None if directory else args.env, **more}
         return graph_of(argparse.Namespace(**{**vars(args), **named}))[0], directory
 
-    first, first_run = side(args.graph, [])
-    second, second_run = side(args.other, args.changes)
+    # --config is the first graph; --set changes the second.
+    first, first_run = side(args.graph, changes=[])
+    second, second_run = side(args.other, loaded=None, save_config=None)
     names = (args.graph, args.other)
     print(side_by_side(first, second, names, (first_run, second_run)), end="")
     return 0
@@ -200,6 +204,9 @@ def run(args: argparse.Namespace) -> int:
     print(_announcement(args, graph, about), file=sys.stderr)
     if repeated:
         print(repeated, file=sys.stderr)
+    if args.seeds is not None and args.runtime != "xla":
+        _save_when_ended()
+        return train_seeds(args, planned, options)
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, planned, sinks, options)
     try:
@@ -227,11 +234,7 @@ def _share_cores(runs: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if flag in flags:
         return
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    devices = max(n for n in range(1, cores + 1) if runs % n == 0)
+    devices = max(n for n in range(1, usable_cores() + 1) if runs % n == 0)
     os.environ["XLA_FLAGS"] = f"{flags} {flag}={devices}".strip()
 
 
@@ -260,7 +263,8 @@ def _announcement(args: argparse.Namespace, graph: Graph, about: About) -> str:
     where = f" on {about.env}" if about.env else ""
     seeds = f"seed {args.seed}"
     if args.seeds is not None:
-        seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1} at once"
+        at_once = " at once" if args.runtime == "xla" else ""
+        seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1}{at_once}"
     return (
         f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; "
         f"until {' or '.join(goals) or 'Ctrl-C'}"
@@ -305,7 +309,7 @@ def debug(args: argparse.Namespace) -> int:
     """Train step by step."""
     from flowrl.debugging.prompt import debug as step
 
-    step(graph_of(args)[0], seed=args.seed)
+    step(graph_of(args)[0], seed=args.seed or 0)
     return 0
 
 
@@ -322,6 +326,24 @@ def explain(args: argparse.Namespace) -> int:
 
     explained = explained_of(profiles(args.dir)[1])
     print(json.dumps(plain(explained)) if args.json else explained, end="\n" if args.json else "")
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print the last returns of saved runs in groups, and draw their curves if wanted."""
+    import json
+
+    from flowrl.core.curves import Curves
+
+    curves = Curves.load(args.dirs)
+    if args.json:
+        for end in curves.ending(args.column):
+            numbers = {k: v if isinstance(v, str) or isfinite(v) else None for k, v in end.items()}
+            print(json.dumps({"column": args.column, **numbers}))
+    else:
+        print(curves.table(args.column), end="")
+    if args.picture is not None:
+        curves.picture(args.picture, args.column)
     return 0
 
 

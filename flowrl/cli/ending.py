@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowrl.running import Run
@@ -31,9 +31,11 @@ def summary(
         places: the other places that its rows were written to.
         trace: the file of its trace.
     """
+    from flowrl.observe.progress import result
+
     row = run.rows[-1] if run.rows else None
     rows = ", ".join([str(out / "rows.jsonl"), *places])
-    lines = [_result(run.reason, until, row), f"  rows    {rows}"]
+    lines = [result(run.reason, until, row), f"  rows    {rows}"]
     if trace is not None:
         lines.append(f"  trace   {trace}")
     if (out / "records").is_dir():
@@ -47,23 +49,6 @@ def summary(
     if row and (out / "policy").is_dir():
         lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
     return "\n".join(lines)
-
-
-def _result(reason: str | None, until: str | None, row: Any) -> str:
-    """Describe whether a run reached its goal, with its steps, time and return."""
-    from flowrl.observe.progress import duration, number
-
-    steps = "0 steps, before the first row"
-    if row:
-        time = duration(row["seconds"])
-        steps = f"{row['env_steps']:,} steps in {time}, return {number(row['return_mean'])}"
-    if reason == "until":
-        return f"solved: {until} after {steps}"
-    if reason == "steps":
-        return f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}"
-    if reason == "interrupted":
-        return f"interrupted after {steps}"
-    return f"ended after {steps}"
 
 
 def _import_options(names: Sequence[str]) -> list[str]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from flowrl.cli import commands, tuning
-from flowrl.errors import FlowrlError, unknown
+from flowrl.cli.arguments import take_config
+from flowrl.errors import FlowrlError, described, unknown
+from flowrl.runtime import NAMES
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
 """A function that adds a command: its name, its help, and the function that runs it."""
-
-RUNTIMES = ("local", "ray", "xla")
 
 GRAPH_HELP = (
     "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
@@ -33,6 +33,17 @@ CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)
 
 class _Parser(argparse.ArgumentParser):
     """Parser that suggests what may be meant, and lists the commands where none is given."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse words; with ``--config`` among them, which names a graph, GRAPH may be left out."""
+        words = sys.argv[1:] if args is None else args
+        if any(word.partition("=")[0] == "--config" for word in words):
+            for action in self._actions:
+                if action.dest == "graph":
+                    action.nargs, action.required = "?", False
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if wrong := CHOICE.fullmatch(message):
@@ -83,8 +94,7 @@ def _add_graph_commands(command: Command) -> None:
     _graph_arguments(plan)
     plan.add_argument(
         "--runtime",
-        choices=RUNTIMES,
-        default="local",
+        choices=NAMES,
         help="xla: also show what can be part of one program",
     )
 
@@ -112,7 +122,7 @@ def _add_run(command: Command) -> None:
     _graph_arguments(run)
     run.add_argument(
         "--runtime",
-        choices=RUNTIMES,
+        choices=NAMES,
         help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
         "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
@@ -126,7 +136,8 @@ def _add_run(command: Command) -> None:
         "--seeds",
         type=_count,
         metavar="N",
-        help="train with N seeds at once in one program (needs --runtime xla)",
+        help="train with N seeds from --seed on: each in a process of its own, as many at a time "
+        "as there are cores, on Ray one after another, with xla all at once in one program",
     )
     run.add_argument(
         "--steps", type=_count, metavar="N", help="stop after this many environment steps"
@@ -208,7 +219,7 @@ def _add_tune(command: Command) -> None:
     )
     tune.add_argument("--mode", choices=["max", "min"], help="more of it is better (max), or less")
     tune.add_argument("--seed", type=int, help="of the search and of every trial (default 0)")
-    tune.add_argument("--runtime", choices=RUNTIMES, help="what each trial runs in (default local)")
+    tune.add_argument("--runtime", choices=NAMES, help="what each trial runs in (default local)")
     tune.add_argument(
         "--out", metavar="DIR", help="of the study; the same command with the same DIR goes on"
     )
@@ -223,7 +234,7 @@ def _add_debug(command: Command) -> None:
     """Add the debugger."""
     debug = command("debug", "train step by step: stop, look, change, go back", commands.debug)
     _graph_arguments(debug)
-    debug.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
+    debug.add_argument("--seed", type=int, help="of every random number (default 0)")
 
 
 def _add_run_readers(command: Command) -> None:
@@ -235,9 +246,35 @@ def _add_run_readers(command: Command) -> None:
     )
     _directory_argument(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
+    _add_compare(command)
     _add_eval(command)
-
     _add_record_readers(command)
+
+
+def _add_compare(command: Command) -> None:
+    """Add the command that compares learning curves."""
+    compare = command(
+        "compare",
+        "show the last return of runs, over seeds: the interquartile mean and its interval",
+        commands.compare,
+    )
+    compare.add_argument(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        help="a run's directory, or one that holds runs as seed-0, seed-1, ...; runs that differ "
+        "only in their seed are a group",
+    )
+    compare.add_argument(
+        "--column",
+        metavar="NAME",
+        default="return_mean",
+        help="the column of the rows (default return_mean)",
+    )
+    compare.add_argument(
+        "--picture", metavar="FILE", help="draw the curves into this file, .svg or .png"
+    )
+    compare.add_argument("--json", action="store_true", help="print one JSON object per group")
 
 
 def _add_record_readers(command: Command) -> None:
@@ -308,6 +345,16 @@ def _import_argument(command: argparse.ArgumentParser, text: str) -> None:
 def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -> None:
     """Add which graph, and how it is changed."""
     command.add_argument("graph", metavar="GRAPH", help=text)
+    command.add_argument(
+        "--config",
+        metavar="FILE",
+        help="take the graph, its environment and all its settings from this YAML or JSON file, "
+        "and of a run also runtime, seeds, steps and goal; other arguments win over it, and GRAPH "
+        "may be left out",
+    )
+    command.add_argument(
+        "--save-config", metavar="FILE", help="first write such a new file with all of these"
+    )
     command.add_argument("--env", metavar="ENV", help=ENV_HELP)
     command.add_argument(
         "--set",
@@ -369,6 +416,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
+        if "config" in args:
+            take_config(args)
         return int(args.act(args))
     except KeyboardInterrupt:
         return 130
@@ -385,9 +434,5 @@ def _print_error(error: Exception, *, debug: bool) -> None:
     """Print an error as one message, with the traceback before it if `debug`."""
     if debug:
         traceback.print_exception(error)
-    kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
-    # The runtimes add the address of the node as a note.
-    addresses = [note for note in getattr(error, "__notes__", ()) if note.startswith("in ")]
-    notes = "".join(f" ({note})" for note in addresses)
     hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows where)"
-    print(f"flowrl: {kind}{error}{notes}{hint}", file=sys.stderr)
+    print(f"flowrl: {described(error)}{hint}", file=sys.stderr)

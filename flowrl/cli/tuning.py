@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,11 @@ from flowrl.cli.arguments import changes_of, file_name, import_named, new_direct
 from flowrl.cli.commands import save_when_ended
 from flowrl.cli.ending import program
 from flowrl.errors import SettingError
+from flowrl.runtime import NAMES
 
 if TYPE_CHECKING:
+    from flowrl.algos.config import Config
     from flowrl.tuning.journal import Options
-
-RUNTIMES = ("local", "ray", "xla")
 
 
 def tune(args: argparse.Namespace) -> int:
@@ -25,6 +26,8 @@ def tune(args: argparse.Namespace) -> int:
     from flowrl.tuning.journal import read_options
     from flowrl.tuning.study import tune as search_for
 
+    if args.save_config is not None:
+        raise SettingError("--save-config is of flowrl run; a study writes DIR/best.yaml itself")
     saved = read_options(Path(args.graph))
     if saved is not None:
         args.allow += [name for name in saved.imports if name not in args.allow]
@@ -44,7 +47,7 @@ def tune(args: argparse.Namespace) -> int:
     save_when_ended()
     study = search_for(**options, imports=args.imports, address=args.address)
     print(study)
-    print(_ending(study.path, study.best.directory), file=sys.stderr)
+    print(_ending(study.path, study.best.directory), file=sys.stderr)  # or why there is no best
     return 0
 
 
@@ -59,9 +62,25 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.search:
         options["search"] = parse_search(args.search, args.allow)
-    if args.changes:
-        options["settings"] = dict(changes_of(args.changes, args.allow))
+    changes = dict(changes_of(args.changes, args.allow))
+    if args.loaded is not None:
+        options |= {"env": args.env or args.loaded.env, "tuned": False}
+        changes = {**_changes_in(args.loaded, options.get("search", {})), **changes}
+    if changes:
+        options["settings"] = changes
     return options
+
+
+def _changes_in(config: Config, search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config sets that is neither a default nor searched for, by name."""
+    default = type(config).of(config.graph, env=config.env, tuned=False, imports=config.imports)
+    settings = {
+        name: value
+        for name, value in config.settings.items()
+        if name not in default.settings or default.settings[name] != value
+    }
+    changes = {**settings, **config.fields}
+    return {name: value for name, value in changes.items() if name not in search}
 
 
 def _saved(saved: Options, args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +93,7 @@ def _saved(saved: Options, args: argparse.Namespace) -> dict[str, Any]:
     from flowrl.tuning.spaces import parse_space
 
     path, allow = args.graph, args.allow
-    if saved.runtime not in RUNTIMES:
+    if saved.runtime not in NAMES:
         raise SettingError(
             f"{path}: its runtime is the Python value {saved.runtime}, which a command line can't "
             "name; go on with it by calling the same fl.tune(...)"
@@ -95,10 +114,13 @@ def _default_directory(args: argparse.Namespace) -> Path:
 
 def _ending(path: Path, directory: str) -> str:
     """Return where the results of a study are, and what to do next."""
-    run = shlex.join([program(), "run", "--config", str(path / "best.yaml")])
+    from flowrl.tuning.study import BEST
+
     lines = [f"  trials   {path / 'trials.csv'}"]
     if (path / "results.svg").is_file():
         lines.append(f"  picture  {path / 'results.svg'}")
     lines.append(f"  policy   {path / directory}")
-    lines.append(f"  run it   {run}")
+    if (path / BEST).is_file():
+        run = shlex.join([program(), "run", "--config", str(path / BEST)])
+        lines.append(f"  run it   {run}")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.items import Row
+from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, install, unknown
 
 Array = Any
@@ -78,13 +79,98 @@ class Curves:
                 lines.append(json.dumps({"run": label, **numbers}) + "\n")
         return "".join(lines)
 
-    def __str__(self) -> str:
-        lines = [f"{'return, last row':<28}{'runs':>6}{'IQM':>10}{'95 % interval':>22}"]
-        for group, (mean, low, high) in self.summary().items():
-            name, runs = group or "all seeds", self.groups.count(group)
-            interval = f"{low[-1]:.1f} to {high[-1]:.1f}"
-            lines.append(f"{name:<28}{runs:>6}{mean[-1]:>10.1f}{interval:>22}")
+    @staticmethod
+    def load(directories: str | Path | Iterable[str | Path]) -> Curves:
+        """Load the rows of saved runs.
+
+        Runs of one graph, one runtime and equal settings are a group; those with equal seeds, too,
+        are groups by the directories given. A group is named by what differs from other groups.
+        Its runs are put on one grid of environment steps: that of the run that ends first, at most
+        1,000 rows of it. Columns are interpolated linearly between the rows of a run that have a
+        number, up to the last step that all runs of the group reached; before the first of these
+        rows (no episode has ended yet, say) there is NaN.
+
+        Args:
+            directories: directory of a run, or one that holds those of runs as ``seed-0``,
+                ``seed-1`` and so on; or several such directories.
+
+        Raises:
+            SaveError: a directory holds no run or no rows, or a file in it is damaged.
+
+        See also `fl.run_seeds`.
+        """
+        if isinstance(directories, str | Path):
+            directories = [directories]
+        return Curves.of_runs(grouped(read_runs(directories)))
+
+    @staticmethod
+    def of_runs(groups: Iterable[tuple[str, Sequence[Any]]]) -> Curves:
+        """Return the curves of runs on a grid of environment steps for each group.
+
+        Args:
+            groups: a label and the runs of each group; a run has a `label` and its `rows`.
+        """
+        labels, names, rows = [], [], []
+        for name, runs in groups:
+            labels += [run.label for run in runs]
+            names += [name] * len(runs)
+            rows += aligned([run.rows for run in runs])
+        return Curves(tuple(labels), tuple(names), tuple(rows))
+
+    def ending(self, column: str = "return_mean") -> list[dict[str, Any]]:
+        """Return the last value of each group: the lines of the table.
+
+        Args:
+            column: name of the column (default ``return_mean``).
+
+        Returns:
+            By group: ``group``, its name; ``runs``, their number; ``steps``, the environment steps
+            of the last row; ``iqm``, the interquartile mean over its runs; ``low`` and ``high``,
+            the bounds of its 95 % interval, which are NaN for a single run.
+
+        Raises:
+            SaveError: there is no such column.
+        """
+        steps, found = self.of("env_steps"), []
+        for group, values in self.of(column).items():
+            if not values.size:
+                continue
+            # Of a curve only its last point is needed, and each costs a bootstrap.
+            (iqm,), (low,), (high,) = _bootstrapped(values[:, -1:])
+            if len(values) == 1:
+                low = high = np.nan
+            ends = {"group": group, "runs": len(values), "steps": steps[group][:, -1].mean()}
+            found.append(ends | {"iqm": iqm, "low": low, "high": high})
+        return found
+
+    def table(self, column: str = "return_mean") -> str:
+        """Return the last value of each group as a table, which `print` of the curves shows, too.
+
+        Args:
+            column: name of the column (default ``return_mean``).
+
+        Raises:
+            SaveError: there is no such column.
+        """
+        endings = self.ending(column)
+        names = [str(end["group"]) or self._only_name() for end in endings]
+        head = f"{column}, last row"
+        wide = max([28, len(head) + 2, *(len(name) + 2 for name in names)])
+        lines = [f"{head:<{wide}}{'runs':>6}{'steps':>14}{'IQM':>12}{'95 % interval':>24}"]
+        for name, end in zip(names, endings, strict=True):
+            interval = "-"
+            if math.isfinite(end["low"]):
+                interval = f"{_number(end['low'])} to {_number(end['high'])}"
+            numbers = f"{end['runs']:>6}{end['steps']:>14,.0f}{_number(end['iqm']):>12}"
+            lines.append(f"{name:<{wide}}{numbers}{interval:>24}")
         return "\n".join(lines) + "\n"
+
+    def _only_name(self) -> str:
+        """Return what to call the only group, which has no name."""
+        return "all seeds" if len(self.labels) > 1 else self.labels[0]
+
+    def __str__(self) -> str:
+        return self.table()
 
     def picture(self, path: str | Path, column: str = "return_mean") -> None:
         """Draw the interquartile means over environment steps, each with its interval.
@@ -142,6 +228,13 @@ class Curves:
             if any(self.groups):
                 axes.legend(frameon=False)
             figure.savefig(to, **options)
+
+
+def _number(x: float) -> str:
+    """Return a number as text, NaN as a dash."""
+    if math.isnan(x):
+        return "-"
+    return f"{x:,.1f}" if abs(x) >= 10 else f"{x:.4g}"
 
 
 def _bootstrapped(values: Array) -> tuple[Array, Array, Array]:

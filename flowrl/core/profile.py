@@ -256,6 +256,13 @@ def _differences(now: list[Any], before: list[Any]) -> list[Any]:
     return [number - earlier for number, earlier in zip(now, before, strict=True)]
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def machine() -> tuple[int, float]:
     """Return the cores of this machine, and the seconds that they worked since it was started.
 

@@ -77,7 +77,7 @@ def name_of(value: Any, strict: bool) -> str:
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module == "__main__":
-        module = _main_module()
+        module = main_module()
     if module and name and "<" not in name and (not strict or _leads_back(value)):
         if module.startswith("flowrl."):
             for known in public_names():
@@ -95,7 +95,7 @@ def name_of(value: Any, strict: bool) -> str:
     return f"<{name or type(value).__name__}>"
 
 
-def _main_module() -> str:
+def main_module() -> str:
     """Return the name by which the script's own module can be imported; empty if there is none."""
     main = sys.modules["__main__"]
     # What runs by `python -m` knows its own; else the name of its file leads back to it.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.core.saved_rows import json_lines
 from flowrl.core.texts import in_bytes, plural
-from flowrl.errors import CheckError, GraphError, SaveError, a
+from flowrl.errors import CheckError, GraphError, a
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -215,7 +215,7 @@ BEST: Mapping[str, Callable[[list[float]], float]] = {"return_mean": max, "eval/
 
 def _results(path: Path) -> dict[str, str]:
     """Return the results that a run's directory holds, by name."""
-    rows = list(_rows(path / "rows.jsonl"))
+    rows = list(json_lines(path / "rows.jsonl"))
     found = {"rows": f"{len(rows):,}", "ended": _reason(path / "events.jsonl")}
     for name, best in BEST.items():
         if known := [row[name] for row in rows if row.get(name) is not None]:
@@ -230,30 +230,9 @@ def _results(path: Path) -> dict[str, str]:
     }
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in the lines of a file.
-
-    Raises:
-        SaveError: the file is not there, or a line other than the last is damaged.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        raise SaveError(f"{path.parent} holds no {path.name}: it is no run's directory") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            # The last line of a killed run may be half written.
-            if number < text.count("\n"):
-                raise SaveError(
-                    f"{path}, line {number} is damaged: it is not the JSON that was written"
-                ) from None
-
-
 def _reason(path: Path) -> str:
     """Return why a run ended, from its log of events."""
     if not path.is_file():
         return "not recorded"
-    ends = [event for event in _rows(path) if event.get("event") == "ended"]
+    ends = [event for event in json_lines(path) if event.get("event") == "ended"]
     return ends[-1]["reason"] if ends else "not recorded"

@@ -173,6 +173,27 @@ def line(row: Row, steps: int | None) -> str:
     return "  ".join([*parts, f"{left(row, steps)} left"] if steps else parts)
 
 
+def result(reason: str | None, until: str | None, row: Any) -> str:
+    """Describe whether a run reached its goal, with its steps, time and return.
+
+    Args:
+        reason: why the run ended, as `Run.reason` says.
+        until: its goal, as the user wrote it.
+        row: its last row; None if there is none.
+    """
+    steps = "0 steps, before the first row"
+    if row:
+        time = duration(row["seconds"])
+        steps = f"{row['env_steps']:,} steps in {time}, return {number(row['return_mean'])}"
+    if reason == "until":
+        return f"solved: {until} after {steps}"
+    if reason == "steps":
+        return f"not solved: {until} was not reached within {steps}" if until else f"done: {steps}"
+    if reason == "interrupted":
+        return f"interrupted after {steps}"
+    return f"ended after {steps}"
+
+
 def left(row: Row, steps: int) -> str:
     """Return the time that is left to a goal, at the speed of the newest Row.
 

@@ -39,7 +39,9 @@ class Search:
         # that it has suggested before.
         words = np.random.SeedSequence([seed, len(past)]).generate_state(1)
         sampler = optuna.samplers.TPESampler(seed=int(words[0]))
-        self.study = optuna.create_study(direction=f"{mode}imize", sampler=sampler)
+        self.study = optuna.create_study(
+            direction="maximize" if mode == "max" else "minimize", sampler=sampler
+        )
         self.asked: dict[int, Any] = {}
         """By number: Optuna's own object of each trial that has not ended."""
         # Optuna numbers trials in the order in which it gets them.
@@ -79,7 +81,7 @@ class Search:
     def learn(self, trial: Trial) -> None:
         """Take account of a trial that ended."""
         asked = self.asked.pop(trial.number)
-        for env_steps, value in trial.reports:
-            asked.report(value, env_steps)
+        for env_steps, reported in trial.reports:
+            asked.report(reported, env_steps)
         state, value = self._state(trial)
         self.study.tell(asked, value, state)

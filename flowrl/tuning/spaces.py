@@ -258,9 +258,10 @@ def parse_space(text: str, allow: Collection[str] = (), source: str = "space") -
     words = [str(ast.get_source_segment(text, argument)) for argument in call.args]
     options = [parse_value(word, allow=allow, source=source) for word in words]
     try:
-        return kind(*options)
+        made: Space = kind(*options)
     except SettingError as error:
         raise SettingError(f"{source}: {error}") from None
+    return made
 
 
 def _forms() -> str:

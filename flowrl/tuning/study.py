@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from flowrl.algos.named import Source, environment, find, source_of
+from flowrl.algos.config import Config
+from flowrl.algos.named import Source, environment, find, imported, source_of
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
 from flowrl.envs.gym_envs import Make
-from flowrl.errors import RunError, SettingError, unknown
+from flowrl.errors import FlowrlError, RunError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.values import to_text
 from flowrl.observe.sinks import columns
 from flowrl.running import as_runtime
+from flowrl.runtime import NAMES
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.tuning import results
 from flowrl.tuning.journal import (
@@ -32,6 +36,10 @@ from flowrl.tuning.progress import Progress, best
 from flowrl.tuning.spaces import Space
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
+
+
+BEST = "best.yaml"
+"""The file of the best settings in a study's directory."""
 
 
 class Study:
@@ -66,6 +74,19 @@ class Study:
             RunError: every trial failed.
         """
         return {n: self._job.search[n].value(p) for n, p in self.best.settings.items()}
+
+    def config(self) -> Config:
+        """Return the best settings as a config that runs that trial again.
+
+        Raises:
+            RunError: every trial failed.
+            GraphError: the graph or its environment has no name that leads back to it.
+        """
+        o = self.options
+        changes = {**self._job.settings, **self.settings}
+        made = Config.of(o.graph, env=o.env, changes=changes, tuned=o.tuned, imports=o.imports)
+        runtime = o.runtime if o.runtime in NAMES else None
+        return replace(made, runtime=runtime, seed=o.seed, steps=o.steps)
 
     def __str__(self) -> str:
         return results.table(self.trials, self.options)
@@ -190,7 +211,18 @@ def tune(
                 _run(work, job, parallel, address)
         study = Study(path, job, options, journal.trials)
         results.write(study.trials, options, path)
+        _write_best(study)
     return study
+
+
+def _write_best(study: Study) -> None:
+    """Write the config of the best trial, if there is one and its graph has a name."""
+    file = study.path / BEST
+    file.unlink(missing_ok=True)
+    try:
+        study.config().save(file)
+    except FlowrlError as error:
+        logging.getLogger("flowrl").warning("flowrl: there is no %s: %s", file, error)
 
 
 def _run(work: Trials, job: Job, parallel: int | None, address: str | None) -> None:
@@ -261,7 +293,7 @@ def _job(
     path: Path,
 ) -> Job:
     """Return what all trials have in common."""
-    allow = [Path(name).stem if name.endswith(".py") else name for name in options.imports]
+    allow = imported(options.imports)
     source: Source = find(graph, allow) if isinstance(graph, str) else source_of(graph)
     env_text = options.env or source.env
     best_known = tuned_settings(options.graph, env_text) if options.tuned and env_text else {}

@@ -1,0 +1,292 @@
+"""Rows of saved runs: read from their directories, grouped, and put on one grid of steps.
+
+Nothing of a user's is imported for it: a graph is compared by its text.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowrl.core.items import Row
+from flowrl.errors import SaveError
+
+Array = Any
+STEPS = "env_steps"
+SEED = re.compile(r"seed-\d+")
+"""The name of the directory of one of several runs."""
+MOST_POINTS = 1_000
+"""The most rows that a run has on its grid."""
+MOST_DIFFERENCES = 4
+"""The most settings that the label of a group names."""
+WIDE = 40
+"""The most characters of a setting in a label."""
+OF_MANY = ("seeds", "sweep")
+"""The settings of a runtime by which one run holds many."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A saved run: how it was started, and its rows."""
+
+    directory: str
+    """The directory that the user named; of one called ``seed-0`` and so on the one around it."""
+    label: str
+    """Its own directory, and its seed if that holds many runs."""
+    seed: int | None
+    """Its seed, None if that is not known."""
+    graph: str
+    """The name of its graph."""
+    text: str
+    """The graph as text, with what else makes a group: its runtime and what it sweeps."""
+    settings: Mapping[str, str]
+    """Everything in that text by address, such as ``learner.optimizer.lr``."""
+    rows: tuple[Mapping[str, float], ...]
+    """Its rows, with NaN where one has no number."""
+
+
+def read_runs(directories: Iterable[str | Path]) -> list[SavedRun]:
+    """Return the runs in directories, each a run's own or one that holds ``seed-*`` of them.
+
+    Raises:
+        SaveError: a directory holds no run, no rows, or a damaged file.
+    """
+    found = []
+    for directory in directories:
+        named = Path(directory)
+        around = named.parent if SEED.fullmatch(named.name) else named
+        for path in _run_directories(named):
+            found += _runs_in(path, str(around))
+    return found
+
+
+def _run_directories(path: Path) -> list[Path]:
+    """Return a directory, if it is a run's own, or those of runs within it."""
+    if not path.is_dir():
+        raise SaveError(f"there is no directory {path}")
+    if (path / "graph.txt").is_file():
+        return [path]
+    within = [x for x in path.iterdir() if SEED.fullmatch(x.name) and x.is_dir()]
+    if not within:
+        raise SaveError(
+            f"{path} has no graph.txt and no directories seed-0, seed-1, ...: it holds no run"
+        )
+    return sorted(within, key=lambda x: int(x.name.removeprefix("seed-")))
+
+
+def _runs_in(path: Path, directory: str) -> list[SavedRun]:
+    """Return the run that a directory holds, or each of many that went on at once."""
+    try:
+        text = (path / "graph.txt").read_text(encoding="utf-8")
+    except OSError:
+        raise SaveError(f"{path} has no graph.txt: it is no run's directory") from None
+    facts = _facts(path / "run.json")
+    runtime = {str(k): str(v) for k, v in facts.get("runtime_settings", {}).items()}
+    name = str(facts.get("graph", "graph"))
+    how = {"runtime": str(facts.get("runtime", "local"))}
+    how |= {f"runtime.{k}": v for k, v in runtime.items() if k not in OF_MANY}
+
+    def run(label: str, seed: int | None, swept: str, rows: Iterable[Any]) -> SavedRun:
+        settings = {**settings_in(text), **how, **dict(re.findall(r"([\w.]+)=([^,]+)", swept))}
+        key = json.dumps([text, how, swept])
+        return SavedRun(directory, label, seed, name, key, settings, _numbers(path, rows))
+
+    if not (path / "members.jsonl").is_file():
+        if set(OF_MANY) & set(runtime):
+            raise SaveError(
+                f"{path} has no members.jsonl, but only the means of its runs: it goes on, or was "
+                "killed"
+            )
+        return [run(str(path), facts.get("seed"), "", json_lines(path / "rows.jsonl"))]
+    members: dict[str, list[Any]] = {}
+    for row in json_lines(path / "members.jsonl"):
+        members.setdefault(str(row.pop("run", "")), []).append(row)
+    found = []
+    for label, rows in members.items():
+        swept, _, seed = label.rpartition("seed ")
+        if not seed.isdigit():
+            raise SaveError(f"{path / 'members.jsonl'} is damaged: {label!r} names no seed")
+        found.append(run(f"{path}, {label}", int(seed), swept.rstrip(", "), rows))
+    return found or [run(str(path), None, "", ())]
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    """Return what ``run.json`` says of a run; nothing where it was saved without that."""
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        _ = facts.get("runtime_settings", {}).items()
+    except (ValueError, AttributeError) as error:
+        raise SaveError(f"{file} is damaged: {error}") from None
+    return dict(facts)
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of a file.
+
+    Raises:
+        SaveError: the file is not there, or a line other than the last is damaged.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise SaveError(f"{path.parent} holds no {path.name}: it is no run's directory") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            yield dict(json.loads(line))
+        except (ValueError, TypeError):
+            # The last line of a killed run may be half written.
+            if number <= text.count("\n"):
+                raise SaveError(
+                    f"{path}, line {number} is damaged: it is not the JSON that was written"
+                ) from None
+
+
+def _numbers(path: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, float], ...]:
+    """Return rows with NaN in the place of null, after a check that there are some."""
+    found = tuple(
+        {name: np.nan if value is None else value for name, value in row.items()} for row in rows
+    )
+    if not found:
+        raise SaveError(f"{path} has no rows: its run ended before the first, or has only begun")
+    if any(not isinstance(row.get(STEPS), int | float) for row in found):
+        raise SaveError(f"{path} is damaged: a row has no {STEPS}")
+    return found
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+def settings_in(text: str) -> dict[str, str]:
+    """Return everything that the text of a graph says, by address; nothing is imported or run.
+
+    Args:
+        text: as `Graph.text` returns it.
+
+    >>> settings_in('Graph("g", learner=Learner(optimizer=Adam(lr=0.001)))')["learner.optimizer.lr"]
+    '0.001'
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    # What has no name stands in a text as <...>, which is no Python.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, str] = {}
+
+    def walk(address: str, node: ast.expr) -> None:
+        if not isinstance(node, ast.Call):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            found[address] = str(node.value) if is_text else ast.unparse(node)  # type: ignore[attr-defined]
+            return
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "then":
+            walk(address, node.func.value)
+        else:
+            positional = ", ".join(map(ast.unparse, node.args))
+            found[address] = f"{ast.unparse(node.func)}({positional})"
+        for keyword in node.keywords:
+            walk(f"{address}.{keyword.arg}".lstrip("."), keyword.value)
+
+    walk("", tree.body)
+    return found
+
+
+def grouped(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
+    """Return runs in groups that differ only in their seeds, each with its label.
+
+    Runs of equal settings and equal seeds must differ in something that is not recorded, such as
+    the code, so these are groups by the directories in which they were found.
+    """
+    by_settings: dict[str, list[SavedRun]] = {}
+    for run in runs:
+        by_settings.setdefault(run.text, []).append(run)
+    groups: list[list[SavedRun]] = []
+    for alike in by_settings.values():
+        seeds = [run.seed for run in alike]
+        if len(set(seeds)) == len(seeds):
+            groups.append(alike)
+            continue
+        by_directory: dict[str, list[SavedRun]] = {}
+        for run in alike:
+            by_directory.setdefault(run.directory, []).append(run)
+        groups += by_directory.values()
+    first = [group[0] for group in groups]
+    labels = [_label(run, first) for run in first]
+    unique = [
+        label if labels.count(label) == 1 else ", ".join(filter(None, [label, run.directory]))
+        for label, run in zip(labels, first, strict=True)
+    ]
+    return list(zip(unique, groups, strict=True))
+
+
+def _label(run: SavedRun, every: Sequence[SavedRun]) -> str:
+    """Return what differs between a run and others, of which each is the first of its group."""
+    parts = [run.graph] if len({other.graph for other in every}) > 1 else []
+    same_graph = [other for other in every if other.graph == run.graph]
+    addresses = dict.fromkeys(name for other in same_graph for name in other.settings)
+    # The values that an address has in all groups, where these differ.
+    differing = {}
+    for name in addresses:
+        found = tuple(other.settings.get(name, "none") for other in same_graph)
+        if len(set(found)) > 1:
+            differing[name] = found
+    named: dict[str, str] = {}
+    for name, found in differing.items():
+        last = name.rpartition(".")[2]
+        # One setting of a graph's function may be at several addresses: it is named once.
+        alike = [x for n, x in differing.items() if n.rpartition(".")[2] == last]
+        named[last if all(x == found for x in alike) else name] = run.settings.get(name, "none")
+    texts = [f"{name}={_short(text)}" for name, text in named.items()]
+    return ", ".join([*parts, *texts[:MOST_DIFFERENCES]])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDE else f"{text[: WIDE - 3]}..."
+
+
+# -- one grid ----------------------------------------------------------------------------------
+
+
+def aligned(runs: Sequence[Sequence[Mapping[str, float]]]) -> list[tuple[Row, ...]]:
+    """Return the rows of runs at the same environment steps.
+
+    The steps are those of the run that ends first, at most `MOST_POINTS` of them. Columns are
+    interpolated linearly between the rows that have a number; before the first of these there is
+    none, so NaN stays where no episode has ended.
+
+    Args:
+        runs: the rows of each run, of which each has some.
+    """
+    shortest = min(runs, key=lambda rows: rows[-1][STEPS])
+    steps = np.array([row[STEPS] for row in shortest], float)
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).round().astype(int)
+    grid = steps[chosen]
+    columns = dict.fromkeys(name for rows in runs for row in rows for name in row)
+    return [_on_grid(rows, list(columns), grid) for rows in runs]
+
+
+def _on_grid(
+    rows: Sequence[Mapping[str, float]], columns: Sequence[str], grid: Array
+) -> tuple[Row, ...]:
+    """Return the rows of a run at other steps."""
+    values = np.stack([_interpolated(rows, name, grid) for name in columns], axis=1)
+    return tuple(Row(dict(zip(columns, numbers, strict=True))) for numbers in values.tolist())
+
+
+def _interpolated(rows: Sequence[Mapping[str, float]], name: str, grid: Array) -> Array:
+    """Return a column of a run at other steps."""
+    steps = np.array([row[STEPS] for row in rows], float)
+    column = np.array([row.get(name, np.nan) for row in rows], float)
+    known = np.isfinite(column)
+    if not known.any():
+        return np.full(len(grid), np.nan)
+    # Seeds close their first rows at slightly different steps, before which that row counts.
+    first = column[0] if known[0] else np.nan
+    return np.interp(grid, steps[known], column[known], left=first)

@@ -1,0 +1,1 @@
+"""Many seeds of one graph, in processes of their own."""

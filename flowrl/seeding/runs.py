@@ -1,0 +1,391 @@
+"""`run_seeds`: one graph with many seeds, and the Curves of all of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import cloudpickle
+
+from flowrl.core.curves import Curves
+from flowrl.core.items import Row
+from flowrl.core.profile import usable_cores
+from flowrl.errors import RunError, SettingError
+from flowrl.graph.graph import Graph
+from flowrl.graph.names import main_module
+from flowrl.graph.plan import Plan
+from flowrl.observe.about import runtime_name
+from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
+from flowrl.observe.saver import first_files
+from flowrl.observe.saving import check_free
+from flowrl.running import as_runtime, check_arguments, run
+from flowrl.runtime.base import Runtime, check_positive
+from flowrl.runtime.driver import context, for_worker
+from flowrl.runtime.members import SEEDS
+from flowrl.seeding.child import Job, Work
+
+
+def run_seeds(
+    graph: Graph | Plan,
+    *,
+    seeds: int = 8,
+    seed: int = 0,
+    runtime: str | Runtime = "local",
+    steps: int | None = None,
+    until: Callable[[Row], bool] | None = None,
+    out: str | Path | None = None,
+    at_once: int | None = None,
+    record: Any = False,
+    progress: bool = True,
+) -> Curves:
+    """Run a graph with many seeds, wait for all runs, and return their learning curves.
+
+    In the local runtime each run has a process of its own, as many at a time as there are cores;
+    on Ray they go on one after another, in one process that starts Ray once; in the xla runtime
+    they are one program. Each gives what `fl.run` gives with that seed. What a script or a notebook
+    defines is sent to the processes by value. On Ctrl-C every run ends and is saved.
+
+    Args:
+        graph: graph or plan to run.
+        seeds: how many consecutive seeds (default 8).
+        seed: first of the seeds (default 0).
+        runtime: ``local`` (default), ``ray``, ``xla``, or a value such as ``fl.RayRuntime()``.
+        steps: environment steps after which each run ends; None: no limit (default None).
+        until: function of a row that ends a run, each by itself (the xla runtime: all of them, by
+            the means); None: no goal (default None).
+        out: directory in which each run is saved as ``seed-0``, ``seed-1`` and so on (the xla
+            runtime saves all in this one); None: nothing is written (default None).
+        at_once: how many processes work at a time; None: as many as there are cores (default
+            None).
+        record: whether updates are kept, as `fl.run` takes it (default False).
+        progress: print a line now and then, with seed, steps and return (default True).
+
+    Returns:
+        The curves of all runs that did not fail, on one grid of environment steps. Those that
+        failed are logged as warnings.
+
+    Raises:
+        CheckError: the graph is faulty; nothing was started.
+        SettingError: an argument can't be taken.
+        SaveError: a directory exists already.
+        RunError: no run gave a row without failing.
+
+    See also `Curves.load`, which reads them again.
+    """
+    check_positive("seeds", seeds, or_none=False)
+    name = runtime if isinstance(runtime, str) else runtime_name(runtime)
+    if name == "xla":
+        many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
+        observers = [Progress(steps=steps)] if progress else []
+        options = {"steps": steps, "until": until, "out": out, "record": record}
+        with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
+            list(training)
+        return training.curves()
+    every = range(seed, seed + seeds)
+    runs = SeedRuns(
+        graph,
+        every,
+        runtime=runtime,
+        options={"steps": steps, "until": until, "record": record},
+        out=out,
+        at_once=at_once,
+    )
+    lines = Lines(steps) if progress else None
+    for event in runs:
+        if lines is not None:
+            lines(event)
+    for problem in runs.problems():
+        logging.getLogger("flowrl").warning("flowrl: %s", problem)
+    return runs.curves()
+
+
+@dataclass
+class SeedRun:
+    """What is known of the run with one seed."""
+
+    seed: int
+    rows: list[Row] = field(default_factory=list)
+    reason: str | None = None
+    """Why it ended, as `Run.reason` says; None while it goes on or waits."""
+    error: str = ""
+    """The error that ended it, if it failed."""
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run: a row, a warning, or its end."""
+
+    run: SeedRun
+    row: Row | None = None
+    """Its newest row, if that is what happened."""
+    warning: str = ""
+
+
+class SeedRuns:
+    """Runs of one graph with many seeds, in processes of their own: an iterator of events.
+
+    Args:
+        graph: graph or plan to run.
+        seeds: the seeds.
+        runtime: runtime of every run, by name or as it is.
+        options: more arguments of `fl.run`: ``steps``, ``until`` and ``record``.
+        out: directory in which each run is saved as ``seed-0`` and so on; None: nowhere.
+        at_once: most processes at a time; None: as many as there are cores.
+        to: sinks of every run's rows, as ``--to`` takes them.
+
+    Raises:
+        FlowrlError: the graph is faulty, an argument can't be taken, or a directory exists.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | Plan,
+        seeds: Sequence[int],
+        *,
+        runtime: Any,
+        options: Mapping[str, Any],
+        out: str | Path | None = None,
+        at_once: int | None = None,
+        to: Sequence[str] = (),
+    ) -> None:
+        check_positive("at_once", at_once)
+        check_arguments(graph, seeds[0], options.get("steps"), options.get("until"))
+        if seeds[-1] >= SEEDS:
+            raise SettingError(f"seed {seeds[-1]} is above 2**32 - 1; take a lower first seed")
+        if isinstance(runtime, str):
+            runtime = as_runtime(runtime)
+        # A faulty graph is an error now, once, and not in every process.
+        plan = graph if isinstance(graph, Plan) else graph.compile()
+        folder = None if out is None else Path(out).absolute()
+        if folder is not None:
+            first_files(plan)
+            for seed in seeds:
+                check_free(folder / f"seed-{seed}")
+        elif options.get("record"):
+            raise SettingError("record keeps updates in the runs' directories; give out=, too")
+        self.runs = {seed: SeedRun(seed) for seed in seeds}
+        """By seed: its run."""
+        # Ray is started once, for all runs one after another.
+        is_ray = runtime_name(runtime) == "ray"
+        shares = [list(seeds)] if is_ray else [[seed] for seed in seeds]
+        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph))
+        job = _job(work, getattr(runtime, "imports", ()))
+        self._jobs = deque(replace(job, seeds=share) for share in shares)
+        self._at_once = at_once or usable_cores()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Start the runs, and yield what happens until all have ended.
+
+        On any error, as on Ctrl-C, all runs are ended and saved before it is raised; a second
+        Ctrl-C ends them at once.
+        """
+        inbox: SimpleQueue[tuple[_Child, dict[str, Any] | None]] = SimpleQueue()
+        working: set[_Child] = set()
+        try:
+            while self._jobs or working:
+                while self._jobs and len(working) < self._at_once:
+                    working.add(_Child(self._jobs.popleft(), inbox))
+                yield from self._events(*inbox.get(), working)
+        finally:
+            self._jobs.clear()
+            self._end(working, inbox)
+
+    def _events(
+        self, child: _Child, message: dict[str, Any] | None, working: set[_Child]
+    ) -> Iterator[Event]:
+        """Note what a process reported, and yield it as events. None is the end of the process."""
+        if message is None:
+            working.discard(child)
+            status = child.process.wait()
+            for seed in child.seeds:
+                if self.runs[seed].reason is None:
+                    text = child.error or f"its process ended with status {status}"
+                    yield from self._ended(seed, "failed", text)
+        elif "row" in message:
+            numbers = {k: float("nan") if x is None else x for k, x in message["row"].items()}
+            each = self.runs[message["seed"]]
+            each.rows.append(Row(numbers))
+            yield Event(each, row=each.rows[-1])
+        elif "warning" in message:
+            yield Event(self.runs[message["seed"]], warning=message["warning"])
+        elif "ended" in message:
+            yield from self._ended(message["seed"], message["ended"], message.get("error", ""))
+        else:
+            child.error = message["error"]
+
+    def _ended(self, seed: int, reason: str, error: str) -> Iterator[Event]:
+        self.runs[seed].reason, self.runs[seed].error = reason, error
+        yield Event(self.runs[seed])
+
+    def _end(self, working: set[_Child], inbox: SimpleQueue[Any]) -> None:
+        """End all processes, wait until their runs are saved, and note how they ended."""
+        try:
+            for child in working:
+                child.end()
+            while working:
+                child, message = inbox.get()
+                for seed in child.seeds if message is None else ():
+                    self.runs[seed].reason = self.runs[seed].reason or "interrupted"
+                deque(self._events(child, message, working), maxlen=0)
+        except BaseException:
+            for child in working:
+                child.process.kill()
+            raise
+        for each in self.runs.values():
+            each.reason = each.reason or "interrupted"
+
+    # -- what there is in the end
+
+    def problems(self) -> list[str]:
+        """Return a line for each run that failed: its seed and its error."""
+        return [f"{x.label} failed: {x.error}" for x in self.runs.values() if x.reason == "failed"]
+
+    def curves(self) -> Curves:
+        """Return the curves of all runs that did not fail and have rows.
+
+        Raises:
+            RunError: there is none.
+        """
+        found = [x for x in self.runs.values() if x.rows and x.reason != "failed"]
+        if not found:
+            problems = self.problems() or ["all ended before their first row"]
+            raise RunError(f"no run has a result: {'; '.join(problems)}")
+        return Curves.of_runs([("", found)])
+
+
+class _Child:
+    """A process that works at a job, and a thread that receives its messages."""
+
+    def __init__(self, job: Job, inbox: SimpleQueue[tuple[_Child, Any]]) -> None:
+        self.seeds = job.seeds
+        self.job = pickle.dumps(job)
+        self.inbox = inbox
+        self.error = ""
+        """An error that is none of a single run's."""
+        # It imports from where this process does. In a session of its own it gets no Ctrl-C of
+        # the terminal's, of which a second one would not let it save.
+        path = [os.path.abspath(place) for place in sys.path]
+        code = f"import sys; sys.path[:] = {path!r}; from flowrl.seeding.child import main; main()"
+        self.process = subprocess.Popen(  # noqa: S603 - all words are ours
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        Thread(target=self._talk, daemon=True).start()
+
+    def _talk(self) -> None:
+        """Send the job, then put every message into the inbox, and None at the end."""
+        assert self.process.stdin is not None  # noqa: S101 - both are pipes
+        assert self.process.stdout is not None  # noqa: S101
+        # A process that has died takes no job; its status says so.
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(self.job)
+            self.process.stdin.flush()
+        with self.process.stdout as messages:
+            for text in messages:
+                # Only the last line of a process that was killed can be half a line.
+                with suppress(ValueError):
+                    self.inbox.put((self, json.loads(text)))
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.inbox.put((self, None))
+
+    def end(self) -> None:
+        """Let the process end its run and save it."""
+        assert self.process.stdin is not None  # noqa: S101 - it is a pipe
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+class Lines:
+    """Prints a line of progress for each run now and then, and how each one ended.
+
+    Args:
+        steps: environment steps at which each run ends; None if there is no such number.
+        until: the goal of each run, as the user wrote it; None if there is none.
+    """
+
+    def __init__(self, steps: int | None, until: str | None = None) -> None:
+        self.steps = steps
+        self.until = until
+        self.written: dict[int, float] = {}
+        """By seed: when its last line was written."""
+
+    def __call__(self, event: Event) -> None:
+        """Print what happened, unless it is one of many rows."""
+        each = event.run
+        if event.warning:
+            text = f"warning: {event.warning}"
+        elif event.row is not None:
+            now = time.perf_counter()
+            if now - self.written.get(each.seed, -PLAIN_SECONDS) < PLAIN_SECONDS:
+                return
+            self.written[each.seed] = now
+            text = line(event.row, self.steps)
+        elif each.reason == "failed":
+            text = f"failed: {each.error}"
+        else:
+            text = result(each.reason, self.until, each.rows[-1] if each.rows else None)
+        print(f"{each.label}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - its purpose
+
+
+# -- what a process gets -----------------------------------------------------------------------
+
+
+def _of_main(graph: Graph) -> dict[str, Any]:
+    """Return, by name, what a graph uses of the script that was started.
+
+    There it is written into saved texts by the script's name; the process of a run has to find it
+    under that name, too.
+    """
+    module = main_module()
+    if not module:
+        return {}
+    names = re.findall(rf'load\("{re.escape(module)}:(\w+)', graph.text(strict=False))
+    script = vars(sys.modules["__main__"])
+    return {name: script[name] for name in names if name in script}
+
+
+def _job(work: Work, imports: Sequence[str]) -> Job:
+    """Return the job of a process, which lacks only its seeds.
+
+    Raises:
+        SettingError: the graph or its goal can't be pickled.
+    """
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    files = {}
+    for name in cloudpickle.list_registry_pickle_by_value():
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if file.endswith(f"{name}.py"):
+            files[name] = file
+    with ExitStack() as afterwards:
+        # The processes are on this machine and import these files, so that there is one class of
+        # each name; Ray's need not have the files, and get what they define by value.
+        for name in files:
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])
+            afterwards.callback(partial(cloudpickle.register_pickle_by_value, sys.modules[name]))
+        pickled = for_worker(work, work.graph.name)
+    of_main = (getattr(main, "__file__", None), spec.name if spec is not None else None)
+    return Job((), context(imports), list(files.values()), of_main, sys.argv, pickled)
