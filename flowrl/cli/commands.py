@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
     if repeated:
         print(repeated, file=sys.stderr)
     if args.seeds is not None and args.runtime != "xla":
-        _save_when_ended()
+        save_when_ended()
         return train_seeds(args, planned, options)
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, planned, sinks, options)

@@ -37,7 +37,6 @@ from flowrl.tuning.spaces import Space
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
 
-
 BEST = "best.yaml"
 """The file of the best settings in a study's directory."""
 
