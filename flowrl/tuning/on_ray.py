@@ -115,9 +115,10 @@ class Suggestions(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial, or that there are no more."""
-        trial = self.trials.start()
-        if trial is None:
+        started = self.trials.start()
+        if not started:
             return Searcher.FINISHED
+        trial = started[0]
         self.numbers[trial_id] = trial.number
         return {"points": dict(trial.settings), "directory": trial.directory}
 

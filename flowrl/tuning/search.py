@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flowrl.errors import SettingError, install
+from flowrl.errors import RunError, SettingError, install
 from flowrl.tuning.journal import Trial
 from flowrl.tuning.spaces import Point, Space
 
@@ -44,13 +45,16 @@ class Search:
         )
         self.asked: dict[int, Any] = {}
         """By number: Optuna's own object of each trial that has not ended."""
-        # Optuna numbers trials in the order in which it gets them.
+        options = [space.options_in_order() for space in spaces.values()]
+        finite = [points for points in options if points is not None]
+        self.combinations = itertools.product(*finite) if len(finite) == len(options) else None
+        """All points, where there are only so many, and else None."""
+        self.seen = {self._key(trial.settings) for trial in past}
         for trial in past:
             if trial.ended:
                 self.study.add_trial(self._past(optuna, trial))
             else:
-                self.study.enqueue_trial(dict(trial.settings))
-                self.ask()
+                self.asked[trial.number] = self._ask_for(trial.settings)
 
     def _past(self, optuna: Any, trial: Trial) -> Any:
         """Return a trial that ended, as Optuna has it."""
@@ -72,11 +76,37 @@ class Search:
             return self.states.COMPLETE, trial.value
         return (self.states.PRUNED if trial.state == "stopped" else self.states.FAIL), None
 
-    def ask(self) -> dict[str, Point]:
-        """Return the points of a new trial."""
+    def ask(self, number: int) -> dict[str, Point]:
+        """Return the points of a new trial, which are not those of an earlier one.
+
+        Args:
+            number: of the trial.
+        """
         asked = self.study.ask(self.distributions)
-        self.asked[asked.number] = asked
+        if self.combinations is not None and self._key(asked.params) in self.seen:
+            # The seed of all trials is the same, so the same points would have the same result.
+            self.study.tell(asked, state=self.states.FAIL)
+            asked = self._ask_for(self._unseen(self.combinations))
+        self.asked[number] = asked
+        self.seen.add(self._key(asked.params))
         return dict(asked.params)
+
+    def _unseen(self, combinations: Iterator[tuple[Point, ...]]) -> dict[str, Point]:
+        """Return the next combination that no trial has."""
+        for points in combinations:
+            found = dict(zip(self.distributions, points, strict=True))
+            if self._key(found) not in self.seen:
+                return found
+        raise RunError("there are fewer combinations than trials")  # `tune` has refused it
+
+    def _ask_for(self, points: Mapping[str, Point]) -> Any:
+        """Return Optuna's own object of a trial with these points."""
+        self.study.enqueue_trial(dict(points))
+        return self.study.ask(self.distributions)
+
+    def _key(self, points: Mapping[str, Point]) -> tuple[Point, ...]:
+        """Return points in the order of the spaces."""
+        return tuple(points[name] for name in self.distributions)
 
     def learn(self, trial: Trial) -> None:
         """Take account of a trial that ended."""

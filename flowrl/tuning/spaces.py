@@ -28,6 +28,10 @@ class Space(ABC):
     def examples(self) -> Sequence[Point]:
         """Return points that show whether the setting takes every value of the space."""
 
+    def options_in_order(self) -> Sequence[Point] | None:
+        """Return all points; None where there is no end of them."""
+        return None
+
     def value(self, point: Point) -> Any:
         """Return what the setting gets for a point."""
         return point
@@ -136,6 +140,10 @@ class RandInt(_Range):
 
         return IntDistribution(self.low, self.high)
 
+    def options_in_order(self) -> Sequence[Point]:
+        """Return all numbers."""
+        return range(self.low, self.high + 1)
+
 
 class Choice(Space):
     """Some values in no order.
@@ -181,6 +189,10 @@ class Choice(Space):
         return CategoricalDistribution(self.texts)
 
     def examples(self) -> Sequence[Point]:
+        """Return all of them."""
+        return self.texts
+
+    def options_in_order(self) -> Sequence[Point]:
         """Return all of them."""
         return self.texts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -226,6 +227,10 @@ def _write_best(study: Study) -> None:
 
 def _run(work: Trials, job: Job, parallel: int | None, address: str | None) -> None:
     """Run the trials that are left."""
+    from flowrl.tuning.program import fits_program, run_program
+
+    if fits_program(job) and run_program(work, job, parallel):
+        return
     from flowrl.tuning.on_ray import run_trials
 
     run_trials(work, job, parallel, address)
@@ -259,6 +264,12 @@ def _check(options: Options, search: Any) -> None:
             )
         if name in options.settings:
             raise SettingError(f"{name} is searched, so it can't be set as well; leave out one")
+    sizes = [space.options_in_order() for space in search.values()]
+    if None not in sizes and (most := math.prod(map(len, sizes))) < options.trials:
+        raise SettingError(
+            f"there are only {most} combinations of what is searched, so {options.trials} trials "
+            f"would repeat some; take trials={most} (--trials {most})"
+        )
     if options.mode not in ("max", "min"):
         raise SettingError(f"mode must be 'max' or 'min', got {options.mode!r}")
     if not 0 <= options.seed < 2**32:

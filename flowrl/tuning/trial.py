@@ -159,8 +159,10 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
         Its end as `Journal.end` takes it; None if it was cut off, and has to start again.
     """
     directory = folder / trial.directory
-    # A run writes its manifest last, so whatever that is in must be whole.
-    if not trial.directory or not (directory / MANIFEST).is_file():
+    # A run writes its manifest last, so whatever that is in must be whole. One of many runs has
+    # the ends of several trials, which are noted together or not at all.
+    is_whole = bool(trial.directory) and (directory / MANIFEST).is_file()
+    if not is_whole or (directory / "members.jsonl").is_file():
         return None
     ended = json.loads((directory / about.FILE).read_text(encoding="utf-8"))["ended"]
     found = {"trial": trial.number, "env_steps": ended["env_steps"], "seconds": ended["seconds"]}

@@ -47,18 +47,27 @@ class Trials:
         """How many trials have to be started."""
         return self.options.trials - len(self.journal.trials) + len(self.cut_off)
 
-    def start(self) -> Trial | None:
-        """Start the next trial; None where there are no more."""
-        if self.cut_off:
-            number = self.cut_off.pop(0)
-        elif len(self.journal.trials) < self.options.trials:
-            number = self.journal.suggest(self.search.ask()).number
-        else:
-            return None
+    def start(self, count: int = 1) -> list[Trial]:
+        """Start the next trials, in one directory; fewer than `count`, or none, at the end."""
+        numbers = [self._next() for _ in range(min(count, self.left))]
+        if not numbers:
+            return []
+        first = numbers[0]
         # What is left of a process that was killed may still write to its own directory.
-        attempt = self.journal.trials[number].attempt + 1
-        directory = f"trials/{number:03}" + (f"-{attempt}" if attempt > 1 else "")
-        return self.journal.start(number, directory)
+        attempt = self.journal.trials[first].attempt + 1
+        directory = f"trials/{first:03}" + (f"-{attempt}" if attempt > 1 else "")
+        return [self.journal.start(number, directory) for number in numbers]
+
+    def _next(self) -> int:
+        """Return the number of the next trial."""
+        if self.cut_off:
+            return self.cut_off.pop(0)
+        number = len(self.journal.trials)
+        return self.journal.suggest(self.search.ask(number)).number
+
+    def again(self, numbers: Sequence[int]) -> None:
+        """Let trials start again, before any others."""
+        self.cut_off = [*numbers, *self.cut_off]
 
     def reported(self, number: int, report: Mapping[str, Any]) -> None:
         """Note a report of a trial that goes on."""
