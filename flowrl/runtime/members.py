@@ -179,8 +179,14 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
     return graph
 
 
-def differing_numbers(graphs: Sequence[Graph]) -> list[dict[str, float]] | None:
-    """Return, for each graph, the fractional numbers in which the graphs differ, by their paths.
+def numbers_at(graph: Graph, paths: Sequence[str]) -> dict[str, float]:
+    """Return the fractional numbers among a graph's settings at some paths."""
+    found = dict(_numbers(graph))
+    return {path: found[path] for path in paths}
+
+
+def differing_numbers(graphs: Sequence[Graph]) -> list[str] | None:
+    """Return the paths of the fractional numbers in which graphs differ.
 
     Returns:
         None where they differ in anything else, so that they can't be runs of one program.
@@ -195,7 +201,7 @@ def differing_numbers(graphs: Sequence[Graph]) -> list[dict[str, float]] | None:
             alike = _with_number(alike, path, numbers[0][path])
         if alike != graphs[0]:
             return None
-    return [{path: found[path] for path in paths} for found in numbers]
+    return paths
 
 
 def swept_numbers(graph: Graph) -> dict[str, str]:

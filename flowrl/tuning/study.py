@@ -227,9 +227,10 @@ def _write_best(study: Study) -> None:
 
 def _run(work: Trials, job: Job, parallel: int | None, address: str | None) -> None:
     """Run the trials that are left."""
-    from flowrl.tuning.program import fits_program, run_program
+    from flowrl.tuning.program import numbers_of_program, run_program
 
-    if fits_program(job) and run_program(work, job, parallel):
+    paths = numbers_of_program(job)
+    if paths is not None and run_program(work, job, paths, parallel):
         return
     from flowrl.tuning.on_ray import run_trials
 
