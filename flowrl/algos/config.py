@@ -192,14 +192,15 @@ class Config:
         """
         file = Path(path)
         text = text_of(self._plain(), self._notes(file), as_json=file.suffix == ".json")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("x", encoding="utf-8") as opened:
-                opened.write(text)
-        except FileExistsError:
+        if file.exists():
             raise SaveError(
                 f"{file} exists already, and nothing is ever overwritten; name another file"
-            ) from None
+            )
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # One that somebody else has made meanwhile is an error, too.
+            with file.open("x", encoding="utf-8") as opened:
+                opened.write(text)
         except OSError as error:
             raise SaveError(f"{file} can't be written: {error.strerror}") from None
 

@@ -179,7 +179,7 @@ def diff(args: argparse.Namespace) -> int:
     # --config is the first graph; --set changes the second.
     first, first_run = side(args.graph, changes=[])
     second, second_run = side(args.other, loaded=None, save_config=None)
-    names = (args.graph, args.other)
+    names = (args.config or args.graph, args.other)
     print(side_by_side(first, second, names, (first_run, second_run)), end="")
     return 0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +47,12 @@ def train_seeds(args: argparse.Namespace, planned: Plan, options: Mapping[str, A
     )
     lines = Lines(args.steps, args.until)
     try:
-        for event in runs:
-            if not args.json:
-                lines(event)
-            elif event.row is not None:
-                # The numbers are written by the same function as those of a single run.
-                row = json.loads(to_json(event.row))
-                print(json.dumps({"seed": event.run.seed, **row}), flush=True)
+        with closing(iter(runs)) as events:
+            for event in events:
+                if not args.json:
+                    lines(event)
+                elif event.row is not None:
+                    print(to_json({"seed": event.run.seed, **event.row}), flush=True)
     finally:
         print(_summary(runs, options["out"]), file=sys.stderr)
     reasons = [each.reason for each in runs.runs.values()]

@@ -152,14 +152,16 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _numbers(path: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, float], ...]:
     """Return rows with NaN in the place of null, after a check that there are some."""
-    found = tuple(
-        {name: np.nan if value is None else value for name, value in row.items()} for row in rows
-    )
+    found = tuple(map(_with_nan, rows))
     if not found:
         raise SaveError(f"{path} has no rows: its run ended before the first, or has only begun")
     if any(not isinstance(row.get(STEPS), int | float) for row in found):
         raise SaveError(f"{path} is damaged: a row has no {STEPS}")
     return found
+
+
+def _with_nan(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: np.nan if value is None else value for name, value in row.items()}
 
 
 # -- groups ------------------------------------------------------------------------------------
@@ -244,7 +246,8 @@ def _label(run: SavedRun, every: Sequence[SavedRun]) -> str:
         alike = [x for n, x in differing.items() if n.rpartition(".")[2] == last]
         named[last if all(x == found for x in alike) else name] = run.settings.get(name, "none")
     texts = [f"{name}={_short(text)}" for name, text in named.items()]
-    return ", ".join([*parts, *texts[:MOST_DIFFERENCES]])
+    more = ["..."] if len(texts) > MOST_DIFFERENCES else []
+    return ", ".join([*parts, *texts[:MOST_DIFFERENCES], *more])
 
 
 def _short(text: str) -> str:

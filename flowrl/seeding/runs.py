@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -106,9 +106,11 @@ def run_seeds(
         at_once=at_once,
     )
     lines = Lines(steps) if progress else None
-    for event in runs:
-        if lines is not None:
-            lines(event)
+    # Whatever ends this, the runs are ended and saved before it goes on.
+    with closing(iter(runs)) as events:
+        for event in events:
+            if lines is not None:
+                lines(event)
     for problem in runs.problems():
         logging.getLogger("flowrl").warning("flowrl: %s", problem)
     return runs.curves()
@@ -193,11 +195,11 @@ class SeedRuns:
         self._jobs = deque(replace(job, seeds=share) for share in shares)
         self._at_once = at_once or usable_cores()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Generator[Event]:
         """Start the runs, and yield what happens until all have ended.
 
-        On any error, as on Ctrl-C, all runs are ended and saved before it is raised; a second
-        Ctrl-C ends them at once.
+        Where this is closed, or an error or Ctrl-C ends it, all runs are ended and saved first; a
+        second Ctrl-C ends them at once.
         """
         inbox: SimpleQueue[tuple[_Child, dict[str, Any] | None]] = SimpleQueue()
         working: set[_Child] = set()

@@ -1,0 +1,213 @@
+"""Curves of saved runs: which are a group, what each group is called, and how they are aligned."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowrl as fl
+from flowrl.cli.main import main
+
+LR = fl.ppo("CartPole-v1").text()
+
+
+def saved(path, rows, text=LR, members=None, **about):
+    """A run's directory as far as curves are read from it; rows are (steps, return)."""
+    path.mkdir(parents=True)
+    (path / "graph.txt").write_text(text)
+    facts = {"graph": "ppo", "runtime": "local", "runtime_settings": {}, **about}
+    (path / "run.json").write_text(json.dumps(facts))
+    lines = [json.dumps({"env_steps": steps, "return_mean": x}) for steps, x in rows]
+    (path / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
+    if members is not None:
+        texts = [
+            json.dumps({"run": label, "env_steps": steps, "return_mean": x}) + "\n"
+            for label, own in members.items()
+            for steps, x in own
+        ]
+        (path / "members.jsonl").write_text("".join(texts))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_runs_are_put_on_the_steps_of_the_one_that_ends_first(folder):
+    saved(folder / "a/seed-0", [(100, None), (200, 10.0), (300, 20.0)], seed=0)
+    saved(folder / "a/seed-10", [(90, None), (190, None), (290, 30.0), (390, 50.0)], seed=10)
+    saved(folder / "a/seed-2", [(100, 1.0), (250, 4.0), (400, 7.0)], seed=2)
+    (folder / "a/notes").mkdir()
+    curves = fl.Curves.load("a")
+    assert curves.labels == ("a/seed-0", "a/seed-2", "a/seed-10") and set(curves.groups) == {""}
+    assert curves.of("env_steps")[""].tolist() == [[100, 200, 300]] * 3
+    np.testing.assert_allclose(
+        curves.of("return_mean")[""],
+        [[np.nan, 10, 20], [1, 3, 5], [np.nan, np.nan, 32]],
+    )
+    # Early rows in which no episode has ended leave the others as they are.
+    mean, low, high = curves.summary()[""]
+    assert np.isnan(mean[:2]).all() and low[2] <= mean[2] <= high[2]
+    (end,) = curves.ending()
+    assert (end["runs"], end["steps"]) == (3, 300)
+    assert end["iqm"] == pytest.approx(mean[2]) and end["low"] == pytest.approx(low[2])
+
+
+def test_a_first_row_at_other_steps_is_no_gap_and_a_long_run_is_thinned(folder):
+    saved(folder / "a", [(100, 1.0), (5000, 2.0)], seed=0)
+    saved(folder / "b", [(110 + i, 3.0) for i in range(4890)], seed=1)
+    curves = fl.Curves.load(["a", "b"])
+    assert [len(rows) for rows in curves.rows] == [1000, 1000]
+    assert curves.of("return_mean")[""][1, 0] == 3.0
+    assert [rows[-1]["env_steps"] for rows in curves.rows] == [4999, 4999]
+
+
+OTHER = fl.ppo("CartPole-v1").set("learner.optimizer.lr", 1e-3).text()
+GAMMAS = fl.ppo("CartPole-v1", gamma=0.9, gae_lambda=0.9).text()
+PENDULUM = fl.ppo("Pendulum-v1").text()
+DQN = fl.dqn("CartPole-v1").text()
+
+
+@pytest.mark.parametrize(
+    ("runs", "groups"),
+    [
+        ([(LR, "ppo", 0), (LR, "ppo", 1), (OTHER, "ppo", 0)], ["lr=0.0003"] * 2 + ["lr=0.001"]),
+        (
+            [(LR, "ppo", 0), (GAMMAS, "ppo", 0)],
+            ["gamma=0.99, gae_lambda=0.95", "gamma=0.9, gae_lambda=0.9"],
+        ),
+        ([(LR, "ppo", 0), (PENDULUM, "ppo", 0)], ["env=CartPole-v1", "env=Pendulum-v1"]),
+        ([(LR, "ppo", 0), (DQN, "dqn", 0)], ["ppo", "dqn"]),
+        ([(LR, "ppo", 0), (DQN, "dqn", 0), (OTHER, "ppo", 0)],
+         ["ppo, lr=0.0003", "dqn", "ppo, lr=0.001"]),
+        ([(LR, "ppo", 0), (LR, "ppo", 0)], ["0", "1"]),
+        ([("<lambda>", "ppo", 0), ("<other>", "ppo", 0)], ["0", "1"]),
+    ],
+    ids=["a setting", "two", "environments", "graphs", "both", "equal", "unreadable"],
+)  # fmt: skip
+def test_a_group_is_called_by_what_differs(folder, runs, groups):
+    for i, (text, name, seed) in enumerate(runs):
+        saved(folder / str(i), [(10, 1.0)], text=text, graph=name, seed=seed)
+    curves = fl.Curves.load([str(i) for i in range(len(runs))])
+    assert dict(zip(curves.labels, curves.groups, strict=True)) == dict(
+        zip(map(str, range(len(runs))), groups, strict=True)
+    )
+
+
+def test_runs_of_one_directory_stay_together_where_seeds_are_repeated(folder):
+    for name in ("before", "after"):
+        for seed in (0, 1):
+            saved(folder / name / f"seed-{seed}", [(10, 1.0)], seed=seed)
+    both = ["before", "before", "after", "after"]
+    assert list(fl.Curves.load(["before", "after"]).groups) == both
+    each = [f"{name}/seed-{seed}" for name in ("before", "after") for seed in (0, 1)]
+    assert list(fl.Curves.load(each).groups) == both
+    # Seeds that are not repeated are of one group, wherever they are.
+    assert set(fl.Curves.load(["before/seed-0", "after/seed-1"]).groups) == {""}
+
+
+def test_a_directory_of_many_runs_at_once_is_read_run_by_run(folder):
+    members = {
+        f"lr={lr}, seed {seed}": [(10, lr), (20, lr + seed)] for lr in (0.1, 0.5) for seed in (3, 4)
+    }
+    how = {"runtime": "xla", "runtime_settings": {"seeds": "2", "sweep": "Sweep(lr=[0.1, 0.5])"}}
+    saved(folder / "x", [(10, 0.0)], members=members, **how)
+    curves = fl.Curves.load("x")
+    assert curves.groups == ("lr=0.1", "lr=0.1", "lr=0.5", "lr=0.5")
+    assert curves.of("return_mean")["lr=0.5"].tolist() == [[0.5, 3.5], [0.5, 4.5]]
+    (folder / "x/members.jsonl").unlink()
+    with pytest.raises(fl.errors.SaveError, match=r"x has no members\.jsonl, but only the means"):
+        fl.Curves.load("x")
+
+
+def test_runs_of_other_runtimes_are_other_groups(folder):
+    saved(folder / "a", [(10, 1.0)], seed=0)
+    saved(folder / "b", [(10, 1.0)], seed=1, runtime_settings={"schedule": "'random'"})
+    saved(folder / "c", [(10, 1.0)], seed=2, runtime="ray")
+    assert fl.Curves.load(["a", "b", "c"]).groups == (
+        "runtime=local, schedule=none",
+        "runtime=local, schedule='random'",
+        "runtime=ray, schedule=none",
+    )
+
+
+def damaged(name, text):
+    def damage(path):
+        (path / name).write_text(text)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda path: (path / "graph.txt").unlink(),
+            "a has no graph.txt and no directories seed-0",
+        ),
+        (lambda path: (path / "rows.jsonl").unlink(), "a holds no rows.jsonl"),
+        (damaged("rows.jsonl", ""), "a has no rows: its run ended before the first"),
+        (damaged("rows.jsonl", '{"env_steps": 1}\n{"env_st\n'), "a/rows.jsonl, line 2 is damaged"),
+        (damaged("rows.jsonl", "5\n"), "a/rows.jsonl, line 1 is damaged"),
+        (damaged("rows.jsonl", '{"return_mean": 1}\n'), "a is damaged: a row has no env_steps"),
+        (damaged("run.json", "{"), "a/run.json is damaged"),
+        (damaged("run.json", "[]"), "a/run.json is damaged"),
+        (damaged("members.jsonl", '{"run": "x", "env_steps": 1}\n'), "'x' names no seed"),
+        (damaged("members.jsonl", ""), "a has no rows"),
+    ],
+)
+def test_a_damaged_directory_is_named(folder, damage, says, capsys):
+    saved(folder / "a", [(10, 1.0)], seed=0)
+    damage(folder / "a")
+    assert main(["compare", "a"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_no_directory_or_holds_no_run_is_named(folder, capsys):
+    (folder / "empty").mkdir()
+    assert main(["compare", "empty"]) == 2
+    assert "empty has no graph.txt and no directories seed-0" in capsys.readouterr().err
+    assert main(["compare", "nothing"]) == 2
+    assert "there is no directory nothing" in capsys.readouterr().err
+
+
+def test_half_a_line_at_the_end_of_a_killed_run_is_left_out(folder):
+    saved(folder / "a", [(10, 1.0)], seed=0)
+    with (folder / "a/rows.jsonl").open("a") as file:
+        file.write('{"env_steps": 20, "retu')
+    assert len(fl.Curves.load("a").rows[0]) == 1
+
+
+def test_the_command_prints_a_table_or_json_and_draws(folder, capsys):
+    for seed in range(4):
+        saved(folder / f"a/seed-{seed}", [(100, None), (200, 10.0 * seed)], seed=seed)
+    saved(folder / "b", [(100, 5.0)], text=OTHER, seed=0)
+    assert main(["compare", "a", "b", "--picture", "x.svg"]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "return_mean,",
+        "last",
+        "row",
+        "runs",
+        "steps",
+        "IQM",
+        "95",
+        "%",
+        "interval",
+    ]
+    # The middle half of 0, 10, 20 and 30.
+    assert first.split()[:4] == ["lr=0.0003", "4", "200", "15.0"] and " to " in first
+    # One run has no interval.
+    assert second.split() == ["lr=0.001", "1", "100", "5", "-"]
+    assert "<svg" in Path("x.svg").read_text()
+    assert main(["compare", "b", "--json", "--column", "env_steps"]) == 0
+    end = json.loads(capsys.readouterr().out)
+    assert (end["column"], end["iqm"], end["low"], end["runs"]) == ("env_steps", 100, None, 1)
+    assert main(["compare", "b"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "b"
+    assert main(["compare", "b", "--column", "return"]) == 2
+    assert "unknown column 'return'; did you mean 'return_mean'?" in capsys.readouterr().err
+    assert math.isnan(fl.Curves.load("b").ending()[0]["high"])

@@ -1,0 +1,190 @@
+"""Many seeds: each run is what it is alone, one that fails ends no other, and Ctrl-C saves all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import flowrl as fl
+from conftest import RAY, remembered, timeless
+from environments import Corridor, Faulty
+from flowrl.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+SMALL = fl.PPOSettings(
+    envs_per_runner=2,
+    rollout_length=8,
+    batch_size=16,
+    epochs=1,
+    minibatch_size=None,
+    policy=fl.Policy(fl.networks.MLP, hidden=(4,)),
+)
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+SCRIPT = """
+import json
+import os
+import gymnasium as gym
+import flowrl as fl
+from flowrl.networks import MLP
+from environments import Clockwork
+
+class Net(MLP):
+    pass
+
+class Own(Clockwork):
+    def step(self, action):
+        # One process of all fails: the first that makes this file.
+        if os.environ.get("FAILS"):
+            try:
+                os.close(os.open("claimed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                raise OSError("the simulator is gone")
+        return super().step(action)
+
+def graph(env=Own):
+    settings = fl.PPOSettings(
+        envs_per_runner=2, rollout_length=8, batch_size=16, epochs=1, minibatch_size=None,
+        policy=fl.Policy(Net, hidden=(4,)),
+    )
+    return fl.ppo(env, settings)
+
+if __name__ == "__main__":
+    goal = 40
+    curves = fl.run_seeds(
+        graph(), seeds=2, seed=3, until=lambda row: row["env_steps"] >= goal, out="many"
+    )
+    print(json.dumps({"labels": curves.labels, "rows": [len(rows) for rows in curves.rows]}))
+    with fl.run(graph(), seed=4, steps=40, out="alone") as run:
+        list(run)
+"""
+
+
+def rows(path):
+    found = [json.loads(line) for line in (Path(path) / "rows.jsonl").read_text().splitlines()]
+    return timeless(found)
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_script.py").write_text(textwrap.dedent(SCRIPT))
+    return tmp_path
+
+
+def test_what_a_script_defines_is_run_with_every_seed_as_it_is_alone(script):
+    command = [sys.executable, "own_script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["labels"] == ["seed 3", "seed 4"]
+    assert rows("many/seed-4") == rows("alone") != rows("many/seed-3")
+    for name in ("graph.txt", "plan.txt", "command.txt", "policy/policy.json"):
+        assert Path("many/seed-4", name).read_text() == Path("alone", name).read_text(), name
+    assert 'load("own_script:Own")' in Path("alone/graph.txt").read_text()
+    assert "seed 3: " in done.stderr and "return" in done.stderr
+
+
+def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypatch, capsys):
+    monkeypatch.setenv("FAILS", "1")
+    words = ["run", "own_script.py:graph", "--env", "own_script.py:Own", "--steps", "40"]
+    assert main([*words, "--seeds", "2", "--out", "many", "--json", "--to", "csv"]) == 2
+    out, err = capsys.readouterr()
+    printed = [json.loads(line) for line in out.splitlines()]
+    (good,) = {row["seed"] for row in printed}
+    bad = 1 - good
+    failed = next(line for line in err.splitlines() if f"  seed {bad} failed: " in line)
+    assert "raised in step" in failed and "OSError: the simulator is gone" in failed
+    assert "IQM" in err and "flowrl compare many" in err
+    monkeypatch.delenv("FAILS")
+    assert main([*words, "--seed", str(good), "--out", "alone"]) == 0
+    assert rows("alone") == rows(f"many/seed-{good}") and len(rows("alone")) == len(printed) > 1
+    assert timeless([{k: v for k, v in row.items() if k != "seed"} for row in printed]) == rows(
+        "alone"
+    )
+    assert Path(f"many/seed-{good}/rows.csv").exists()
+    # What is there is never written over.
+    assert main([*words, "--seeds", "2", "--out", "many"]) == 2
+    assert "many/seed-0 exists already" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_and_saves_all_runs(tmp_path):
+    command = [sys.executable, "-m", "flowrl", "run", "ppo", "--untuned", "--json"]
+    for name in ("rollout_length=8", "batch_size=64", "epochs=1", "minibatch_size=64"):
+        command += ["--set", name]
+    command += ["--seeds", "2", "--out", str(tmp_path / "many")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENV) as process:
+        seen = set()
+        while len(seen) < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            seen.add(json.loads(line)["seed"])
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=240)
+    assert process.returncode == 130, said
+    for seed in (0, 1):
+        fl.load(tmp_path / f"many/seed-{seed}")
+        about = json.loads((tmp_path / f"many/seed-{seed}/run.json").read_text())
+        assert about["ended"]["reason"] == "interrupted" and about["seed"] == seed
+    assert "IQM" in said and "compare many" in said.replace(str(tmp_path) + os.sep, "")
+
+
+@pytest.mark.ray
+def test_on_ray_the_seeds_are_run_one_after_another_in_one_ray(tmp_path):
+    graph = fl.ppo("CartPole-v1", SMALL)
+    curves = fl.run_seeds(graph, seeds=2, runtime=RAY, steps=40, out=tmp_path / "x", progress=False)
+    assert curves.labels == ("seed 0", "seed 1")
+    alone = remembered(graph, 3)[0]
+    found = rows(tmp_path / "x/seed-0")
+    assert [row["return_mean"] for row in found[1:3]] == [row["return_mean"] for row in alone[1:3]]
+
+
+def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
+    graph = fl.ppo("CartPole-v1", SMALL).set("runners.env", Corridor)
+    out, runtime = tmp_path / "x", fl.XlaRuntime(chunk=1)
+    curves = fl.run_seeds(graph, seeds=2, runtime=runtime, steps=30, out=out, progress=False)
+    assert curves.labels == ("seed 0", "seed 1")
+    loaded = fl.Curves.load(out)
+    assert loaded.groups == ("", "") and loaded.labels[1] == f"{out}, seed 1"
+    # The run that ends first gives the grid, so its rows are as they were.
+    ends = [rows[-1]["env_steps"] for rows in curves.rows]
+    first = ends.index(min(ends))
+    assert timeless(loaded.rows[first]) == timeless(curves.rows[first])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"seeds": 0}, "seeds must be a whole number, at least 1, got 0"),
+        ({"seed": 2**32 - 1, "seeds": 2}, r"seed 4294967296 is above 2\*\*32 - 1"),
+        ({"at_once": 0}, "at_once must be a whole number, at least 1 or None, got 0"),
+        ({"record": True}, "give out="),
+        ({"until": "x"}, "until must be a function of a Row"),
+        ({"until": lambda row, lock=sys.stdout: True}, "ppo can't be sent to another process"),
+    ],
+    ids=["none", "too high", "no process", "nowhere", "no goal", "not picklable"],
+)
+def test_a_mistake_is_an_error_before_anything_starts(arguments, says):
+    with pytest.raises(fl.errors.SettingError, match=says):
+        fl.run_seeds(fl.ppo("CartPole-v1", SMALL), **arguments)
+
+
+def test_a_process_that_dies_is_a_run_that_failed():
+    dies = fl.ppo(partial(Faulty, 5, "exit"), SMALL)
+    says = "no run has a result: seed 6 failed: its process ended with status 7"
+    with pytest.raises(fl.errors.RunError, match=says):
+        fl.run_seeds(dies, seeds=1, seed=6, steps=40, progress=False)
+
+
+def test_the_command_line_refuses_what_is_of_one_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "ppo", "--seeds", "2", "--trace", "x.json"]) == 2
+    assert "--trace is of one run; leave it out, or leave out --seeds" in capsys.readouterr().err
