@@ -181,7 +181,7 @@ def code_numbers(text):
 
 
 HOUSE_WORDS = (
-    r"told|tells?",  # report, log, return, raise
+    r"told|(?<!study\.)tells?",  # report, log, return, raise; it is a method of Optuna's studies
     r"anew",  # again, restarted
     r"behind",  # after, downstream
     r"mend(?:s|ed|ing)?",  # fix

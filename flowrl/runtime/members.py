@@ -63,7 +63,10 @@ class Sweep:
         names = list(points[0]) if points else []
         if not names or any(set(point) != set(names) for point in points):
             raise SettingError(f"Sweep.points takes the same settings in each, got {points!r}")
-        made = Sweep(**{name: [point[name] for point in points] for name in names})
+        settings: dict[str, list[float]] = {}
+        for name in names:
+            settings[name] = [point[name] for point in points]
+        made = Sweep(**settings)
         made.listed = True
         return made
 
@@ -194,7 +197,10 @@ def differing_numbers(graphs: Sequence[Graph]) -> list[str] | None:
     numbers = [dict(_numbers(graph)) for graph in graphs]
     if any(found.keys() != numbers[0].keys() for found in numbers):
         return None
-    paths = [p for p, value in numbers[0].items() if any(found[p] != value for found in numbers)]
+    paths = []
+    for path, value in numbers[0].items():
+        if any(found[path] != value for found in numbers):
+            paths.append(path)
     for graph in graphs:
         alike = graph
         for path in paths:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import SaveError, install
-from flowrl.tuning.journal import Options, Trial
+from flowrl.tuning.journal import ENDED, Options, Trial
 from flowrl.tuning.progress import number, point_text, ranked
 
 SHOWN = 10
@@ -54,7 +54,8 @@ def table(trials: Sequence[Trial], options: Options) -> str:
         cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     failed = [t for t in trials if t.state == "failed"]
-    counts = [f"{sum(t.state == s for t in trials)} {s}" for s in ("done", "stopped", "failed")]
+    states = [t.state for t in trials]
+    counts = [f"{states.count(state)} {state}" for state in ENDED]
     lines.append(f"{len(trials)} trials: {', '.join(counts)}")
     errors = [(t.number, t.error.partition("\n")[0]) for t in failed[:SHOWN]]
     lines += [f"trial {number_of} failed: {error}" for number_of, error in errors]

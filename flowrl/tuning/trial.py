@@ -172,7 +172,8 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
     if ended["reason"] != "steps":
         return None
     lines = (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    numbers = [x for x in (json.loads(line)[metric] for line in lines) if x is not None]
+    column = [json.loads(line)[metric] for line in lines]
+    numbers = [value for value in column if value is not None]
     if not numbers:
         return {**found, "state": "failed", "error": NO_NUMBER.format(metric)}
     return {**found, "state": "done", "value": numbers[-1]}
