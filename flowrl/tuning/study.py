@@ -219,6 +219,8 @@ def _write_best(study: Study) -> None:
     """Write the config of the best trial, if there is one and its graph has a name."""
     file = study.path / BEST
     file.unlink(missing_ok=True)
+    if best(study.trials, study.options.mode) is None:
+        return
     try:
         study.config().save(file)
     except FlowrlError as error:

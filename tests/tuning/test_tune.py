@@ -8,11 +8,13 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import flowrl as fl
 from flowrl.cli.main import main
+from flowrl.tuning.journal import Options
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -173,3 +175,35 @@ def test_what_a_study_can_not_take_is_refused_before_it_makes_anything(tmp_path,
 def test_the_command_line_names_what_is_lacking(capsys):
     assert main(["tune", "ppo", "--steps", "9"]) == 2
     assert "--search is needed: flowrl tune ppo --search" in capsys.readouterr().err
+
+
+def test_asha_goes_on_with_what_trials_before_a_kill_reached():
+    from flowrl.tuning.on_ray import scheduler
+
+    options = Options(
+        graph="ppo", env=None, settings={}, search={}, trials=9, steps=90, metric="return_mean",
+        mode="max", seed=0, runtime="local", grace_steps=10, reduction=3, tuned=False, imports=[],
+    )  # fmt: skip
+    reached = [
+        fl.Trial(i, {}, "done", 5.0, reports=((12, value),)) for i, value in enumerate((5.0, 6.0))
+    ]
+    cut_off = fl.Trial(2, {}, "running", 1.0, reports=((12, 1.0),))
+
+    def decision(past):
+        asha, new = scheduler(options, past), SimpleNamespace(trial_id="new")
+        asha.on_trial_add(None, new)
+        return asha.on_trial_result(None, new, {"env_steps": 11, "value": 3.0})
+
+    assert decision([]) == decision([cut_off]) == "CONTINUE"
+    assert decision([*reached, cut_off]) == "STOP"
+
+
+def test_a_sweep_of_points_has_a_run_for_each_of_them():
+    points = [{"lr": 1e-3, "gamma": 0.9}, {"lr": 3e-4, "gamma": 0.99}]
+    sweep = fl.Sweep.points(points)
+    assert sweep.runs() == points
+    assert fl.Sweep(lr=[1, 2], gamma=[3, 4]).runs()[1] == {"lr": 1.0, "gamma": 4.0}
+    assert repr(sweep) == f"Sweep.points({points})"
+    for wrong in ([], [{}], [{"lr": 1.0}, {"gamma": 1.0}]):
+        with pytest.raises(fl.errors.SettingError, match="takes the same settings in each"):
+            fl.Sweep.points(wrong)
