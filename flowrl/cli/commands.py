@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 REPORTED = (
     "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "networkx",
-    "ale-py", "gymnax", "brax",
+    "ale-py", "gymnax", "brax", "optuna",
 )  # fmt: skip
 """The packages whose versions `flowrl env` prints; the last ones come with extras."""
 

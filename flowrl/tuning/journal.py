@@ -77,7 +77,7 @@ class Trial:
 
     Args:
         number: of the trial, from 0 on.
-        settings: by name, the values of what is searched.
+        settings: by name, the values of what is searched; an option of a `Choice` as its text.
         state: ``waiting``, ``running``, or how it ended: ``done`` after all its steps, ``stopped``
             early because others were better, or ``failed`` (default ``waiting``).
         value: the metric of its newest row in which this is a number; None if there is none
