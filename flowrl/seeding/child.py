@@ -77,8 +77,12 @@ def main() -> None:
     os.dup2(2, 1)
 
     def send(**message: Any) -> None:
-        messages.write(json.dumps(message) + "\n")
-        messages.flush()
+        try:
+            messages.write(json.dumps(message) + "\n")
+            messages.flush()
+        except BrokenPipeError:
+            # The process that started this one was killed: that is no fault of the run.
+            raise KeyboardInterrupt from None
 
     try:
         job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own process wrote it
