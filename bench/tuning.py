@@ -122,8 +122,8 @@ jax {jax.__version__}.
 
 `flowrl tune ppo --env CartPole-v1` with {TRIALS} trials of up to {STEPS:,} steps, searching
 {spaces}.
-Beside it: [Ray Tune around `fl.run`](../../bench/handwritten_tune.py), written by hand, with the same
-points and the same ASHA. Whole processes in turn, medians of {TURNS}.
+Beside it: [Ray Tune around `fl.run`](../../bench/handwritten_tune.py), written by hand, with
+the same points and the same ASHA. Whole processes in turn, medians of {TURNS}.
 
 | | seconds | steps of all trials |
 |---|---:|---:|
