@@ -54,6 +54,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/events.py
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/tuning.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py

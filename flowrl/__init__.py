@@ -94,6 +94,13 @@ if TYPE_CHECKING:
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
     from flowrl.seeding.runs import run_seeds as run_seeds
+    from flowrl.tuning.journal import Trial as Trial
+    from flowrl.tuning.spaces import Choice as Choice
+    from flowrl.tuning.spaces import LogUniform as LogUniform
+    from flowrl.tuning.spaces import RandInt as RandInt
+    from flowrl.tuning.spaces import Uniform as Uniform
+    from flowrl.tuning.study import Study as Study
+    from flowrl.tuning.study import tune as tune
 
 __version__ = "0.1.0"
 
@@ -141,6 +148,9 @@ _HOMES = {
     "runtime.ray": "RayRuntime",
     "runtime.xla": "XlaRuntime",
     "seeding.runs": "run_seeds",
+    "tuning.journal": "Trial",
+    "tuning.spaces": "Choice LogUniform RandInt Uniform",
+    "tuning.study": "Study tune",
 }
 MODULES = ("envs", "errors", "extend", "losses", "networks")
 """Modules of public names beside those of everyday use, which stand here."""

@@ -78,7 +78,7 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
         GraphError: there is no such thing.
     """
     if name in STOCK:
-        return _source(name, getattr(importlib.import_module(f"flowrl.algos.{name}"), name))
+        return source_of(getattr(importlib.import_module(f"flowrl.algos.{name}"), name), name)
     if name.endswith(".txt") or (Path(name) / "graph.txt").is_file():
         return _saved(name, allow)
     where, colon, function = name.rpartition(":")
@@ -94,7 +94,7 @@ def find(name: str, allow: Collection[str] = ()) -> Source:
         return _finished(name, target)
     if not callable(target):
         raise GraphError(f"{name} is {a(target)}; it must be a function that returns a Graph")
-    return _source(function, target)
+    return source_of(target, function)
 
 
 def _finished(name: str, graph: Graph) -> Source:
@@ -221,8 +221,17 @@ def _import_file(name: str, path: str, file: Path) -> Any:
     return module
 
 
-def _source(name: str, function: Callable[..., Any]) -> Source:
-    """Return the source of a function, whose settings are a dataclass or its own parameters."""
+def source_of(function: Callable[..., Any], name: str = "") -> Source:
+    """Return the source of a function, whose settings are a dataclass or its own parameters.
+
+    Args:
+        function: it returns a graph.
+        name: what it is called; its own name by default.
+
+    Raises:
+        GraphError: a parameter is no setting.
+    """
+    name = name or getattr(function, "__name__", repr(function))
     parameters = inspect.signature(function).parameters
     hints = typing.get_type_hints(function)
     env = parameters.get("env")

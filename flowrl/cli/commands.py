@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 REPORTED = (
     "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "networkx",
-    "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime",
+    "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime", "optuna",
 )  # fmt: skip
 """The packages whose versions `flowrl env` prints; the last ones come with extras."""
 
@@ -213,7 +213,7 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
     if repeated:
         print(repeated, file=sys.stderr)
     if args.seeds is not None and args.runtime != "xla":
-        _save_when_ended()
+        save_when_ended()
         return train_seeds(args, planned, options, rows)
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, planned, sinks, options)
@@ -292,7 +292,7 @@ def _start(
             progress = Progress(steps=args.steps)
             observers.append(progress)
             on_failure.callback(progress.close)
-        _save_when_ended()
+        save_when_ended()
         given = {name: getattr(args, name) for name in ("seed", "steps", "trace", "otlp")}
         try:
             started = start(planned, observers=observers, **given, **options)
@@ -304,7 +304,7 @@ def _start(
     return started
 
 
-def _save_when_ended() -> None:
+def save_when_ended() -> None:
     """Let the signals that end a process raise KeyboardInterrupt, so that the run is saved."""
     # A shell's script lets what it starts with & ignore Ctrl-C; it must be possible to end it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -42,10 +42,10 @@ def summary(
         from flowrl.algos.named import imports_for
 
         needed = imports_for((out / "graph.txt").read_text(encoding="utf-8"))
-        rerun = shlex.join([_program(), "rerun", str(out), *_import_options(needed)])
+        rerun = shlex.join([program(), "rerun", str(out), *_import_options(needed)])
         lines.append(f"  records {rerun}")
     if run.reason == "failed":
-        lines.append(f"  why     {shlex.join([_program(), 'why', str(out)])}")
+        lines.append(f"  why     {shlex.join([program(), 'why', str(out)])}")
     if row and (out / "policy").is_dir():
         lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
     return "\n".join(lines)
@@ -68,7 +68,7 @@ def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
     parts = " ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))
     needed = [*imports_for(parts), *registered.get(env, ())]
     options = _import_options(list(dict.fromkeys(needed)))
-    command = shlex.join([_program(), "eval", str(out), *options])
+    command = shlex.join([program(), "eval", str(out), *options])
     if env == "None":
         return (
             f"{command} --env FILE.py:FUNCTION, for the environment has no name that could be "
@@ -77,7 +77,7 @@ def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
     return command
 
 
-def _program() -> str:
+def program() -> str:
     """Return the name by which the user started this program, as short as it can be."""
     program = sys.argv[0]
     # Started by `python -m` or found on the PATH, its name says nothing of where it is.

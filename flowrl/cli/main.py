@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from flowrl.cli import commands
+from flowrl.cli import commands, tuning
 from flowrl.cli.arguments import take_config
 from flowrl.errors import FlowrlError, described, unknown
 from flowrl.runtime import NAMES
@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
     _add_graph_commands(command)
     _add_run(command)
+    _add_tune(command)
     _add_debug(command)
     _add_run_readers(command)
     return top
@@ -216,6 +217,43 @@ def _output_arguments(run: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="rows also go to csv[:FILE], tensorboard[:DIR], wandb:PROJECT or mlflow:EXPERIMENT",
+    )
+
+
+def _add_tune(command: Command) -> None:
+    """Add the search for settings."""
+    tune = command("tune", "search for the settings with the best result", tuning.tune)
+    _graph_arguments(tune, f"{GRAPH_HELP}; or the directory of a study, which goes on")
+    tune.add_argument(
+        "--search",
+        metavar="NAME=SPACE",
+        action="append",
+        default=[],
+        help="a setting, named as for --set, and where it is searched: loguniform(low, high), "
+        "uniform(low, high), randint(low, high) or choice(x, y, ...)",
+    )
+    counts = {
+        "--trials": "how many (default 16)",
+        "--steps": "environment steps of a trial that is not stopped early",
+        "--parallel": "how many trials at once (default: one per core)",
+        "--grace-steps": "stop no trial before this many environment steps (default: a ninth)",
+        "--reduction": "one in N trials goes on then, and after N times as many steps (default 3)",
+    }
+    for name, text in counts.items():
+        tune.add_argument(name, type=_count, metavar="N", help=text)
+    tune.add_argument(
+        "--metric", metavar="NAME", help="the column that is compared (default return_mean)"
+    )
+    tune.add_argument("--mode", choices=["max", "min"], help="more of it is better (max), or less")
+    tune.add_argument("--seed", type=int, help="of the search and of every trial (default 0)")
+    tune.add_argument("--runtime", choices=NAMES, help="what each trial runs in (default local)")
+    tune.add_argument(
+        "--out", metavar="DIR", help="of the study; the same command with the same DIR goes on"
+    )
+    tune.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of a running Ray to join; all its nodes must share the study's directory",
     )
 
 
@@ -359,9 +397,9 @@ def _import_argument(command: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def _graph_arguments(command: argparse.ArgumentParser) -> None:
+def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -> None:
     """Add which graph, and how it is changed."""
-    command.add_argument("graph", metavar="GRAPH", help=GRAPH_HELP)
+    command.add_argument("graph", metavar="GRAPH", help=text)
     command.add_argument(
         "--config",
         metavar="FILE",

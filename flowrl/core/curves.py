@@ -226,7 +226,8 @@ class Curves:
             axes.set(xlabel="environment steps", ylabel=f"{column}, IQM and 95 % interval")
             axes.grid(alpha=0.3)
             if any(self.groups):
-                axes.legend(frameon=False)
+                # One with long names may be larger than the axes, which must not shrink for it.
+                axes.legend(frameon=False).set_in_layout(False)
             figure.savefig(to, **options)
 
 

@@ -44,7 +44,41 @@ class Sweep:
             if not values:
                 raise SettingError(f"{name} has no values; give a list of numbers")
 
+        self.listed = False
+        """Whether the i-th values of all settings belong together, as `points` has them."""
+
+    @staticmethod
+    def points(points: Sequence[Mapping[str, float]]) -> Sweep:
+        """Return a sweep of a list of points, in place of every combination.
+
+        >>> Sweep.points([{"lr": 1e-3, "gamma": 0.98}, {"lr": 3e-4, "gamma": 0.99}])
+        Sweep.points([{'lr': 0.001, 'gamma': 0.98}, {'lr': 0.0003, 'gamma': 0.99}])
+
+        Args:
+            points: for each run its settings by name, the same ones in all of them.
+
+        Raises:
+            SettingError: there is none, or they do not all have the same settings.
+        """
+        names = list(points[0]) if points else []
+        if not names or any(set(point) != set(names) for point in points):
+            raise SettingError(f"Sweep.points takes the same settings in each, got {points!r}")
+        settings: dict[str, list[float]] = {}
+        for name in names:
+            settings[name] = [point[name] for point in points]
+        made = Sweep(**settings)
+        made.listed = True
+        return made
+
+    def runs(self) -> list[dict[str, float]]:
+        """Return the values of each run, by name."""
+        columns = self.settings.values()
+        rows = zip(*columns, strict=True) if self.listed else itertools.product(*columns)
+        return [dict(zip(self.settings, row, strict=True)) for row in rows]
+
     def __repr__(self) -> str:
+        if self.listed:
+            return f"Sweep.points({self.runs()})"
         settings = [f"{name}={list(values)}" for name, values in self.settings.items()]
         return f"Sweep({', '.join(settings)})"
 
@@ -88,16 +122,12 @@ class Members:
                 f"seeds={seeds} from seed {seed} on would go beyond 2**32 - 1; take a first seed "
                 f"of at most {SEEDS - (seeds or 1)}"
             )
-        settings = sweep.settings if sweep else {}
-        grid = [
-            dict(zip(settings, values, strict=True))
-            for values in itertools.product(*settings.values())
-        ]
+        grid = sweep.runs() if sweep else [{}]
         every = [(seed + i, values) for values in grid for i in range(seeds or 1)]
         return Members(
             tuple(s for s, _ in every),
             tuple(v for _, v in every),
-            seeds is not None or bool(settings),
+            seeds is not None or bool(sweep and sweep.settings),
         )
 
     @property
@@ -150,6 +180,34 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
                 _with_number(graph, path, value)
             graph = _with_number(graph, path, Argument(name, values[0], path))
     return graph
+
+
+def numbers_at(graph: Graph, paths: Sequence[str]) -> dict[str, float]:
+    """Return the fractional numbers among a graph's settings at some paths."""
+    found = dict(_numbers(graph))
+    return {path: found[path] for path in paths}
+
+
+def differing_numbers(graphs: Sequence[Graph]) -> list[str] | None:
+    """Return the paths of the fractional numbers in which graphs differ.
+
+    Returns:
+        None where they differ in anything else, so that they can't be runs of one program.
+    """
+    numbers = [dict(_numbers(graph)) for graph in graphs]
+    if any(found.keys() != numbers[0].keys() for found in numbers):
+        return None
+    paths = []
+    for path, value in numbers[0].items():
+        if any(found[path] != value for found in numbers):
+            paths.append(path)
+    for graph in graphs:
+        alike = graph
+        for path in paths:
+            alike = _with_number(alike, path, numbers[0][path])
+        if alike != graphs[0]:
+            return None
+    return paths
 
 
 def swept_numbers(graph: Graph) -> dict[str, str]:
@@ -236,6 +294,7 @@ class MemberRows:
                 newest.append(maker.row(of_run, now, **extra))
             except (EnvError, NotFiniteError) as error:
                 error.message = f"{self.members.label(i)}: {error.message}"
+                error.facts["run"] = i
                 raise
         for rows, row in zip(self.rows, newest, strict=True):
             rows.append(row)

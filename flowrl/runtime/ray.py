@@ -1,4 +1,4 @@
-"""`RayRuntime`: workers as Ray actors. The only file that imports ray."""
+"""`RayRuntime`: workers as Ray actors. The only file of the runtimes that imports ray."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Search for good settings: many runs of a graph, each a trial of a study."""

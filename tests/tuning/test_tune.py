@@ -1,0 +1,209 @@
+"""Whole studies: on Ray, killed in the middle, and as one XLA program."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli.main import main
+from flowrl.tuning.journal import Options
+
+ROOT = Path(__file__).parents[2]
+OWN = """
+import flowrl as fl
+
+def mine(env="CartPole-v1", n=1):
+    if n == 2:
+        raise ValueError("two is no number")
+    policy = fl.Policy(fl.networks.MLP, hidden=(8,))
+    return fl.ppo(env, lr=n * 1e-3, policy=policy, num_runners=1, envs_per_runner=4,
+                  rollout_length=32, batch_size=128, epochs=1)
+"""
+
+
+def journal(study):
+    """The whole lines of a study's journal."""
+    file = study / "journal.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def ends(study):
+    """By trial: how often it ended."""
+    return Counter(each["trial"] for line in journal(study) for each in line.get("ended", ()))
+
+
+def flowrl(*words, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "flowrl", *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A study of all settings of a user's own graph, killed when one trial had ended, and what it
+    printed when it was called again."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "own.py").write_text(OWN)
+    words = ["tune", "own.py:mine", "--search", "n=randint(1, 4)", "--trials", "4"]
+    words += ["--steps", "600", "--parallel", "1", "--out", "study"]
+    with flowrl(*words, cwd=folder) as first:
+        until = time.monotonic() + 200
+        while not ends(folder / "study") and first.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    before = journal(folder / "study")
+    with flowrl("tune", "study", cwd=folder) as again:
+        printed = again.communicate(timeout=200)
+    return folder, before, again.returncode, printed
+
+
+@pytest.mark.ray
+def test_a_study_that_is_killed_goes_on_and_no_trial_is_lost_or_ends_twice(killed):
+    folder, before, status, (_, err) = killed
+    assert 1 <= sum(len(line.get("ended", ())) for line in before) < 4
+    assert status == 0, err
+    assert ends(folder / "study") == dict.fromkeys(range(4), 1)
+    assert journal(folder / "study")[: len(before)] == before
+    points = [line["settings"]["n"] for line in journal(folder / "study") if "settings" in line]
+    assert sorted(points) == [1, 2, 3, 4]
+    assert "of 4 trials have ended before" in err
+
+
+@pytest.mark.ray
+def test_a_study_leaves_a_table_a_picture_and_the_best_settings(killed, monkeypatch):
+    folder, _, _, (out, err) = killed
+    monkeypatch.chdir(folder)
+    study = folder / "study"
+    header, *rows = (study / "trials.csv").read_text().splitlines()
+    assert header == "trial,state,value,env_steps,seconds,n,directory,error" and len(rows) == 4
+    assert "ValueError: two is no number" in out and "1 failed" in out
+    assert sum("ValueError: two is no number" in row for row in rows) == 1
+    assert (study / "results.svg").read_text().startswith("<?xml")
+    best = max((row.split(",") for row in rows if "failed" not in row), key=lambda r: float(r[2]))
+    config = fl.Config.load(study / "best.yaml")
+    assert (config.settings["n"], config.steps, config.seed) == (int(best[5]), 600, 0)
+    assert f"--config {Path('study') / 'best.yaml'}" in err
+    assert fl.load(study / best[6]).env == "CartPole-v1"
+
+
+@pytest.mark.ray
+def test_a_study_that_is_complete_shows_its_results_and_another_one_is_refused(
+    killed, monkeypatch, capsys
+):
+    folder, _, _, (out, _) = killed
+    monkeypatch.chdir(folder)
+    assert main(["tune", "study"]) == 0
+    assert capsys.readouterr().out == out
+    assert ends(folder / "study") == dict.fromkeys(range(4), 1)
+    assert main(["tune", "study", "--seed", "1"]) == 2
+    assert "study is a study with seed 0, not 1; leave it out" in capsys.readouterr().err
+
+
+SMALL = {
+    "env": "gymnax:CartPole-v1",
+    "settings": {
+        "policy": fl.Policy(fl.networks.MLP, hidden=(8,)),
+        "rollout_length": 32,
+        "batch_size": 256,
+        "epochs": 1,
+    },
+    "runtime": "xla",
+    "steps": 600,
+    "progress": False,
+}
+
+
+def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_alone(
+    tmp_path, compilations
+):
+    search = {"lr": fl.Choice(1e-3, 3e-3, 1e38, 5e-3, 6e-3)}
+    study = fl.tune(fl.ppo, search=search, trials=5, parallel=2, out=tmp_path / "study", **SMALL)
+    states = {trial.settings["lr"]: trial.state for trial in study.trials}
+    assert states == {
+        **dict.fromkeys(("0.001", "0.003", "0.005", "0.006"), "done"),
+        "1e+38": "failed",
+    }
+    (failed,) = [trial for trial in study.trials if trial.state == "failed"]
+    assert "lr=1e+38" in failed.error
+    # All batches are one program, whatever their numbers are, and the last one, which is smaller.
+    assert Counter(compilations)["jit(chunk)"] == 1, Counter(compilations)
+    # The value of each is that of a run of its own.
+    with fl.run(study.config().build(), runtime="xla", steps=600) as run:
+        assert [row["return_mean"] for row in run][-1] == pytest.approx(study.best.value, rel=1e-3)
+    assert str(study).splitlines()[1].split()[0] == str(study.best.number)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"search": {}}, "search names no setting"),
+        ({"search": {"lr": [1, 2]}}, "lr takes a space such as fl.LogUniform"),
+        ({"search": {"lrr": fl.Uniform(0, 1)}}, "unknown setting 'lrr'; did you mean 'lr'"),
+        ({"settings": {"lr": 1}}, "lr is searched, so it can't be set as well"),
+        ({"metric": "return"}, "unknown column 'return'; did you mean 'return_mean'"),
+        ({"mode": "most"}, "mode must be 'max' or 'min'"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"grace_steps": 901}, "grace_steps must be at most steps, 900; got 901"),
+        ({"reduction": 1}, "reduction must be a whole number of at least 2"),
+        ({"runtime": "spark"}, "unknown runtime 'spark'"),
+        ({"search": {"epochs": fl.RandInt(1, 3)}}, r"only 3 combinations .* \(--trials 3\)"),
+    ],
+    ids=str,
+)
+def test_what_a_study_can_not_take_is_refused_before_it_makes_anything(tmp_path, change, says):
+    given = {"env": "CartPole-v1", "search": {"lr": fl.Uniform(0, 1)}, "steps": 900}
+    with pytest.raises(fl.errors.SettingError, match=says):
+        fl.tune(fl.ppo, out=tmp_path / "study", progress=False, **{**given, **change})
+    assert not (tmp_path / "study").exists()
+
+
+def test_the_command_line_names_what_is_lacking(capsys):
+    assert main(["tune", "ppo", "--steps", "9"]) == 2
+    assert "--search is needed: flowrl tune ppo --search" in capsys.readouterr().err
+
+
+def test_asha_goes_on_with_what_trials_before_a_kill_reached():
+    from flowrl.tuning.on_ray import scheduler
+
+    options = Options(
+        graph="ppo", env=None, settings={}, search={}, trials=9, steps=90, metric="return_mean",
+        mode="max", seed=0, runtime="local", grace_steps=10, reduction=3, tuned=False, imports=[],
+    )  # fmt: skip
+    reached = [
+        fl.Trial(i, {}, "done", 5.0, reports=((12, value),)) for i, value in enumerate((5.0, 6.0))
+    ]
+    cut_off = fl.Trial(2, {}, "running", 1.0, reports=((12, 1.0),))
+
+    def decision(past):
+        asha, new = scheduler(options, past), SimpleNamespace(trial_id="new")
+        asha.on_trial_add(None, new)
+        return asha.on_trial_result(None, new, {"env_steps": 11, "value": 3.0})
+
+    assert decision([]) == decision([cut_off]) == "CONTINUE"
+    assert decision([*reached, cut_off]) == "STOP"
+
+
+def test_a_sweep_of_points_has_a_run_for_each_of_them():
+    points = [{"lr": 1e-3, "gamma": 0.9}, {"lr": 3e-4, "gamma": 0.99}]
+    sweep = fl.Sweep.points(points)
+    assert sweep.runs() == points
+    assert fl.Sweep(lr=[1, 2], gamma=[3, 4]).runs()[1] == {"lr": 1.0, "gamma": 4.0}
+    assert repr(sweep) == f"Sweep.points({points})"
+    for wrong in ([], [{}], [{"lr": 1.0}, {"gamma": 1.0}]):
+        with pytest.raises(fl.errors.SettingError, match="takes the same settings in each"):
+            fl.Sweep.points(wrong)
