@@ -165,6 +165,14 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "epsilon_steps": 20_000,
         "hidden": (128,),
     },
+    ("dqn", "LunarLander-v3"): {
+        **DQN,
+        "lr": Linear(6.3e-4, 0.0, 150_000),
+        "epsilon": 0.05,
+        "epsilon_steps": 36_000,
+        "buffer_size": 300_000,
+        "hidden": (256, 256),
+    },
     ("dqn", "Acrobot-v1"): {**DQN, "lr": Linear(1e-3, 0.0, 75_000)},
     ("apex", "CartPole-v1"): {
         **DQN,
