@@ -104,9 +104,7 @@ GATES = (
     Gate("ppo", "InvertedPendulum-v5", 950, 200_000, 3, 950, **CONTROL),
     Gate("ppo", "Hopper-v5", 2_300, 1_000_000, 3, 2_300, **CONTROL),
     Gate("ppo", "HalfCheetah-v5", 2_000, 1_000_000, 3, 2_000, **CONTROL),
-    Gate("ppo", "Walker2d-v5", 2_000, 1_000_000, 3, 2_000, **CONTROL),
     Gate("sac", "InvertedPendulum-v5", 950, 30_000, 3, 950, **CONTROL),
-    Gate("dqn", "LunarLander-v3", 200, 300_000, 3, 200, **CONTROL),
 )
 OWN = {
     "CartPole that overheats, masked": (action_mask.Overheating, "CartPole-v1"),

@@ -1,7 +1,7 @@
 """Tuned settings by graph and environment, which the command line uses by default.
 
 The first line that a run prints names them. `docs/learning.md` shows the returns that they reach,
-over several seeds; the settings for Atari games, and for SAC on Hopper, HalfCheetah and Walker2d,
+over several seeds. The settings for Atari games, for Walker2d, and for SAC on Hopper and HalfCheetah
 are published ones and are not measured there.
 """
 
@@ -182,6 +182,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "epsilon_steps": 20_000,
         "hidden": (128,),
     },
+    # After 300,000 steps three seeds played 228, 134 and 97, for which there is no gate.
     ("dqn", "LunarLander-v3"): {
         **DQN,
         "lr": Linear(6.3e-4, 0.0, 150_000),

@@ -53,7 +53,7 @@ def about(
         "steps": steps,
         "until": goal,
         "runtime": runtime_name(runtime),
-        "runtime_settings": _changed(runtime),
+        "runtime_settings": runtime_settings(runtime),
         "runtime_left_out": _left_out(runtime),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "versions": _versions(plan),
@@ -67,8 +67,8 @@ def runtime_name(runtime: Any) -> str:
     return type(runtime).__name__.removesuffix("Runtime").lower()
 
 
-def _changed(runtime: Any) -> dict[str, str]:
-    """Return the settings of a runtime that are not the default ones, as texts."""
+def runtime_settings(runtime: Any) -> dict[str, str]:
+    """Return the settings of a runtime that are not the default ones, as texts without secrets."""
     if not is_dataclass(runtime):
         return {}
     found = {}

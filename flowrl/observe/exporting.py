@@ -90,6 +90,10 @@ def export(net: Network, weights: Weights, path: str | Path) -> Export:
         )
     if not path.parent.is_dir():
         raise SaveError(f"there is no directory {path.parent} for {path.name}")
+    if path.exists():
+        raise SaveError(
+            f"{path} exists already, and nothing is ever overwritten; name another file"
+        )
     acting = Acting(net, jax.device_put(weights))
     try:
         data, call = kinds[path.suffix](acting)

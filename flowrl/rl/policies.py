@@ -193,17 +193,14 @@ class Network:
     def init(self, key: Array) -> Weights:
         """Return initial weights."""
 
+        def one(key: Array) -> Weights:
+            module = self._build(key)
+            params = jax.tree.leaves(split_module(module)[1])
+            return Weights(dict(zip(self._params[0], params, strict=True)), self._rest_of(module))
+
         # Those of many runs are made one after another. Orthogonal ones come from QR, and on a CPU
         # with few cores XLA can wait for ever where it computes several batches of it at once.
-        @jax.custom_batching.sequential_vmap
-        def one(key: Array) -> Weights:
-            _, params, rest = split_module(self._build(key))
-            return Weights(
-                dict(zip(self._params[0], jax.tree.leaves(params), strict=True)),
-                dict(zip(self._rest[0], jax.tree.leaves(rest), strict=True)),
-            )
-
-        weights: Weights = one(key)
+        weights: Weights = jax.custom_batching.sequential_vmap(one)(key)
         return weights
 
     def memory(self, weights: Weights, n: int) -> Memory:

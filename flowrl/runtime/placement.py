@@ -164,7 +164,8 @@ def check_amounts(
             total[kind] = total.get(kind, 0.0) + amount * actor.count
             of_each = f"{amount:g}" if actor.count == 1 else f"{actor.count} x {amount:g}"
             requests.setdefault(kind, []).append(f"{name} ({of_each})")
-            if total[kind] > sum(available):
+            # Sums of shares such as 0.1 are not exact: Ray counts in steps of 0.0001.
+            if round(total[kind] * 1e4) > round(sum(available) * 1e4):
                 raise SettingError(
                     f"place: {' and '.join(requests[kind])} ask for {total[kind]:g} {kind} "
                     f"together, but {has}; {LESS}"

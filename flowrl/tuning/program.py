@@ -68,6 +68,10 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
         except SettingError:
             trials.again([trial.number for trial in batch])
             return False
+        except OSError:
+            # A disk that is full is no trial's fault: the study goes on with them another time.
+            trials.again([trial.number for trial in batch])
+            raise
         except Exception as error:  # noqa: BLE001 - trials that fail do not end the study
             failed = {"state": "failed", "error": described(error)}
             endings = [{"trial": trial.number, **failed} for trial in batch]
@@ -107,7 +111,8 @@ def _train(
 
 def _ending(trial: Trial, rows: Sequence[Row], job: Job) -> dict[str, Any]:
     """Return how one of the runs ended."""
-    values = [row[job.metric] for row in rows if np.isfinite(row[job.metric])]
+    column = [row.get(job.metric, np.nan) for row in rows]
+    values = [value for value in column if np.isfinite(value)]
     found: dict[str, Any] = {
         "trial": trial.number,
         "env_steps": int(rows[-1]["env_steps"]),

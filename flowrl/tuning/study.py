@@ -20,6 +20,7 @@ from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError, RunError, SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.values import to_text
+from flowrl.observe.about import runtime_settings
 from flowrl.observe.sinks import columns
 from flowrl.running import as_runtime
 from flowrl.runtime import NAMES
@@ -187,7 +188,7 @@ def tune(
         metric=metric,
         mode=mode,
         seed=seed,
-        runtime=runtime if isinstance(runtime, str) else repr(runtime),
+        runtime=_runtime_text(runtime),
         grace_steps=_grace(steps, grace_steps, reduction),
         reduction=reduction,
         tuned=tuned,
@@ -329,6 +330,14 @@ def _job(
         milestones=milestones,
         folder=str(path.resolve()),
     )
+
+
+def _runtime_text(runtime: str | Runtime) -> str:
+    """Return what the study's file notes of a runtime, which holds no secrets."""
+    if isinstance(runtime, str):
+        return runtime
+    settings = [f"{name}={text}" for name, text in runtime_settings(runtime).items()]
+    return f"{type(runtime).__name__}({', '.join(settings)})"
 
 
 def _reference(function: Any) -> str:

@@ -116,8 +116,9 @@ class Attempt:
         assert self.run is not None  # noqa: S101 - one that could not start has ended
         row = next(self.run)
         self.env_steps = int(row["env_steps"])
-        value = float(row[self.job.metric])
-        # Before the first episode has ended a return is no number.
+        # Not every row has every column, and before the first episode has ended a return is no
+        # number.
+        value = float(row.get(self.job.metric, math.nan))
         if math.isfinite(value):
             self.value = value
         self.ended = self.run.reason is not None
@@ -172,7 +173,7 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
     if ended["reason"] != "steps":
         return None
     lines = (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    column = [json.loads(line)[metric] for line in lines]
+    column = [json.loads(line).get(metric) for line in lines]
     numbers = [value for value in column if value is not None]
     if not numbers:
         return {**found, "state": "failed", "error": NO_NUMBER.format(metric)}

@@ -244,7 +244,7 @@ def test_of_choices_that_are_equal_either_may_be_taken_and_no_other(tmp_path, mo
     for other in (-1, 2, 9):
         shift[0] = other
         with pytest.raises(fl.errors.SaveError, match="is not within 1e-05 of the best"):
-            equal.export(tmp_path / "p.stablehlo")
+            equal.export(tmp_path / "other.stablehlo")
 
 
 class Counts(nnx.Module):

@@ -615,3 +615,16 @@ def test_policies_whose_settings_differ_in_type_alone_are_two():
         == fl.Policy(fl.networks.MLP, table=table.copy())
         != fl.Policy(fl.networks.MLP, table=table + 1)
     )
+
+
+def test_the_first_weights_of_many_runs_are_those_of_each_and_need_no_batches_of_qr():
+    """On a CPU with few cores XLA can wait for ever over several such batches at once."""
+    net = network(fl.Policy(fl.networks.MLP, hidden=(4, 4)), Spaces(BOX, gym.spaces.Discrete(2)))
+    keys = jax.random.split(jax.random.key(0), 3)
+    many = jax.vmap(net.init)(keys)
+    for i, key in enumerate(keys):
+        one = net.init(key)
+        jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), many, one)
+    text = jax.jit(jax.vmap(net.init)).lower(keys).as_text()
+    batches = [line for line in text.splitlines() if "lapack_sgeqrf" in line]
+    assert batches and all('num_batch_dims = "0"' in line for line in batches)
