@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from flowrl.core.counted import counted, warning
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
 from flowrl.core.profile import usable_cores
@@ -77,7 +78,7 @@ def run_seeds(
 
     Returns:
         The curves of all runs that did not fail, on one grid of environment steps. Those that
-        failed are logged as warnings.
+        failed, or were interrupted long before the others, are named in warnings.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -259,20 +260,29 @@ class SeedRuns:
     # -- what there is in the end
 
     def problems(self) -> list[str]:
-        """Return a line for each run that failed: its seed and its error."""
-        return [f"{x.label} failed: {x.error}" for x in self.runs.values() if x.reason == "failed"]
+        """Return a line for each run that failed, and one for all others not in the curves."""
+        failed = [f"{x.label} failed: {x.error}" for x in self._that(failed=True)]
+        _, left_out = self._counted()
+        return [*failed, warning(left_out)] if left_out else failed
 
     def curves(self) -> Curves:
-        """Return the curves of all runs that did not fail and have rows.
+        """Return the curves of all runs that count, as `Curves.load` has them.
 
         Raises:
             RunError: there is none.
         """
-        found = [x for x in self.runs.values() if x.rows and x.reason != "failed"]
-        if not found:
-            problems = self.problems() or ["all ended before their first row"]
-            raise RunError(f"no run has a result: {'; '.join(problems)}")
-        return Curves.of_runs([("", found)])
+        groups, _ = self._counted()
+        if not groups:
+            raise RunError(f"no run has a result: {'; '.join(self.problems())}")
+        return Curves.of_runs(groups)
+
+    def _counted(self) -> tuple[list[tuple[str, list[SeedRun]]], list[str]]:
+        """Return the runs that count, as one group, and why others that did not fail do not."""
+        return counted(self._that(failed=False), lambda runs: [("", runs)] if runs else [])
+
+    def _that(self, *, failed: bool) -> list[SeedRun]:
+        """Return the runs that failed, or those that did not."""
+        return [x for x in self.runs.values() if (x.reason == "failed") == failed]
 
 
 class _Child:
