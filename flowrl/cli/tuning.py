@@ -64,8 +64,9 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         options["search"] = parse_search(args.search, args.allow)
     changes = dict(changes_of(args.changes, args.allow))
     if args.loaded is not None:
-        options |= {"env": args.env or args.loaded.env, "tuned": False}
-        changes = {**_changes_in(args.loaded, options.get("search", {})), **changes}
+        config = args.loaded.changed(changes)
+        options |= {"env": args.env or config.env, "tuned": False}
+        changes = {**_changes_in(config, options.get("search", {})), **changes}
     if changes:
         options["settings"] = changes
     return options
