@@ -173,11 +173,12 @@ def test_runs_that_failed_or_stopped_early_do_not_cut_the_others(folder, caplog)
     curves = fl.Curves.load("a")
     assert curves.labels == tuple(f"a/seed-{seed}" for seed in (0, 1, 7, 8))
     assert curves.ending()[0]["steps"] == 195
-    assert [record.message for record in caplog.records] == [
+    says = (
         "flowrl: left out of the curves: a/seed-2 failed; a/seed-3 failed; a/seed-4 has no rows: "
         "its run ended before the first; a/seed-5 was interrupted after 100 steps, before the "
         "others; a/seed-6 goes on or was killed after 120 steps, before the others"
-    ]
+    )
+    assert [record.message for record in caplog.records] == [says]
     # A run that reached its goal is never too short.
     saved(folder / "a/seed-9", [(50, 2.0)], seed=9, **ended("until"))
     assert len(fl.Curves.load("a").rows) == 5 + 2

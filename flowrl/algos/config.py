@@ -136,32 +136,8 @@ class Config:
         config = replace(self, settings=settings, fields=fields, origin=origin)
         names = [name for name in changed if "." not in name]
         if names and any(name not in changed for name in fields):
-            config._check_effect(self, names, [name for name in fields if name not in changed])
+            _check_effect(self, config, names, [name for name in fields if name not in changed])
         return config
-
-    def _check_effect(self, old: Config, names: Sequence[str], kept: Sequence[str]) -> None:
-        """Refuse changed settings of which a field takes the effect, for fields are set last.
-
-        Args:
-            old: the config before the change.
-            names: the settings that were changed.
-            kept: the fields that were not.
-
-        Raises:
-            SettingError: the graph's value at a field depends on one of these settings.
-        """
-        before, after = (settings_of(replace(x, fields={}).build()) for x in (old, self))
-        differing = [x for x in {**before, **after} if before.get(x) != after.get(x)]
-        # A value that is given again changes nothing; then the names say what is meant.
-        again = [name for name in names if old.settings.get(name) == self.settings[name]]
-        for known in kept:
-            reached = any(f"{address}.".startswith(f"{known}.") for address in differing)
-            if reached or known.rpartition(".")[2] in again:
-                raise SettingError(
-                    f"it is set after the settings, so {', '.join(names)} would not reach it; "
-                    f"set {known} itself, or take it out of the fields",
-                    self.origin.get(known, f"fields.{known}"),
-                )
 
     def build(self) -> Graph:
         """Build the graph.
@@ -269,6 +245,32 @@ class Config:
             "A value is a number, a word, a list, or what --set takes: Linear(1e-3, 0, 65_000).",
             f"What every setting means: flowrl run {self.graph} --help-settings",
         ]
+
+
+def _check_effect(old: Config, new: Config, names: Sequence[str], kept: Sequence[str]) -> None:
+    """Refuse changed settings of which a field takes the effect, for fields are set last.
+
+    Args:
+        old: the config before the change.
+        new: the config after it.
+        names: the settings that were changed.
+        kept: the fields that were not.
+
+    Raises:
+        SettingError: the graph's value at a field depends on one of these settings.
+    """
+    before, after = (settings_of(replace(x, fields={}).build()) for x in (old, new))
+    differing = [x for x in {**before, **after} if before.get(x) != after.get(x)]
+    # A value that is given again changes nothing; then the names say what is meant.
+    again = [name for name in names if old.settings.get(name) == new.settings[name]]
+    for known in kept:
+        reached = any(f"{address}.".startswith(f"{known}.") for address in differing)
+        if reached or known.rpartition(".")[2] in again:
+            raise SettingError(
+                f"it is set after the settings, so {', '.join(names)} would not reach it; "
+                f"set {known} itself, or take it out of the fields",
+                new.origin.get(known, f"fields.{known}"),
+            )
 
 
 def _is_default(source: Source, name: str, value: Any) -> bool:
