@@ -262,7 +262,8 @@ def _check_effect(old: Config, new: Config, names: Sequence[str], kept: Sequence
     before, after = (settings_of(replace(x, fields={}).build()) for x in (old, new))
     differing = [x for x in {**before, **after} if before.get(x) != after.get(x)]
     # A value that is given again changes nothing; then the names say what is meant.
-    again = [name for name in names if old.settings.get(name) == new.settings[name]]
+    known_before = {**find(old.graph, imported(old.imports)).settings, **old.settings}
+    again = [name for name in names if known_before[name] == new.settings[name]]
     for known in kept:
         reached = any(f"{address}.".startswith(f"{known}.") for address in differing)
         if reached or known.rpartition(".")[2] in again:

@@ -329,9 +329,15 @@ def test_a_setting_whose_effect_a_field_of_the_file_takes_is_refused(epochs, cap
     Path("d.yaml").write_text("graph: ppo\nfields: {runners.env: Acrobot-v1}")
     assert main(["check", "--config", "d.yaml", "--env", "CartPole-v1"]) == 2
     assert "d.yaml: fields.runners.env: it is set after --env" in capsys.readouterr().err
-    words = ["tune", "--config", "c.yaml", "--set", "epochs=7", "--steps", "9"]
-    assert main([*words, "--search", "gamma=uniform(0, 1)"]) == 2
-    assert "fields.train.epochs: it is set after the settings" in capsys.readouterr().err
+    words = ["tune", "--config", "c.yaml", "--steps", "9", "--search"]
+    for more in (["gamma=uniform(0, 1)", "--set", f"epochs={epochs}"], ["epochs=choice(3, 5)"]):
+        assert main([*words, *more]) == 2
+        assert "fields.train.epochs: it is set after the settings" in capsys.readouterr().err
+    # The function's own default is said again.
+    Path("e.yaml").write_text("graph: ppo\nfields: {train.epochs: 2}")
+    default = find("ppo").settings["epochs"]
+    assert main(["plan", "--config", "e.yaml", "--set", f"epochs={default}"]) == 2
+    assert "e.yaml: fields.train.epochs: " in capsys.readouterr().err
 
 
 def test_a_file_without_an_environment_has_the_functions_default(capsys):
