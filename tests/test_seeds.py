@@ -199,7 +199,7 @@ def test_the_command_line_refuses_what_is_of_one_run(tmp_path, monkeypatch, caps
     assert main(["run", "ppo", "--seeds", "2", "--trace", "x.json"]) == 2
     assert "--trace is of one run; leave it out, or leave out --seeds" in capsys.readouterr().err
     for to in ("csv:rows.csv", "tensorboard:logs"):
-        assert main(["run", "ppo", "--seeds", "2", "--out", "x", "--to", to]) == 2
+        assert main(["run", "ppo", "--seeds", "2", "--steps", "9", "--out", "x", "--to", to]) == 2
         kind = to.partition(":")[0]
         assert f"rows of all seeds at one place; write --to {kind}, " in capsys.readouterr().err
     assert not Path("x").exists()
