@@ -18,6 +18,7 @@ def saved(path, rows, text=LR, members=None, **about):
     path.mkdir(parents=True)
     (path / "graph.txt").write_text(text)
     facts = {"graph": "ppo", "runtime": "local", "runtime_settings": {}, **about}
+    facts = {"ended": {"reason": "steps"}, **facts}
     (path / "run.json").write_text(json.dumps(facts))
     lines = [json.dumps({"env_steps": steps, "return_mean": x}) for steps, x in rows]
     (path / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
@@ -118,9 +119,86 @@ def test_a_directory_of_many_runs_at_once_is_read_run_by_run(folder):
     curves = fl.Curves.load("x")
     assert curves.groups == ("lr=0.1", "lr=0.1", "lr=0.5", "lr=0.5")
     assert curves.of("return_mean")["lr=0.5"].tolist() == [[0.5, 3.5], [0.5, 4.5]]
+    # It is written at the end: before that there are only the means.
     (folder / "x/members.jsonl").unlink()
-    with pytest.raises(fl.errors.SaveError, match=r"x has no members\.jsonl, but only the means"):
+    with pytest.raises(fl.errors.SaveError, match="x has no rows: its run ended before the first"):
         fl.Curves.load("x")
+
+
+def swept(**settings):
+    """The text of PPO with these settings."""
+    return fl.ppo("CartPole-v1", **settings).text()
+
+
+def test_no_two_groups_have_one_name(folder):
+    """Settings that differ beyond the first four, or beyond the cut of a long text, are named."""
+    four = {"lr": 0.1, "gamma": 0.9, "gae_lambda": 0.8, "clip_ratio": 0.3}
+    wide = [fl.Policy(fl.networks.MLP, hidden=(8,) * 20 + (last,)) for last in (1, 2, 3)]
+    many = [
+        swept(),
+        *(swept(**four, epochs=epochs) for epochs in (2, 3)),
+        *(swept(policy=policy) for policy in wide),
+        "<one>",
+        "<other>",
+    ]
+    for i, text in enumerate(many):
+        saved(folder / f"x/seed-{i}", [(10, float(i))], text=text, seed=0)
+    curves = fl.Curves.load("x")
+    assert len(set(curves.groups)) == len(many) == len(curves.ending())
+    assert [each for each in curves.groups if "epochs=2" in each] == [curves.groups[1]]
+    assert curves.groups[-1] == f"{curves.groups[-2]} (2)"
+
+
+def test_a_sweep_over_values_with_commas_names_them_whole(folder):
+    members = {f"hidden=(8, {n}), lr=0.1, seed 0": [(10, 1.0)] for n in (1, 2)}
+    saved(folder / "x", [(10, 0.0)], members=members)
+    assert fl.Curves.load("x").groups == ("hidden=(8, 1)", "hidden=(8, 2)")
+
+
+def ended(reason):
+    return {"ended": {"reason": reason}}
+
+
+def test_runs_that_failed_or_stopped_early_do_not_cut_the_others(folder, caplog):
+    for seed in (0, 1):
+        saved(folder / f"a/seed-{seed}", [(100, 1.0), (200, 2.0)], seed=seed)
+    saved(folder / "a/seed-2", [(100, 9.0)], seed=2, **ended("failed"))
+    saved(folder / "a/seed-3", [], seed=3, **ended("failed"))
+    saved(folder / "a/seed-4", [], seed=4, **ended("interrupted"))
+    saved(folder / "a/seed-5", [(100, 9.0)], seed=5, **ended("interrupted"))
+    saved(folder / "a/seed-6", [(120, 9.0)], seed=6, ended={})
+    # These cut nothing, or next to nothing.
+    saved(folder / "a/seed-7", [(100, 1.0), (195, 2.0)], seed=7, **ended("interrupted"))
+    saved(folder / "a/seed-8", [(100, 1.0), (900, 2.0)], seed=8, ended={})
+    curves = fl.Curves.load("a")
+    assert curves.labels == tuple(f"a/seed-{seed}" for seed in (0, 1, 7, 8))
+    assert curves.ending()[0]["steps"] == 195
+    says = (
+        "flowrl: left out of the curves: a/seed-2 failed; a/seed-3 failed; a/seed-4 has no rows: "
+        "its run ended before the first; a/seed-5 was interrupted after 100 steps, before the "
+        "others; a/seed-6 goes on or was killed after 120 steps, before the others"
+    )
+    assert [record.message for record in caplog.records] == [says]
+    # A run that reached its goal is never too short.
+    saved(folder / "a/seed-9", [(50, 2.0)], seed=9, **ended("until"))
+    assert len(fl.Curves.load("a").rows) == 5 + 2
+    with pytest.raises(fl.errors.SaveError, match="no run to compare: a/seed-2 failed; a/seed-3"):
+        fl.Curves.load(["a/seed-2", "a/seed-3"])
+
+
+def test_a_run_that_failed_and_was_started_again_is_one_of_its_group(folder):
+    saved(folder / "a/seed-0", [(100, 1.0)], seed=0)
+    saved(folder / "a/seed-1", [(100, 1.0)], seed=1, **ended("failed"))
+    saved(folder / "again", [(100, 1.0)], seed=1)
+    assert fl.Curves.load(["a", "again"]).groups == ("", "")
+
+
+def test_a_directory_that_is_named_twice_is_read_once(folder):
+    for seed in (0, 1):
+        saved(folder / f"a/seed-{seed}", [(100, 1.0)], seed=seed)
+    (folder / "link").symlink_to("a")
+    named = ["a", "./a/", "a/seed-0", str(folder / "a"), "link", "a/../a/seed-1"]
+    assert fl.Curves.load(named).labels == ("a/seed-0", "a/seed-1")
 
 
 def test_runs_of_other_runtimes_are_other_groups(folder):

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,8 @@ import flowrl as fl
 from conftest import RAY, remembered, timeless
 from environments import Corridor, Faulty
 from flowrl.cli.main import main
+from flowrl.core.items import Row
+from flowrl.seeding.runs import SeedRuns
 
 ROOT = Path(__file__).parents[1]
 SMALL = fl.PPOSettings(
@@ -140,8 +144,14 @@ def test_ctrl_c_ends_and_saves_all_runs(tmp_path):
 @pytest.mark.ray
 def test_on_ray_the_seeds_are_run_one_after_another_in_one_ray(tmp_path):
     graph = fl.ppo("CartPole-v1", SMALL)
-    curves = fl.run_seeds(graph, seeds=2, runtime=RAY, steps=40, out=tmp_path / "x", progress=False)
+    runtime = replace(RAY, init={"include_dashboard": False})
+    options = {"steps": 40, "out": tmp_path / "x", "progress": False}
+    curves = fl.run_seeds(graph, seeds=2, runtime=runtime, **options)
     assert curves.labels == ("seed 0", "seed 1")
+    # Each run notes the runtime as it was given.
+    for seed in (0, 1):
+        about = json.loads((tmp_path / f"x/seed-{seed}/run.json").read_text())
+        assert about["runtime_left_out"] == ["init"]
     alone = remembered(graph, 3)[0]
     found = rows(tmp_path / "x/seed-0")
     assert [row["return_mean"] for row in found[1:3]] == [row["return_mean"] for row in alone[1:3]]
@@ -188,3 +198,76 @@ def test_the_command_line_refuses_what_is_of_one_run(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert main(["run", "ppo", "--seeds", "2", "--trace", "x.json"]) == 2
     assert "--trace is of one run; leave it out, or leave out --seeds" in capsys.readouterr().err
+    for to in ("csv:rows.csv", "tensorboard:logs"):
+        assert main(["run", "ppo", "--seeds", "2", "--steps", "9", "--out", "x", "--to", to]) == 2
+        kind = to.partition(":")[0]
+        assert f"rows of all seeds at one place; write --to {kind}, " in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
+class Child:
+    """What stands for a process: it says nothing until it is ended. The second one never starts."""
+
+    def __init__(self, killed, job, inbox):
+        self.killed = killed
+        self.seeds, self.inbox, self.error, self.is_started = job.seeds, inbox, "", False
+
+    def start(self):
+        if self.seeds == [1]:
+            raise KeyboardInterrupt
+        self.is_started = True
+
+    def end(self):
+        self.inbox.put((self, {"seed": self.seeds[0], "ended": "interrupted"}))
+        self.inbox.put((self, None))
+
+    def wait(self):
+        return 0
+
+    def kill(self):
+        self.killed.append(self.seeds[0])
+
+
+def test_ctrl_c_while_a_process_starts_ends_it_and_names_every_run(monkeypatch, capsys):
+    killed = []
+    monkeypatch.setattr("flowrl.seeding.runs._Child", partial(Child, killed))
+    with pytest.raises(KeyboardInterrupt):
+        fl.run_seeds(fl.ppo("CartPole-v1", SMALL), seeds=2, at_once=2)
+    assert killed == [1]
+    assert capsys.readouterr().err == "seed 0: interrupted after 0 steps, before the first row\n"
+
+
+def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_time(monkeypatch):
+    def runs():
+        return SeedRuns(fl.ppo("CartPole-v1", SMALL), range(5), runtime="local", options={})
+
+    found = runs()
+    ends = {0: ("steps", 100), 1: ("interrupted", 50), 2: ("interrupted", 99), 3: ("failed", 100)}
+    for seed, (reason, steps) in ends.items():
+        found.runs[seed].reason = reason
+        found.runs[seed].rows.append(Row({"env_steps": steps}))
+    found.runs[4].reason = "interrupted"
+    assert found.curves().labels == ("seed 0", "seed 2")
+    failed, left_out = found.problems()
+    assert failed.startswith("seed 3 failed: ")
+    assert "seed 1 was interrupted after 50 steps, before the others" in left_out
+    assert "seed 4 has no rows" in left_out
+    gpu = SimpleNamespace(default_backend=lambda: "gpu")
+    monkeypatch.setattr("flowrl.seeding.runs.jax", gpu)
+    assert runs()._at_once == 1
+
+
+def test_a_process_whose_parent_is_gone_ends_without_a_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "from flowrl.seeding.child import main; main()"
+    with os.fdopen(writing, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=b"no job",
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            env=ENV,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")

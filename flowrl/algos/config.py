@@ -24,6 +24,7 @@ from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.errors import FlowrlError, SaveError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
+from flowrl.observe.settings import settings_of
 from flowrl.runtime import NAMES
 
 LOADED = re.compile(r'load\("([\w.]+):')
@@ -39,7 +40,8 @@ class Config:
 
     Args:
         graph: name of the graph, as the command line takes it: ``ppo``, ``file.py:function``.
-        env: the environment, as ``--env`` takes it; None: the function takes none (default None).
+        env: the environment, as ``--env`` takes it; None: the function's default, or it takes none
+            (default None).
         settings: settings of the graph's function by name; one that is left out has the default
             of the function (default none).
         fields: values by the address of a field of the graph, such as ``train.shuffle``, which are
@@ -52,7 +54,8 @@ class Config:
         steps: environment steps after which a run ends; None: no limit (default None).
         until: goal as ``--until`` takes it, such as ``return_mean>=475``; None: no goal (default
             None).
-        origin: by setting and field that a file gave: where it stands, for errors (default none).
+        origin: by setting and field that a file gave, and ``env``: where it stands, for errors
+            (default none).
     """
 
     graph: str
@@ -110,7 +113,8 @@ class Config:
                 setting of its function.
 
         Raises:
-            SettingError: a setting is unknown or can't take its value.
+            SettingError: a setting is unknown or can't take its value, or a field that this config
+                sets after it takes its effect.
         """
         if not changes:
             return self
@@ -129,7 +133,11 @@ class Config:
             fields[name] = value
         changed = dict(pairs)
         origin = {name: where for name, where in self.origin.items() if name not in changed}
-        return replace(self, settings=settings, fields=fields, origin=origin)
+        config = replace(self, settings=settings, fields=fields, origin=origin)
+        names = [name for name in changed if "." not in name]
+        if names and any(name not in changed for name in fields):
+            _check_effect(self, config, names, [name for name in fields if name not in changed])
+        return config
 
     def build(self) -> Graph:
         """Build the graph.
@@ -237,6 +245,33 @@ class Config:
             "A value is a number, a word, a list, or what --set takes: Linear(1e-3, 0, 65_000).",
             f"What every setting means: flowrl run {self.graph} --help-settings",
         ]
+
+
+def _check_effect(old: Config, new: Config, names: Sequence[str], kept: Sequence[str]) -> None:
+    """Refuse changed settings of which a field takes the effect, for fields are set last.
+
+    Args:
+        old: the config before the change.
+        new: the config after it.
+        names: the settings that were changed.
+        kept: the fields that were not.
+
+    Raises:
+        SettingError: the graph's value at a field depends on one of these settings.
+    """
+    before, after = (settings_of(replace(x, fields={}).build()) for x in (old, new))
+    differing = [x for x in {**before, **after} if before.get(x) != after.get(x)]
+    # A value that is given again changes nothing; then the names say what is meant.
+    known_before = {**find(old.graph, imported(old.imports)).settings, **old.settings}
+    again = [name for name in names if known_before[name] == new.settings[name]]
+    for known in kept:
+        reached = any(f"{address}.".startswith(f"{known}.") for address in differing)
+        if reached or known.rpartition(".")[2] in again:
+            raise SettingError(
+                f"it is set after the settings, so {', '.join(names)} would not reach it; "
+                f"set {known} itself, or take it out of the fields",
+                new.origin.get(known, f"fields.{known}"),
+            )
 
 
 def _is_default(source: Source, name: str, value: Any) -> bool:
@@ -396,7 +431,6 @@ class _Reader:
         # A key without a value is as one that is left out.
         given = {name: value for name, value in data.items() if value is not None}
         graph = _word(given["graph"], self.at("graph"))
-        env = _word(given["env"], self.at("env")) if "env" in given else None
         run = {
             name: as_(given[name], self.at(name))
             for name, as_ in _OF_A_RUN.items()
@@ -409,7 +443,10 @@ class _Reader:
         except FlowrlError as error:
             error.message, error.where = str(error), self.path
             raise
-        origin: dict[str, str] = {}
+        env, origin = source.env, {}
+        if "env" in given:
+            origin["env"] = self.at("env")
+            env = _word(given["env"], origin["env"])
         settings = self.settings(given.get("settings", {}), source, allow, origin)
         fields = self.values("fields", given.get("fields", {}), allow, origin)
         return Config(graph, env, settings, fields, imports, **run, origin=origin)

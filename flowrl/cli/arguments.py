@@ -61,7 +61,8 @@ def take_config(args: argparse.Namespace) -> None:
         args: the parsed arguments of a command that takes a graph, which are changed.
 
     Raises:
-        SettingError: the file has an unknown key, or a value of a wrong type.
+        SettingError: the file has an unknown key, or a value of a wrong type; or the arguments
+            leave out tuned settings, of which a file has none.
         SaveError: there is no such file, or ``--save-config`` names one that is there already.
     """
     from flowrl.algos.config import Config
@@ -74,9 +75,18 @@ def take_config(args: argparse.Namespace) -> None:
     args.loaded = None
     if args.config is None:
         return
+    if args.untuned:
+        raise SettingError(
+            "--untuned can't be used with --config: a config names all settings, and no tuned ones "
+            "are applied on top of it; leave out --untuned"
+        )
     sys.path.insert(0, "")
     loaded = Config.load(args.config)
-    args.loaded = loaded if args.graph is None else replace(loaded, graph=args.graph)
+    if args.graph is not None:
+        # Another graph has another default environment, or takes none.
+        env = loaded.env if "env" in loaded.origin else None
+        loaded = replace(loaded, graph=args.graph, env=env)
+    args.loaded = loaded
     args.graph = args.loaded.graph
     args.allow = [*loaded.imports, *args.allow]
     # Commands that only look at a graph have some of these, or none.
@@ -124,11 +134,30 @@ def _config_of(args: argparse.Namespace) -> tuple[Config, str]:
         env = config.env
         best = {} if args.untuned or env is None else tuned(args.graph, env)
         return config, _settings_text(best, changes)
-    config = replace(args.loaded, env=args.env or args.loaded.env, imports=args.imports)
+    config = _with_env(args.loaded, args.env)
+    config = replace(config, imports=args.imports)
     said = f"settings of {args.config}"
     if changes:
         said += f", {_set_text(changes)}"
     return config.changed(changes), said
+
+
+def _with_env(config: Config, env: str | None) -> Config:
+    """Return a config with the environment of ``--env``, if there is one.
+
+    Raises:
+        SettingError: a field of the config sets the environment after it.
+    """
+    if env is None:
+        return config
+    for name in config.fields:
+        if name.endswith(".env"):
+            raise SettingError(
+                f"it is set after --env {env}, which would not reach it; --set {name}={env} "
+                "changes it",
+                config.origin.get(name, ""),
+            )
+    return replace(config, env=env)
 
 
 def _runtime_name(args: argparse.Namespace) -> str | None:

@@ -408,7 +408,10 @@ def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -
         "may be left out",
     )
     command.add_argument(
-        "--save-config", metavar="FILE", help="first write such a new file with all of these"
+        "--save-config",
+        metavar="FILE",
+        help="first write such a new file with all of these; not in it are where a run goes on Ray "
+        "(--address, --processes, --place, --working-dir), what is recorded, and where results go",
     )
     command.add_argument("--env", metavar="ENV", help=ENV_HELP)
     command.add_argument(

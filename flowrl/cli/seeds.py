@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,7 +13,7 @@ from flowrl.errors import RunError, SettingError
 
 if TYPE_CHECKING:
     from flowrl.graph.plan import Plan
-    from flowrl.seeding.runs import SeedRuns
+    from flowrl.seeding.runs import Event, SeedRuns
 
 
 def train_seeds(
@@ -35,11 +34,20 @@ def train_seeds(
         SettingError: an argument is of one run only.
     """
     from flowrl.observe.saving import to_json
+    from flowrl.observe.sinks import SINKS
     from flowrl.seeding.runs import Lines, SeedRuns
 
     for name in ("trace", "otlp"):
         if getattr(args, name) is not None:
             raise SettingError(f"--{name} is of one run; leave it out, or leave out --seeds")
+    for text in args.to:
+        name, _, place = text.partition(":")
+        # What has its name in brackets is written into the run's directory without one.
+        if place and name in SINKS and SINKS[name][0].startswith("["):
+            raise SettingError(
+                f"--to {text} would get the rows of all seeds at one place; write --to {name}, "
+                "which goes into the directory of each run"
+            )
     runs = SeedRuns(
         planned,
         range(args.seed, args.seed + args.seeds),
@@ -48,15 +56,14 @@ def train_seeds(
         out=options["out"],
         to=args.to,
     )
-    lines = Lines(args.steps, args.until)
+
+    def print_row(event: Event) -> None:
+        if event.row is not None:
+            line = to_json({"seed": event.run.seed, **event.row})
+            print(line, file=rows, flush=True)
+
     try:
-        with closing(iter(runs)) as events:
-            for event in events:
-                if not args.json:
-                    lines(event)
-                elif event.row is not None:
-                    line = to_json({"seed": event.run.seed, **event.row})
-                    print(line, file=rows, flush=True)
+        runs.follow(print_row if args.json else Lines(args.steps, args.until))
     finally:
         print(_summary(runs, options["out"]), file=sys.stderr)
     reasons = [each.reason for each in runs.runs.values()]

@@ -64,8 +64,12 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         options["search"] = parse_search(args.search, args.allow)
     changes = dict(changes_of(args.changes, args.allow))
     if args.loaded is not None:
-        options |= {"env": args.env or args.loaded.env, "tuned": False}
-        changes = {**_changes_in(args.loaded, options.get("search", {})), **changes}
+        # What is searched for must have an effect, too, as what is set: so it is set as it is.
+        search = options.get("search", {})
+        held = {n: value for n, value in args.loaded.settings.items() if n in search}
+        config = args.loaded.changed({**held, **changes})
+        options |= {"env": args.env or config.env, "tuned": False}
+        changes = {**_changes_in(config, search), **changes}
     if changes:
         options["settings"] = changes
     return options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.counted import counted, warning
 from flowrl.core.items import Row
 from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, install, unknown
@@ -90,18 +92,27 @@ class Curves:
         number, up to the last step that all runs of the group reached; before the first of these
         rows (no episode has ended yet, say) there is NaN.
 
+        A run that failed or has no rows is left out, as is one that was interrupted or killed, or
+        goes on, if it has less than 95 % of the steps at which the curves of the others end. One
+        warning names them all.
+
         Args:
             directories: directory of a run, or one that holds those of runs as ``seed-0``,
                 ``seed-1`` and so on; or several such directories.
 
         Raises:
-            SaveError: a directory holds no run or no rows, or a file in it is damaged.
+            SaveError: a directory holds no run, a file in it is damaged, or no run is left.
 
         See also `fl.run_seeds`.
         """
         if isinstance(directories, str | Path):
             directories = [directories]
-        return Curves.of_runs(grouped(read_runs(directories)))
+        groups, left_out = counted(read_runs(directories), grouped)
+        if not groups:
+            raise SaveError(f"there is no run to compare: {'; '.join(left_out)}")
+        if left_out:
+            logging.getLogger("flowrl").warning("flowrl: %s", warning(left_out))
+        return Curves.of_runs(groups)
 
     @staticmethod
     def of_runs(groups: Iterable[tuple[str, Sequence[Any]]]) -> Curves:

@@ -15,19 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.counted import STEPS
 from flowrl.core.items import Row
 from flowrl.errors import SaveError
 
 Array = Any
-STEPS = "env_steps"
 SEED = re.compile(r"seed-\d+")
 """The name of the directory of one of several runs."""
 MOST_POINTS = 1_000
 """The most rows that a run has on its grid."""
 MOST_DIFFERENCES = 4
-"""The most settings that the label of a group names."""
+"""The most differences that a label names, unless it takes more to be unlike all others."""
 WIDE = 40
 """The most characters of a setting in a label."""
+SWEPT = re.compile(r"([\w.]+)=(.*?)(?=, [\w.]+=|$)")
+"""A setting of a sweep and its value, in which there may be commas."""
 OF_MANY = ("seeds", "sweep")
 """The settings of a runtime by which one run holds many."""
 
@@ -50,19 +52,26 @@ class SavedRun:
     """Everything in that text by address, such as ``learner.optimizer.lr``."""
     rows: tuple[Mapping[str, float], ...]
     """Its rows, with NaN where one has no number."""
+    reason: str | None
+    """Why it ended, as `Run.reason` says; None: it goes on or was killed."""
 
 
 def read_runs(directories: Iterable[str | Path]) -> list[SavedRun]:
     """Return the runs in directories, each a run's own or one that holds ``seed-*`` of them.
 
+    A run that is named twice is read once, however its directory is written.
+
     Raises:
-        SaveError: a directory holds no run, no rows, or a damaged file.
+        SaveError: a directory holds no run, or a damaged file.
     """
-    found = []
+    found, seen = [], set()
     for directory in directories:
         named = Path(directory)
         around = named.parent if SEED.fullmatch(named.name) else named
         for path in _run_directories(named):
+            if (resolved := path.resolve()) in seen:
+                continue
+            seen.add(resolved)
             found += _runs_in(path, str(around))
     return found
 
@@ -90,20 +99,20 @@ def _runs_in(path: Path, directory: str) -> list[SavedRun]:
     facts = _facts(path / "run.json")
     runtime = {str(k): str(v) for k, v in facts.get("runtime_settings", {}).items()}
     name = str(facts.get("graph", "graph"))
+    reason = facts.get("ended", {}).get("reason")
     how = {"runtime": str(facts.get("runtime", "local"))}
     how |= {f"runtime.{k}": v for k, v in runtime.items() if k not in OF_MANY}
 
     def run(label: str, seed: int | None, swept: str, rows: Iterable[Any]) -> SavedRun:
-        settings = {**settings_in(text), **how, **dict(re.findall(r"([\w.]+)=([^,]+)", swept))}
+        settings = {**settings_in(text), **how, **dict(SWEPT.findall(swept))}
         key = json.dumps([text, how, swept])
-        return SavedRun(directory, label, seed, name, key, settings, _numbers(path, rows))
+        numbers = _numbers(path, rows)
+        return SavedRun(directory, label, seed, name, key, settings, numbers, reason)
 
     if not (path / "members.jsonl").is_file():
         if set(OF_MANY) & set(runtime):
-            raise SaveError(
-                f"{path} has no members.jsonl, but only the means of its runs: it goes on, or was "
-                "killed"
-            )
+            # It is written when the run ends; until then there are only the means of all runs.
+            return [run(str(path), None, "", ())]
         return [run(str(path), facts.get("seed"), "", json_lines(path / "rows.jsonl"))]
     members: dict[str, list[Any]] = {}
     for row in json_lines(path / "members.jsonl"):
@@ -123,7 +132,7 @@ def _facts(file: Path) -> dict[str, Any]:
         return {}
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
-        _ = facts.get("runtime_settings", {}).items()
+        _ = facts.get("runtime_settings", {}).items(), facts.get("ended", {}).get("reason")
     except (ValueError, AttributeError) as error:
         raise SaveError(f"{file} is damaged: {error}") from None
     return dict(facts)
@@ -151,10 +160,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(path: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, float], ...]:
-    """Return rows with NaN in the place of null, after a check that there are some."""
+    """Return rows with NaN in the place of null, after a check that each has its steps."""
     found = tuple(map(_with_nan, rows))
-    if not found:
-        raise SaveError(f"{path} has no rows: its run ended before the first, or has only begun")
     if any(not isinstance(row.get(STEPS), int | float) for row in found):
         raise SaveError(f"{path} is damaged: a row has no {STEPS}")
     return found
@@ -220,15 +227,44 @@ def grouped(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
             by_directory.setdefault(run.directory, []).append(run)
         groups += by_directory.values()
     first = [group[0] for group in groups]
-    labels = [_label(run, first) for run in first]
-    unique = [
+    return list(zip(_labels(first), groups, strict=True))
+
+
+def _labels(first: Sequence[SavedRun]) -> list[str]:
+    """Return a label for each group, of which these are the first runs; no two are equal."""
+    differing = [_differences(run, first) for run in first]
+    labels = [_label(texts, MOST_DIFFERENCES) for texts in differing]
+    for most in range(MOST_DIFFERENCES + 1, max(map(len, differing), default=0) + 1):
+        labels = [
+            _label(texts, most) if labels.count(label) > 1 else label
+            for label, texts in zip(labels, differing, strict=True)
+        ]
+    labels = [
         label if labels.count(label) == 1 else ", ".join(filter(None, [label, run.directory]))
         for label, run in zip(labels, first, strict=True)
     ]
-    return list(zip(unique, groups, strict=True))
+    # Long texts may differ where they are cut, and unreadable ones say nothing at all.
+    return _numbered(labels)
 
 
-def _label(run: SavedRun, every: Sequence[SavedRun]) -> str:
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """Return labels with a number after each that is the same as an earlier one."""
+    found: list[str] = []
+    for label in labels:
+        unique, number = label, 1
+        while unique in found or (number > 1 and unique in labels):
+            number += 1
+            unique = f"{label} ({number})"
+        found.append(unique)
+    return found
+
+
+def _label(texts: Sequence[str], most: int) -> str:
+    """Return what differs, cut after so many texts."""
+    return ", ".join([*texts[:most], *(["..."] if len(texts) > most else [])])
+
+
+def _differences(run: SavedRun, every: Sequence[SavedRun]) -> list[str]:
     """Return what differs between a run and others, of which each is the first of its group."""
     parts = [run.graph] if len({other.graph for other in every}) > 1 else []
     same_graph = [other for other in every if other.graph == run.graph]
@@ -245,9 +281,7 @@ def _label(run: SavedRun, every: Sequence[SavedRun]) -> str:
         # One setting of a graph's function may be at several addresses: it is named once.
         alike = [x for n, x in differing.items() if n.rpartition(".")[2] == last]
         named[last if all(x == found for x in alike) else name] = run.settings.get(name, "none")
-    texts = [f"{name}={_short(text)}" for name, text in named.items()]
-    more = ["..."] if len(texts) > MOST_DIFFERENCES else []
-    return ", ".join([*parts, *texts[:MOST_DIFFERENCES], *more])
+    return [*parts, *(f"{name}={_short(text)}" for name, text in named.items())]
 
 
 def _short(text: str) -> str:

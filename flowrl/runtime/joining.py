@@ -24,6 +24,9 @@ JOINED = (
     "this process is in a running Ray already, so address and init can't be used; leave them out, "
     "or call ray.shutdown() first"
 )
+STARTED: list[tuple[str | None, Mapping[str, Any]]] = []
+"""Address and init with which this process started Ray for runs one after another: each of these
+runs asks for the same, which it has."""
 VARIABLES = {
     # This becomes Ray's own default; where it is unset, Ray warns.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -390,7 +390,7 @@ def start(
         SettingError: ``RAY_ADDRESS`` or ``RAY_AUTH_MODE`` is none.
     """
     if ray.is_initialized():
-        if address is not None or init:
+        if (address is not None or init) and (address, init) not in joining.STARTED:
             raise RunError(joining.JOINED, graph)
         return lambda: None
     where = joining.place_to_join(address, os.environ, graph)

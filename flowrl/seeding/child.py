@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 from flowrl.algos.named import file_module
 from flowrl.core.events import Tap, Warned
 from flowrl.core.importing import importing
-from flowrl.core.items import Row
 from flowrl.errors import described
 from flowrl.graph.graph import Graph
 from flowrl.observe.about import runtime_name
@@ -91,7 +90,9 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
-        send(error=described(error))
+        # Where the process that started this one is gone, nobody is there to read it.
+        with suppress(KeyboardInterrupt):
+            send(error=described(error))
 
 
 @contextmanager
@@ -149,26 +150,28 @@ def _ray_started_once(work: Work) -> Iterator[Any]:
     if runtime_name(runtime) != "ray":
         yield runtime
         return
+    from flowrl.runtime.joining import STARTED
     from flowrl.runtime.ray import start
 
     stop = start(runtime.address, runtime.init, work.graph.name, bool(runtime.place))
+    # Each run gets the runtime as the user gave it, which it notes in its run.json.
+    STARTED.append((runtime.address, runtime.init))
     try:
-        yield replace(runtime, address=None, init={})
+        yield runtime
     finally:
+        STARTED.pop()
         stop()
 
 
 def _train(work: Work, runtime: Any, seed: int, send: Send) -> None:
     """Train with one seed, and send its rows and its end."""
     out = None if work.out is None else work.out / f"seed-{seed}"
-    rows: list[Row] = []
     try:
         warnings = Tap(lambda event: send(seed=seed, warning=event.text), Warned)
         sinks = [sink(text, out) for text in work.to] if out is not None else []
         options = {**work.options, "out": out, "observers": [warnings, *sinks]}
         with run(work.graph, runtime=runtime, seed=seed, **options) as training:
             for row in training:
-                rows.append(row)
                 send(seed=seed, row=json.loads(to_json(row)))
         send(seed=seed, ended=training.reason)
     except KeyboardInterrupt:

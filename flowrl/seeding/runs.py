@@ -21,7 +21,9 @@ from threading import Thread
 from typing import Any
 
 import cloudpickle
+import jax
 
+from flowrl.core.counted import counted, warning
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
 from flowrl.core.profile import usable_cores
@@ -70,14 +72,15 @@ def run_seeds(
             the means); None: no goal (default None).
         out: directory in which each run is saved as ``seed-0``, ``seed-1`` and so on (the xla
             runtime saves all in this one); None: nothing is written (default None).
-        at_once: how many processes work at a time; None: as many as there are cores (default
+        at_once: how many processes work at a time; None: as many as there are cores, or one where
+            JAX has a GPU or TPU, of which the first process takes most of the memory (default
             None).
         record: whether updates are kept, as `fl.run` takes it (default False).
         progress: print a line now and then, with seed, steps and return (default True).
 
     Returns:
         The curves of all runs that did not fail, on one grid of environment steps. Those that
-        failed are logged as warnings.
+        failed, or were interrupted long before the others, are named in warnings.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -105,12 +108,7 @@ def run_seeds(
         out=out,
         at_once=at_once,
     )
-    lines = Lines(steps) if progress else None
-    # Whatever ends this, the runs are ended and saved before it goes on.
-    with closing(iter(runs)) as events:
-        for event in events:
-            if lines is not None:
-                lines(event)
+    runs.follow(Lines(steps) if progress else lambda _: None)
     for problem in runs.problems():
         logging.getLogger("flowrl").warning("flowrl: %s", problem)
     return runs.curves()
@@ -152,7 +150,7 @@ class SeedRuns:
         runtime: runtime of every run, by name or as it is.
         options: more arguments of `fl.run`: ``steps``, ``until`` and ``record``.
         out: directory in which each run is saved as ``seed-0`` and so on; None: nowhere.
-        at_once: most processes at a time; None: as many as there are cores.
+        at_once: most processes at a time; None: as many as there are cores, one on a GPU.
         to: sinks of every run's rows, as ``--to`` takes them.
 
     Raises:
@@ -193,7 +191,26 @@ class SeedRuns:
         work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph))
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
-        self._at_once = at_once or usable_cores()
+        # The first process on a GPU takes most of its memory.
+        self._at_once = at_once or (usable_cores() if jax.default_backend() == "cpu" else 1)
+        self._last: list[Event] = []
+        """What happened while the runs were ended."""
+
+    def follow(self, show: Callable[[Event], None]) -> None:
+        """Run all, and show every event, also those of runs that Ctrl-C or an error ends.
+
+        Whatever ends this, the runs are ended and saved before it goes on.
+
+        Args:
+            show: function that is called with each event.
+        """
+        try:
+            with closing(iter(self)) as events:
+                for event in events:
+                    show(event)
+        finally:
+            for event in self._last:
+                show(event)
 
     def __iter__(self) -> Generator[Event]:
         """Start the runs, and yield what happens until all have ended.
@@ -206,7 +223,10 @@ class SeedRuns:
         try:
             while self._jobs or working:
                 while self._jobs and len(working) < self._at_once:
-                    working.add(_Child(self._jobs.popleft(), inbox))
+                    child = _Child(self._jobs.popleft(), inbox)
+                    # From here on a Ctrl-C ends it, too.
+                    working.add(child)
+                    child.start()
                 yield from self._events(*inbox.get(), working)
         finally:
             self._jobs.clear()
@@ -218,7 +238,7 @@ class SeedRuns:
         """Note what a process reported, and yield it as events. None is the end of the process."""
         if message is None:
             working.discard(child)
-            status = child.process.wait()
+            status = child.wait()
             for seed in child.seeds:
                 if self.runs[seed].reason is None:
                     text = child.error or f"its process ended with status {status}"
@@ -242,16 +262,21 @@ class SeedRuns:
     def _end(self, working: set[_Child], inbox: SimpleQueue[Any]) -> None:
         """End all processes, wait until their runs are saved, and note how they ended."""
         try:
-            for child in working:
-                child.end()
+            for child in list(working):
+                if child.is_started:
+                    child.end()
+                else:
+                    working.discard(child)
+                    child.kill()
             while working:
                 child, message = inbox.get()
                 for seed in child.seeds if message is None else ():
-                    self.runs[seed].reason = self.runs[seed].reason or "interrupted"
-                deque(self._events(child, message, working), maxlen=0)
+                    if self.runs[seed].reason is None:
+                        self._last += self._ended(seed, "interrupted", "")
+                self._last += self._events(child, message, working)
         except BaseException:
             for child in working:
-                child.process.kill()
+                child.kill()
             raise
         for each in self.runs.values():
             each.reason = each.reason or "interrupted"
@@ -259,20 +284,29 @@ class SeedRuns:
     # -- what there is in the end
 
     def problems(self) -> list[str]:
-        """Return a line for each run that failed: its seed and its error."""
-        return [f"{x.label} failed: {x.error}" for x in self.runs.values() if x.reason == "failed"]
+        """Return a line for each run that failed, and one for all others not in the curves."""
+        failed = [f"{x.label} failed: {x.error}" for x in self._that(failed=True)]
+        _, left_out = self._counted()
+        return [*failed, warning(left_out)] if left_out else failed
 
     def curves(self) -> Curves:
-        """Return the curves of all runs that did not fail and have rows.
+        """Return the curves of all runs that count, as `Curves.load` has them.
 
         Raises:
             RunError: there is none.
         """
-        found = [x for x in self.runs.values() if x.rows and x.reason != "failed"]
-        if not found:
-            problems = self.problems() or ["all ended before their first row"]
-            raise RunError(f"no run has a result: {'; '.join(problems)}")
-        return Curves.of_runs([("", found)])
+        groups, _ = self._counted()
+        if not groups:
+            raise RunError(f"no run has a result: {'; '.join(self.problems())}")
+        return Curves.of_runs(groups)
+
+    def _counted(self) -> tuple[list[tuple[str, list[SeedRun]]], list[str]]:
+        """Return the runs that count, as one group, and why others that did not fail do not."""
+        return counted(self._that(failed=False), lambda runs: [("", runs)] if runs else [])
+
+    def _that(self, *, failed: bool) -> list[SeedRun]:
+        """Return the runs that failed, or those that did not."""
+        return [x for x in self.runs.values() if (x.reason == "failed") == failed]
 
 
 class _Child:
@@ -284,6 +318,11 @@ class _Child:
         self.inbox = inbox
         self.error = ""
         """An error that is none of a single run's."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.thread = Thread(target=self._talk, daemon=True)
+
+    def start(self) -> None:
+        """Start the process, and the thread that talks with it."""
         # It imports from where this process does. In a session of its own it gets no Ctrl-C of
         # the terminal's, of which a second one would not let it save.
         path = [os.path.abspath(place) for place in sys.path]
@@ -294,10 +333,16 @@ class _Child:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        Thread(target=self._talk, daemon=True).start()
+        self.thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread puts messages into the inbox, or has put all."""
+        return self.thread.ident is not None
 
     def _talk(self) -> None:
         """Send the job, then put every message into the inbox, and None at the end."""
+        assert self.process is not None  # noqa: S101 - it was started before this thread
         assert self.process.stdin is not None  # noqa: S101 - both are pipes
         assert self.process.stdout is not None  # noqa: S101
         # A process that has died takes no job; its status says so.
@@ -315,9 +360,20 @@ class _Child:
 
     def end(self) -> None:
         """Let the process end its run and save it."""
+        assert self.process is not None  # noqa: S101 - the thread was started after it
         assert self.process.stdin is not None  # noqa: S101 - it is a pipe
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    def wait(self) -> int:
+        """Wait for the process, and return its status."""
+        assert self.process is not None  # noqa: S101 - it was started
+        return self.process.wait()
+
+    def kill(self) -> None:
+        """End the process at once, if there is one yet."""
+        if self.process is not None:
+            self.process.kill()
 
 
 class Lines:

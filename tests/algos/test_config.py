@@ -305,6 +305,48 @@ def test_every_command_that_takes_a_graph_takes_a_config(capsys):
     assert "settings of ppo" in capsys.readouterr().out
 
 
+FIELDS = """
+graph: ppo
+settings: {epochs: 4}
+fields: {train.epochs: 2, learner.optimizer: Adam(lr=0.1)}
+"""
+
+
+@pytest.mark.parametrize("epochs", [7, 4])
+def test_a_setting_whose_effect_a_field_of_the_file_takes_is_refused(epochs, capsys):
+    Path("c.yaml").write_text(FIELDS)
+    assert main(["plan", "--config", "c.yaml", "--set", f"epochs={epochs}"]) == 2
+    assert "c.yaml: fields.train.epochs: it is set after the settings, so epochs would not" in (
+        capsys.readouterr().err
+    )
+    config = fl.Config.load("c.yaml")
+    with pytest.raises(SettingError, match=r"fields\.learner\.optimizer: .* so lr would not reach"):
+        config.changed({"lr": 0.01})
+    # Other settings are taken, and this one if the field is set, too.
+    for change in ({"gamma": 0.5}, {"epochs": epochs, "train.epochs": 9}):
+        text = config.changed(change).build().text()
+        assert "lr=0.1" in text and ("gamma=0.5" in text or "epochs=9" in text)
+    Path("d.yaml").write_text("graph: ppo\nfields: {runners.env: Acrobot-v1}")
+    assert main(["check", "--config", "d.yaml", "--env", "CartPole-v1"]) == 2
+    assert "d.yaml: fields.runners.env: it is set after --env" in capsys.readouterr().err
+    words = ["tune", "--config", "c.yaml", "--steps", "9", "--search"]
+    for more in (["gamma=uniform(0, 1)", "--set", f"epochs={epochs}"], ["epochs=choice(3, 5)"]):
+        assert main([*words, *more]) == 2
+        assert "fields.train.epochs: it is set after the settings" in capsys.readouterr().err
+    # The function's own default is said again.
+    Path("e.yaml").write_text("graph: ppo\nfields: {train.epochs: 2}")
+    default = find("ppo").settings["epochs"]
+    assert main(["plan", "--config", "e.yaml", "--set", f"epochs={default}"]) == 2
+    assert "e.yaml: fields.train.epochs: " in capsys.readouterr().err
+
+
+def test_a_file_without_an_environment_has_the_functions_default(capsys):
+    Path("c.yaml").write_text("graph: ppo")
+    assert fl.Config.load("c.yaml") == fl.Config("ppo", env="CartPole-v1")
+    assert main(["check", "--config", "c.yaml", "--untuned"]) == 2
+    assert "a config names all settings" in capsys.readouterr().err
+
+
 def test_a_run_is_repeated_by_its_config(capsys):
     small = ["batch_size=64", "rollout_length=8", "envs_per_runner=2", "report_every=1"]
     words = [word for text in small for word in ("--set", text)]

@@ -1,0 +1,85 @@
+"""Which of many runs count in their curves, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+STEPS = "env_steps"
+FINISHED = ("until", "steps", "closed")
+"""The reasons of a run that ended when it was meant to."""
+NEAR = 0.95
+"""The share of the steps of its group that a run needs which did not end by itself."""
+
+Grouped = Sequence[tuple[str, Sequence[Any]]]
+"""Runs in groups, each with its label; a run has a `label`, a `reason` and `rows`."""
+
+
+def counted(
+    runs: Sequence[Any], grouped: Callable[[Sequence[Any]], Grouped]
+) -> tuple[list[tuple[str, list[Any]]], list[str]]:
+    """Return the runs that count, in groups, and a text for each that does not.
+
+    The curves of a group end where its first run ends. So one that failed, has no rows, or was
+    stopped long before the others would take from them what they have.
+
+    Args:
+        runs: each with a `label`, the `reason` for which it ended (None: it goes on or was killed)
+            and its `rows`.
+        grouped: function that puts runs into groups.
+
+    Returns:
+        The groups, and a text for each run that is left out: its label and why.
+    """
+    left_out, begun = [], []
+    for run in runs:
+        if run.reason == "failed":
+            left_out.append(f"{run.label} failed")
+        elif not run.rows:
+            left_out.append(f"{run.label} has no rows: {_without_rows(run)}")
+        else:
+            begun.append(run)
+    groups = []
+    for name, alike in grouped(begun):
+        least = NEAR * _end_of(alike)
+        near = []
+        for run in alike:
+            steps = _steps(run.rows)
+            if run.reason in FINISHED or steps >= least:
+                near.append(run)
+            else:
+                text = f"{run.label} {_stopped(run)} after {steps:,.0f} steps, before the others"
+                left_out.append(text)
+        groups.append((name, near))
+    return groups, left_out
+
+
+def warning(left_out: Sequence[str]) -> str:
+    """Return the line that names the runs that are left out."""
+    return f"left out of the curves: {'; '.join(left_out)}"
+
+
+def _end_of(runs: Sequence[Any]) -> float:
+    """Return the steps at which the curves of a group end by those of its runs that finished.
+
+    Where none has finished, this is where the run is that got furthest.
+    """
+    finished = [_steps(run.rows) for run in runs if run.reason in FINISHED]
+    return min(finished) if finished else max(_steps(run.rows) for run in runs)
+
+
+def _steps(rows: Sequence[Mapping[str, float]]) -> float:
+    """Return the environment steps of the last row."""
+    return rows[-1][STEPS]
+
+
+def _without_rows(run: Any) -> str:
+    """Return why a run has no rows."""
+    if run.reason is None:
+        return "its run ended before the first, or has only begun"
+    return "its run ended before the first"
+
+
+def _stopped(run: Any) -> str:
+    """Return how a run ended that did not end by itself."""
+    return "was interrupted" if run.reason == "interrupted" else "goes on or was killed"
