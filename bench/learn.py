@@ -265,10 +265,13 @@ episodes reaches the mean that the gate names, which is that of policies a while
 "at" a number of steps. Then the saved policy is loaded and plays 50 episodes greedily and 50 with
 sampled actions (from action values: epsilon-greedily, with 0.05), in continuous control and
 LunarLander 20: means and deviations of the returns, of which the gate names those that must reach
-the goal. gymnax's Breakout starts in two
-ways only, so 50 greedy episodes are two, and its gate is the sampled return. The recurrent graph is
-[examples/recurrent_policy.py](../examples/recurrent_policy.py). "Policies after it" are one every
-10,000 further steps, each of which plays five episodes greedily.
+the goal. gymnax's Breakout starts in two ways only, so 50 greedy episodes are two, and its gate is
+the sampled return. "Policies after it" are one every 10,000 further steps, each of which plays five
+episodes greedily. The recurrent graph is
+[examples/recurrent_policy.py](../examples/recurrent_policy.py). The masked CartPole is
+[examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action
+that the mask rules out. The observations of the CartPole in parts are a Dict, and one of them says
+which way the actions push ([learn_envs.py](../bench/learn_envs.py)).
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|

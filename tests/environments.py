@@ -18,7 +18,7 @@ class Clockwork(gym.Env):
     """Observes [episode, step]; each step is worth `episode + 1`. Episode k has `lengths[k % n]`
     steps and is cut short if k is odd."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    observation_space = gym.spaces.Box(0, 1e6, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, lengths=(3, 2, 5, 1)):

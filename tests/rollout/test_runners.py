@@ -613,11 +613,15 @@ def test_what_is_evaluated_does_not_depend_on_how_many_runners_share_it():
     assert reported(2) == pytest.approx(alone) and reported(3) == pytest.approx(alone)
 
 
+class Boundless(Clockwork):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
 def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
-    def said(policy, env=Clockwork, **settings):
+    def said(policy, env=Boundless, **settings):
         return fl.Runners(env, policy, **settings).advice()
 
-    assert "observations of Clockwork have no bounds and are not normalised; normalize=True" in (
+    assert "observations of Boundless have no bounds and are not normalised; normalize=True" in (
         said(POLICY)
     )
     assert not said(fl.Policy(fl.networks.MLP, normalize=True))
@@ -627,7 +631,7 @@ def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
     assert not said(fl.Policy(lambda obs, action, *, rngs: fl.networks.MLP(obs, action, rngs=rngs)))
     warnings = []
     settings = {"rollout_length": 4, "batch_size": 32, "minibatch_size": None, "epochs": 1}
-    graph = fl.ppo(Clockwork, **settings)
+    graph = fl.ppo(Boundless, **settings)
     tap = Tap(lambda event: warnings.append(event.text), Warned)
     with fl.run(graph, observers=(tap,)) as run:
         next(run)
