@@ -16,16 +16,14 @@ nodes: 4 differ, 7 nodes alike
   norm                             Standardize()  -
   queue                            -              Queue()
   target                           -              UpdateTarget(every=2)
-settings: 23 differ, 36 settings alike
+settings: 21 differ, 38 settings alike
   sample.mode                      "sync"         "async"
   batch.batch_size                 1024           500
   train.epochs                     10             1
   train.minibatch_size             128            None
   report.every                     1              10
-  runners.policy.normalize         False          -
   runners.num_runners              1              2
   runners.rollout_length           128            50
-  learner.policy.normalize         False          -
   learner.loss                     PPOLoss        APPOLoss
   learner.loss.value_clip          None           -
   learner.loss.ent_coef            0.0            0.01

@@ -697,11 +697,6 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
     assert "xla: one program of all 7 operators; it unrolls 1 round" in capsys.readouterr().out
     assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
     assert "  runners  its environment is no part of a program" in capsys.readouterr().out
-    assert main(["run", "ppo", "--env", ENV, "--seeds", "2"]) == 2
-    assert (
-        "--seeds runs many seeds at once as one program: add --runtime xla"
-        in capsys.readouterr().err
-    )
 
 
 def thrice(batch):
