@@ -195,7 +195,8 @@ def file_module(path: str) -> Any:
     name = file.stem
     known = sys.modules.get(name)
     if known is not None:
-        origin = known.__file__
+        # A module that came by value from another process has no file here.
+        origin = getattr(known, "__file__", None)
     else:
         origin = getattr(importlib.util.find_spec(name), "origin", None)
     if origin is not None and Path(origin).resolve() != file:
