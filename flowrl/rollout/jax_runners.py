@@ -213,7 +213,8 @@ class JaxRunners(RunnersHandle):
             **self.state,
             "work": work,
             "in_flight": [*self.state["in_flight"], item],
-            "order": [*(runner for runner in self.state["order"] if runner not in asked), *asked],
+            # The order stays that of before among those that were asked at once: a sort is stable.
+            "order": sorted(self.state["order"], key=asked.__contains__),
         }
 
     def _take(self, items: int, runners: int = 1) -> Batch:
