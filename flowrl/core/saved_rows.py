@@ -191,9 +191,11 @@ def settings_in(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def walk(address: str, node: ast.expr) -> None:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found[address] = node.value
+            return
         if not isinstance(node, ast.Call):
-            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-            found[address] = str(node.value) if is_text else ast.unparse(node)  # type: ignore[attr-defined]
+            found[address] = ast.unparse(node)
             return
         if isinstance(node.func, ast.Attribute) and node.func.attr == "then":
             walk(address, node.func.value)
