@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import forget_compiled
+from conftest import RAY, forget_compiled
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
@@ -101,7 +101,7 @@ def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}
-    compiles_once(lambda: stock("impala"), "ray", compilations, **other)
+    compiles_once(lambda: stock("impala"), RAY, compilations, **other)
 
 
 # -- what is released

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from flowrl.core.compiled import jitted
-from flowrl.core.items import Filling, read_only
+from flowrl.core.items import Filling, lag_of, read_only
 from flowrl.core.workers import HereWorkers
 from flowrl.errors import FlowrlError
 from flowrl.graph.protocols import Handle, Workers
@@ -80,6 +80,9 @@ class AbstractSite(HereSite):
                 given, or has other shapes than what it returns on ones.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
+        if fn is lag_of and any(isinstance(x, jax.ShapeDtypeStruct) for x in args):
+            # Every update calls it, and its shapes depend on shapes alone: they are found once.
+            return self.run(fn, *args)
         try:
             return _traced(fn, *args)
         except Exception as untraceable:
@@ -209,7 +212,7 @@ def abstract(leaf: Any) -> Any:
     type, or its text if it can't be hashed.
     """
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return (tuple(leaf.shape), str(leaf.dtype))
+        return (tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, Filling):
         return (Filling, leaf.mark, leaf >= leaf.mark)
     # An object that compares by identity still equals itself when it was changed in place, and a

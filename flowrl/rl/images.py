@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from flowrl.errors import PolicyError
+from flowrl.rl.initializers import orthogonal_weights
 
 Array = Any
 NO_PLATFORM: ContextVar[bool] = ContextVar("NO_PLATFORM", default=False)
@@ -46,7 +47,7 @@ class Convolution(nnx.Module):
 
     def __init__(self, depth: int, filters: int, size: int, stride: int, *, rngs: nnx.Rngs) -> None:
         self.kernel = nnx.Param(
-            nnx.initializers.orthogonal(np.sqrt(2))(rngs.params(), (size, size, depth, filters))
+            orthogonal_weights(np.sqrt(2))(rngs.params(), (size, size, depth, filters))
         )
         self.bias = nnx.Param(jnp.zeros(filters))
         self.stride = stride
@@ -190,7 +191,7 @@ class Images(nnx.Module):
             layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
             depth = out
         self.layers = nnx.List(layers)
-        init = nnx.initializers.orthogonal(np.sqrt(2))
+        init = orthogonal_weights(np.sqrt(2))
         self.size = hidden
         self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
         # Observations that are not bytes are taken to be scaled already.

@@ -14,6 +14,7 @@ from flax import nnx
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import Path, head, leaves
 from flowrl.rl.images import Images, shows_images
+from flowrl.rl.initializers import orthogonal_weights
 from flowrl.rl.normalizing import RunningNorm
 
 Array = Any
@@ -138,9 +139,7 @@ def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
 
 def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
     """Return a linear layer with orthogonal initial weights of gain sqrt(2), and offsets of 0."""
-    return nnx.Linear(
-        inputs, outputs, kernel_init=nnx.initializers.orthogonal(np.sqrt(2)), rngs=rngs
-    )
+    return nnx.Linear(inputs, outputs, kernel_init=orthogonal_weights(np.sqrt(2)), rngs=rngs)
 
 
 class Trunk(nnx.Module):
@@ -199,7 +198,7 @@ class Heads(nnx.Module):
     def __init__(
         self, actor: int, critic: int, space: gym.Space[Any], log_std: float, *, rngs: nnx.Rngs
     ) -> None:
-        init = nnx.initializers.orthogonal
+        init = orthogonal_weights
         out = head(space)
         outputs = out.choices + out.reals
         # Small weights of the action outputs make the first policy almost independent of obs.

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import flowrl as fl
+from conftest import RAY
 from environments import Clockwork
 from flowrl.envs.jax_envs import _package
 from flowrl.errors import SettingError
@@ -188,13 +190,13 @@ def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
             report_every=2,
         ),
     )
-    runtime = fl.RayRuntime(place={"learner": fl.Actor()}, imports=[str(tmp_path / "reaches.py")])
+    runtime = replace(RAY, place={"learner": fl.Actor()}, imports=[str(tmp_path / "reaches.py")])
     with fl.run(graph, runtime=runtime) as run:
         next(run)
         there = [
             len(run._session.place.handles[name].pool.actors) for name in ("runners", "replay")
         ]
-    assert there == [2, 2] and len(list(tmp_path.glob("pid-*"))) == 2 + 2 + 1
+    assert there == [1, 1] and len(list(tmp_path.glob("pid-*"))) == 1 + 1 + 1
 
 
 @pytest.mark.ray
@@ -203,7 +205,7 @@ def test_a_function_may_make_a_registered_environment_and_a_module_that_ray_lack
     registry,
 ):
     registry["Own/Inner-v0"] = EnvSpec("Own/Inner-v0", entry_point=lambda: Clockwork((3,)))
-    with fl.run(fl.pg(lambda: gym.make("Own/Inner-v0"), SMALL), runtime="ray") as run:
+    with fl.run(fl.pg(lambda: gym.make("Own/Inner-v0"), SMALL), runtime=RAY) as run:
         assert next(run)["length_mean"] == 3
     graph = fl.pg(LacksThere, SMALL).set("runners.on_error", "restart")
     text = (
@@ -211,7 +213,7 @@ def test_a_function_may_make_a_registered_environment_and_a_module_that_ray_lack
         r"reset: .*; install it there"
     )
     with pytest.raises(SettingError, match=text):
-        list(fl.run(graph, runtime="ray"))
+        list(fl.run(graph, runtime=RAY))
 
 
 class LacksThere(Clockwork):
