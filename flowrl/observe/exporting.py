@@ -19,7 +19,7 @@ from jax.export import export as jax_export
 from flowrl.core.texts import plural
 from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
-from flowrl.rl.actions import Head, Part, leaves
+from flowrl.rl.actions import ActionPart, Head, leaves
 from flowrl.rl.images import for_no_platform
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act
 from flowrl.rl.spaces import Spaces
@@ -296,7 +296,7 @@ def random_observations(spaces: Spaces, count: int) -> dict[str, Array]:
     return arrays
 
 
-def _ties(head: Head, dist: Any, part: Part, taken: Array) -> Array:
+def _ties(head: Head, dist: Any, part: ActionPart, taken: Array) -> Array:
     """Return where choices of a part of actions are as good as the best, ``bool[B, numbers]``.
 
     Args:
