@@ -67,6 +67,24 @@ def test_one_compiled_function_serves_every_value():
     assert compiled.with_numbers.cache_info().misses - before == 1
 
 
+def fails_while_it_runs(x, *, by):
+    def fail(_):
+        raise RuntimeError("the fault of the function")
+
+    return x * by + jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x[0])
+
+
+@pytest.mark.parametrize("copied", [0, compiled.COPIED_BYTES])
+def test_what_fails_while_it_runs_raises_its_own_error_also_where_nothing_was_copied(
+    copied, monkeypatch
+):
+    monkeypatch.setattr(compiled, "COPIED_BYTES", copied)
+    run = compiled.jitted(fails_while_it_runs, (0,), ("by", 0.5 + copied))
+    for _ in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="the fault of the function"):
+            run(jnp.ones(8))
+
+
 def test_numbers_take_on_the_type_of_what_they_meet():
     half = compiled.jitted(scaled, (), ("by", 0.5))
     assert half(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16

@@ -170,18 +170,25 @@ def test_runs_that_failed_or_stopped_early_do_not_cut_the_others(folder, caplog)
     # These cut nothing, or next to nothing.
     saved(folder / "a/seed-7", [(100, 1.0), (195, 2.0)], seed=7, **ended("interrupted"))
     saved(folder / "a/seed-8", [(100, 1.0), (900, 2.0)], seed=8, ended={})
+    saved(folder / "a/seed-10", [(20, 9.0)], seed=10, **ended("closed"))
     curves = fl.Curves.load("a")
     assert curves.labels == tuple(f"a/seed-{seed}" for seed in (0, 1, 7, 8))
     assert curves.ending()[0]["steps"] == 195
     says = (
         "flowrl: left out of the curves: a/seed-2 failed; a/seed-3 failed; a/seed-4 has no rows: "
         "its run ended before the first; a/seed-5 was interrupted after 100 steps, before the "
-        "others; a/seed-6 goes on or was killed after 120 steps, before the others"
+        "others; a/seed-6 goes on or was killed after 120 steps, before the others; a/seed-10 was "
+        "closed early after 20 steps, before the others"
     )
     assert [record.message for record in caplog.records] == [says]
-    # A run that reached its goal is never too short.
+    # A run that reached its goal is never too short, but all others are cut.
     saved(folder / "a/seed-9", [(50, 2.0)], seed=9, **ended("until"))
+    caplog.clear()
     assert len(fl.Curves.load("a").rows) == 5 + 2
+    assert caplog.records[-1].message == (
+        "flowrl: the curves end at 50 steps, where a/seed-9 ends, but half of their runs have 195 "
+        "steps or more"
+    )
     with pytest.raises(fl.errors.SaveError, match="no run to compare: a/seed-2 failed; a/seed-3"):
         fl.Curves.load(["a/seed-2", "a/seed-3"])
 
@@ -250,6 +257,22 @@ def test_what_is_no_directory_or_holds_no_run_is_named(folder, capsys):
     assert "empty has no graph.txt and no directories seed-0" in capsys.readouterr().err
     assert main(["compare", "nothing"]) == 2
     assert "there is no directory nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", [["ppo", "dqn"], ["dqn", "ppo"]])
+def test_a_column_that_only_some_runs_have_is_found_whatever_their_order(folder, order):
+    saved(folder / "ppo", [(10, 1.0)], seed=0)
+    saved(folder / "dqn", [(10, 1.0)], text=DQN, graph="dqn", seed=0)
+    row = json.loads((folder / "dqn/rows.jsonl").read_text())
+    (folder / "dqn/rows.jsonl").write_text(json.dumps({**row, "td_error": 4.0}) + "\n")
+    curves = fl.Curves.load(order)
+    ends = {end["group"]: end["iqm"] for end in curves.ending("td_error")}
+    assert ends["dqn"] == 4.0 and math.isnan(ends["ppo"])
+    shown = {line.split()[0]: line.split()[-2:] for line in curves.table("td_error").splitlines()}
+    assert shown["dqn"] == ["4", "-"] and shown["ppo"] == ["-", "-"]
+    assert "<svg" in curves.svg("td_error")
+    with pytest.raises(fl.errors.SaveError, match="unknown column 'td_eror'; did you mean 'td_er"):
+        curves.table("td_eror")
 
 
 def test_half_a_line_at_the_end_of_a_killed_run_is_left_out(folder):

@@ -249,6 +249,8 @@ def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_tim
     found.runs[4].reason = "interrupted"
     assert found.curves().labels == ("seed 0", "seed 2")
     failed, left_out = found.problems()
+    found.runs[2].reason = found.runs[1].reason = "until"
+    assert "the curves end at 50 steps, where seed 1 ends" in found.problems()[-1]
     assert failed.startswith("seed 3 failed: ")
     assert "seed 1 was interrupted after 50 steps, before the others" in left_out
     assert "seed 4 has no rows" in left_out

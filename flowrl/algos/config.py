@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,7 +290,7 @@ def _is_default(source: Source, name: str, value: Any) -> bool:
 
 def _text(value: Any) -> str:
     """Return a value as the text of one line that builds it."""
-    return values.to_text(value, defaults=True, strict=True, width=10**9)
+    return values.to_text(value, defaults=True, strict=True, width=math.inf)
 
 
 # -- values as YAML and JSON have them ---------------------------------------------------------

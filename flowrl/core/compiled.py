@@ -151,6 +151,11 @@ class General:
         self.proven = True
         return result
 
+    def consumed(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the buffers of some of these arguments have been reused."""
+        donated = jax.tree.leaves([args[i] for i in self._donate])
+        return any(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
+
 
 def _copy(x: Any) -> Any:
     return jax.numpy.copy(x) if isinstance(x, jax.Array) else x
@@ -206,7 +211,10 @@ class WithNumbers:
         """Return what the function for all values gives, or else that for these values."""
         try:
             return general(self._numbers, *args)
-        except Exception:  # noqa: BLE001 - if it is the function's own it comes again below
+        except Exception:
+            # Without its arguments the function can't be called again, and this error is its own.
+            if self._general.consumed(args):
+                raise
             self._exact = self._exactly()
         result = exactly(self._exact)
         self._general.failed = True

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 STEPS = "env_steps"
-FINISHED = ("until", "steps", "closed")
-"""The reasons of a run that ended when it was meant to."""
+FINISHED = ("until", "steps")
+"""The reasons of a run that ended when it was meant to; one whose loop was left did not."""
 NEAR = 0.95
-"""The share of the steps of its group that a run needs which did not end by itself."""
+"""The share of the steps of its group that a run needs which did not end by itself.
+
+Where curves end before this share of their median run, a warning says so.
+"""
 
 Grouped = Sequence[tuple[str, Sequence[Any]]]
 """Runs in groups, each with its label; a run has a `label`, a `reason` and `rows`."""
@@ -54,9 +58,26 @@ def counted(
     return groups, left_out
 
 
-def warning(left_out: Sequence[str]) -> str:
-    """Return the line that names the runs that are left out."""
-    return f"left out of the curves: {'; '.join(left_out)}"
+def warnings(groups: Grouped, left_out: Sequence[str]) -> list[str]:
+    """Return a line that names the runs that are left out, and one for each group that is cut.
+
+    Args:
+        groups: the runs that count.
+        left_out: the texts of those that do not.
+    """
+    lines = [f"left out of the curves: {'; '.join(left_out)}"] if left_out else []
+    for name, runs in groups:
+        if not runs:
+            continue
+        first = min(runs, key=lambda run: _steps(run.rows))
+        end, middle = _steps(first.rows), median(_steps(run.rows) for run in runs)
+        if end < NEAR * middle:
+            of = f" of {name}" if name else ""
+            lines.append(
+                f"the curves{of} end at {end:,.0f} steps, where {first.label} ends, but half of "
+                f"their runs have {middle:,.0f} steps or more"
+            )
+    return lines
 
 
 def _end_of(runs: Sequence[Any]) -> float:
@@ -82,4 +103,5 @@ def _without_rows(run: Any) -> str:
 
 def _stopped(run: Any) -> str:
     """Return how a run ended that did not end by itself."""
-    return "was interrupted" if run.reason == "interrupted" else "goes on or was killed"
+    ways = {"interrupted": "was interrupted", "closed": "was closed early"}
+    return ways.get(run.reason, "goes on or was killed")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.counted import counted, warning
+from flowrl.core.counted import counted, warnings
 from flowrl.core.items import Row
 from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, install, unknown
@@ -38,13 +38,15 @@ class Curves:
         """Return a column by group, as an array ``[runs, rows]``.
 
         Args:
-            column: name of the column. A row without it counts as NaN.
+            column: name of the column. A run without it has NaN, and so have the means of its
+                group; the table shows a dash, the picture no line.
 
         Raises:
-            SaveError: there is no such column.
+            SaveError: no run has such a column.
         """
-        if self.rows and self.rows[0] and column not in self.rows[0][0]:
-            raise SaveError(unknown("column", column, self.rows[0][0]))
+        known = dict.fromkeys(name for rows in self.rows for row in rows[:1] for name in row)
+        if known and column not in known:
+            raise SaveError(unknown("column", column, known))
         by_group: dict[str, list[list[float]]] = {}
         for group, rows in zip(self.groups, self.rows, strict=True):
             by_group.setdefault(group, []).append([row.get(column, np.nan) for row in rows])
@@ -92,9 +94,10 @@ class Curves:
         number, up to the last step that all runs of the group reached; before the first of these
         rows (no episode has ended yet, say) there is NaN.
 
-        A run that failed or has no rows is left out, as is one that was interrupted or killed, or
-        goes on, if it has less than 95 % of the steps at which the curves of the others end. One
-        warning names them all.
+        A run that failed or has no rows is left out, as is one that was interrupted, closed early
+        or killed, or goes on, if it has less than 95 % of the steps at which the curves of the
+        others end. One warning names them all; another names a group whose curves end before 95 %
+        of the steps of its median run, such as by a run that reached its goal.
 
         Args:
             directories: directory of a run, or one that holds those of runs as ``seed-0``,
@@ -110,8 +113,8 @@ class Curves:
         groups, left_out = counted(read_runs(directories), grouped)
         if not groups:
             raise SaveError(f"there is no run to compare: {'; '.join(left_out)}")
-        if left_out:
-            logging.getLogger("flowrl").warning("flowrl: %s", warning(left_out))
+        for line in warnings(groups, left_out):
+            logging.getLogger("flowrl").warning("flowrl: %s", line)
         return Curves.of_runs(groups)
 
     @staticmethod

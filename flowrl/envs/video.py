@@ -37,6 +37,7 @@ class Film:
         from imageio_ffmpeg import get_ffmpeg_exe
 
         self.path = path
+        self.size = size
         frames = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}"]
         # Most players need an even number of pixels in each direction.
         even = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
@@ -47,7 +48,18 @@ class Film:
         )
 
     def add(self, frame: Array) -> None:
-        """Add a frame ``uint8[height, width, 3]``."""
+        """Add a frame ``uint8[height, width, 3]``.
+
+        Raises:
+            EnvError: it is not as large as the first one.
+        """
+        height, width, _ = frame.shape
+        # ffmpeg gets bytes alone, and would go on with the next ones wherever this frame ends.
+        if (width, height) != self.size:
+            raise EnvError(
+                f"render() returned uint8{list(frame.shape)}, but the first picture of the episode "
+                f"was {[self.size[1], self.size[0], 3]}; a video needs pictures of one size"
+            )
         # Where ffmpeg has ended early, `close` says why.
         with suppress(BrokenPipeError):
             cast("IO[bytes]", self.process.stdin).write(frame.tobytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from jax.export import export as jax_export
 from flowrl.core.texts import plural
 from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
-from flowrl.rl.actions import Head, Part, leaves
+from flowrl.rl.actions import ActionPart, Head, leaves
 from flowrl.rl.images import for_no_platform
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act
 from flowrl.rl.spaces import Spaces
@@ -30,8 +31,8 @@ CHECKED = 1_000
 BATCH = 100
 """How many of them it takes at once."""
 TOLERANCE = 1e-5
-"""The largest difference of an action, relative to it where it is above 1, and of the outputs of
-two choices of which either may be taken."""
+"""The largest difference of an action, relative to it, or to half the distance of its bounds, where
+one of them is above 1; and of the outputs of two choices of which either may be taken."""
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """What StableHLO is exported for."""
 WIDE = 1e6
@@ -50,7 +51,8 @@ class Export:
             true where an episode begins.
         outputs: what it returns, by name: actions, and from a recurrent policy the next carry.
         difference: the largest difference of its actions from those of `TrainedPolicy.act` on 1,000
-            random observations, relative to those above 1.
+            random observations, relative to the action, or to half the distance of its bounds,
+            where one of them is above 1.
         ties: the number of choices that differ, because the two best are equal within 1e-5.
     """
 
@@ -296,7 +298,7 @@ def random_observations(spaces: Spaces, count: int) -> dict[str, Array]:
     return arrays
 
 
-def _ties(head: Head, dist: Any, part: Part, taken: Array) -> Array:
+def _ties(head: Head, dist: Any, part: ActionPart, taken: Array) -> Array:
     """Return where choices of a part of actions are as good as the best, ``bool[B, numbers]``.
 
     Args:
@@ -315,6 +317,22 @@ def _ties(head: Head, dist: Any, part: Part, taken: Array) -> Array:
         its = own[np.arange(len(own)), np.where(exists, choice, 0)]
         ties.append(exists & (best - its <= TOLERANCE * np.maximum(1, abs(best))))
     return np.stack(ties, axis=-1)
+
+
+def _scale(head: Head, part: ActionPart, x: Array) -> Array:
+    """Return what differences of real numbers of an action are measured by, ``[B, ...]``.
+
+    An action is stretched over its bounds, so that its rounding is as large as they are wide.
+
+    Args:
+        head: of the policy.
+        part: the part of actions.
+        x: the actions, ``[B, *part.shape]``.
+    """
+    numbers = slice(part.first, part.first + math.prod(part.shape))
+    half = np.asarray(head.high[numbers]) / 2 - np.asarray(head.low[numbers]) / 2
+    widths = np.where(np.isfinite(half), half, 0).reshape(part.shape)
+    return np.maximum(np.maximum(1, widths), abs(x))
 
 
 def _difference(head: Head, dist: Any, wanted: Any, got: Any) -> tuple[float, int]:
@@ -344,7 +362,7 @@ def _difference(head: Head, dist: Any, wanted: Any, got: Any) -> tuple[float, in
                 )
             count += int(differ.sum())
         else:
-            distance = abs(x - y) / np.maximum(1, abs(x))
+            distance = abs(x.astype(np.float64) - y) / _scale(head, part, x)
             # A number that is NaN is a difference, too.
             worst = max(worst, float(np.nan_to_num(distance, nan=np.inf).max(initial=0)))
     return worst, count

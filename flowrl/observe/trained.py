@@ -172,15 +172,16 @@ class TrainedPolicy:
         compared with `act` on 1,000 random observations before it is written.
 
         Args:
-            path: of the file, which is overwritten: ``.stablehlo`` for `jax.export`, or ``.onnx``
-                (extra ``onnx``).
+            path: of the file, which does not exist yet: ``.stablehlo`` for `jax.export`, or
+                ``.onnx`` (extra ``onnx``).
 
         Returns:
             What was written: inputs, outputs and the largest difference from `act`.
 
         Raises:
             SettingError: the file has another suffix, or a package is missing for it.
-            SaveError: the policy can't be exported, or what was exported acts in another way.
+            SaveError: the file exists, the policy can't be exported, or what was exported acts in
+                another way.
         """
         return export(self.network, self.weights, path)
 

@@ -37,7 +37,7 @@ MOST_CHOICES = 4096
 
 
 @dataclass(frozen=True)
-class Part:
+class ActionPart:
     """One array of the environment's actions."""
 
     path: Path
@@ -72,7 +72,7 @@ class Head:
     """The lower bound of each real number."""
     high: tuple[float, ...]
     """The upper bound of each real number."""
-    parts: tuple[Part, ...]
+    parts: tuple[ActionPart, ...]
     """The arrays of the environment's actions."""
 
     @property
@@ -175,7 +175,7 @@ class Head:
         return tree_of("action", arrays)
 
     @cached_property
-    def _whole(self) -> Part | None:
+    def _whole(self) -> ActionPart | None:
         """The only part, if actions are one array."""
         return self.parts[0] if self.parts[0].path == () else None
 
@@ -239,11 +239,11 @@ def head(space: gym.Space[Any]) -> Head:
         begins = _choices(one)
         shape, dtype = tuple(one.shape or ()), str(one.dtype)
         if begins is None:
-            parts.append(Part(path, False, len(low), shape, dtype))
+            parts.append(ActionPart(path, False, len(low), shape, dtype))
             low += [float(x) for x in one.low.ravel()]
             high += [float(x) for x in one.high.ravel()]
         else:
-            parts.append(Part(path, True, len(sizes), shape, dtype))
+            parts.append(ActionPart(path, True, len(sizes), shape, dtype))
             sizes += begins[0]
             start += begins[1]
     if not parts:

@@ -28,7 +28,7 @@ OBSERVATION = ("observation", "observations", "obs")
 
 
 @dataclass(frozen=True)
-class Part:
+class ObsPart:
     """One array of an environment's observations."""
 
     name: str
@@ -145,7 +145,7 @@ class Spaces:
     # -- observations as arrays
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ObsPart, ...]:
         """The arrays of observations; one whose name is ``obs`` if they are not divided.
 
         Raises:
@@ -210,7 +210,7 @@ class Spaces:
         """Whether observations hold a mask of actions.
 
         Raises:
-            PolicyError: the mask has another size than there are choices.
+            PolicyError: the mask, or one of its parts, has another size than there are choices.
         """
         if not (isinstance(self.obs, gym.spaces.Dict) and ACTION_MASK in self.obs.spaces):
             return False
@@ -220,10 +220,28 @@ class Spaces:
                 f"{ACTION_MASK} has {size} {'number' if size == 1 else 'numbers'}, but actions in "
                 f"{self.action} have {self.head.choices} choices; a mask has a number for each"
             )
+        sizes = [int(np.prod(part.shape)) for part in self._mask_parts]
+        if len(sizes) > 1 and sizes not in (self._by_path, list(self.head.sizes)):
+            raise PolicyError(
+                f"{ACTION_MASK} has parts of {sizes} numbers, but actions in {self.action} have "
+                f"{list(self.head.sizes)} choices; give it the parts of the action by their own "
+                "keys, a part for each number in their order, or let it be one array"
+            )
         return True
 
+    @property
+    def _by_path(self) -> list[int] | None:
+        """How many choices the parts of actions have, if the mask has the same parts."""
+        found = {}
+        for part in self.head.parts:
+            if part.discrete:
+                last = part.first + int(np.prod(part.shape))
+                found[(ACTION_MASK, *part.path)] = sum(self.head.sizes[part.first : last])
+        same = set(found) == {part.path for part in self._mask_parts}
+        return list(found.values()) if same else None
+
     @cached_property
-    def _mask_parts(self) -> list[Part]:
+    def _mask_parts(self) -> list[ObsPart]:
         """The arrays of the mask, in the order of the choices that they are for."""
         parts = [part for part in self.parts if part.path[:1] == (ACTION_MASK,)]
         order = {(ACTION_MASK, *part.path): i for i, part in enumerate(self.head.parts)}
@@ -287,7 +305,7 @@ class Spaces:
         return ~np.logical_or.reduceat(np.concatenate(flat, -1), begins, axis=-1).all(-1)
 
 
-def _part(path: Path, space: gym.Space[Any]) -> Part:
+def _part(path: Path, space: gym.Space[Any]) -> ObsPart:
     """Return the part of observations at a path.
 
     Raises:
@@ -312,7 +330,7 @@ def _part(path: Path, space: gym.Space[Any]) -> Part:
     else:
         # JAX has no integers of 8 bytes unless it is switched to them.
         dtype = np.dtype(np.int32) if declared.itemsize > 4 else declared
-    return Part(field_name("obs", path), path, tuple(space.shape or ()), dtype, declared)
+    return ObsPart(field_name("obs", path), path, tuple(space.shape or ()), dtype, declared)
 
 
 def _to_json(space: gym.Space[Any]) -> dict[str, Any]:

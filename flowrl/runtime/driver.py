@@ -51,6 +51,7 @@ def from_driver(code: bytes) -> Any:
     would start its run again; `importing` refuses that.
     """
     with importing("a Ray worker"):
+        # To unpickle is to run code: our own process wrote it, and it comes by Ray alone.
         return cloudpickle.loads(code)
 
 

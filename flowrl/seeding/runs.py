@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 import jax
 
-from flowrl.core.counted import counted, warning
+from flowrl.core.counted import counted, warnings
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
 from flowrl.core.profile import usable_cores
@@ -284,10 +284,9 @@ class SeedRuns:
     # -- what there is in the end
 
     def problems(self) -> list[str]:
-        """Return a line for each run that failed, and one for all others not in the curves."""
+        """Return a line for each run that failed, and those on what the curves leave out."""
         failed = [f"{x.label} failed: {x.error}" for x in self._that(failed=True)]
-        _, left_out = self._counted()
-        return [*failed, warning(left_out)] if left_out else failed
+        return [*failed, *warnings(*self._counted())]
 
     def curves(self) -> Curves:
         """Return the curves of all runs that count, as `Curves.load` has them.

@@ -161,7 +161,9 @@ class Choice(Space):
     def __init__(self, *options: Any) -> None:
         self.options = tuple(options)
         try:
-            self.texts = tuple(_text(option) for option in options)
+            self.texts = tuple(
+                to_text(option, defaults=False, strict=True, width=math.inf) for option in options
+            )
         except SaveError as error:
             raise SettingError(
                 f"Choice: an option can't be written as text, which a study needs ({error}); "
@@ -199,11 +201,6 @@ class Choice(Space):
     def value(self, point: Point) -> Any:
         """Return the option of a text."""
         return self.options[self.texts.index(str(point))]
-
-
-def _text(option: Any) -> str:
-    """Return an option as ``--set`` takes it, on one line."""
-    return " ".join(to_text(option, defaults=False, strict=True).split())
 
 
 SPACES = {

@@ -181,7 +181,7 @@ def tune(
     options = Options(
         graph=graph if isinstance(graph, str) else _reference(graph),
         env=env if isinstance(env, str) or env is None else _reference(env),
-        settings={name: _text(value) for name, value in fixed.items()},
+        settings={name: to_text(x, defaults=False, width=math.inf) for name, x in fixed.items()},
         search={name: str(space) for name, space in search.items()},
         trials=trials,
         steps=steps,
@@ -349,8 +349,3 @@ def _reference(function: Any) -> str:
     by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
     file = getattr(sys.modules.get(module), "__file__", None)
     return f"{file if by_value and file else module}:{name}"
-
-
-def _text(value: Any) -> str:
-    """Return a setting as ``--set`` takes it."""
-    return " ".join(to_text(value, defaults=False).split())

@@ -217,7 +217,8 @@ def of_one(action, name, by):
     ("change", "says"),
     [
         (
-            lambda a: of_one(a, "push", lambda x: x + 1e-4),
+            # Its bounds are -2 and 2.
+            lambda a: of_one(a, "push", lambda x: x + 2e-4),
             "differ from those .* up to 0.0001, abov",
         ),
         (lambda a: of_one(a, "push", lambda x: x * np.nan), "by up to inf"),
@@ -231,6 +232,23 @@ def test_what_acts_otherwise_is_not_written(change, says, tmp_path, monkeypatch)
     with pytest.raises(fl.errors.SaveError, match=says):
         PLAIN.export(tmp_path / "p.stablehlo")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("width", [1e3, 1e6, np.finfo(np.float32).max])
+def test_rounding_is_measured_by_the_bounds_over_which_actions_are_stretched(
+    width, tmp_path, monkeypatch
+):
+    box = Box(np.float32([-width, -1]), np.float32([width, 1]))
+    wide = trained(mlp(), OBSERVATIONS["box"], box)
+    assert wide.export(tmp_path / "p.stablehlo").difference <= 1e-5
+    with pytest.raises(fl.errors.SaveError, match="exists already"):
+        wide.export(tmp_path / "p.stablehlo")
+    # Each number has bounds of its own.
+    for wrong in ([2e-5 * width, 0], [0, 2e-5]):
+        with monkeypatch.context() as patched:
+            changed(patched, lambda action, wrong=wrong: action + np.float32(wrong))
+            with pytest.raises(fl.errors.SaveError, match="its actions differ .* by up to 2e-05"):
+                wide.export(tmp_path / "other.stablehlo")
 
 
 def test_of_choices_that_are_equal_either_may_be_taken_and_no_other(tmp_path, monkeypatch):

@@ -141,6 +141,24 @@ def test_a_mask_is_not_seen_and_an_observation_alone_beside_it_is_seen_as_itself
     assert mask.tolist() == [[True, False, True]]
 
 
+PARTS = gym.spaces.Dict(a=Discrete(2), b=MultiDiscrete([2, 2]), c=Box(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("mask", "action"),
+    [
+        (gym.spaces.Dict(b=MultiBinary(4), a=MultiBinary(2)), PARTS),
+        (gym.spaces.Dict(x=MultiBinary(2), y=MultiBinary(4)), MultiDiscrete([2, 4])),
+        (gym.spaces.Tuple([MultiBinary(2)] * 3), PARTS),
+        (MultiBinary(6), PARTS),
+    ],
+    ids=["by key", "by number", "by number of parts", "whole"],
+)
+def test_a_mask_may_have_the_parts_of_actions_or_their_numbers(mask, action):
+    spaces = Spaces(gym.spaces.Dict(obs=Discrete(2), action_mask=mask), action)
+    assert spaces.seen == Discrete(2) and spaces.head.choices == 6
+
+
 @pytest.mark.parametrize(
     ("space", "action", "says"),
     [
@@ -155,8 +173,16 @@ def test_a_mask_is_not_seen_and_an_observation_alone_beside_it_is_seen_as_itself
             r"action_mask has 2 numbers, but actions in Box.* have 0 choices",
         ),
         (gym.spaces.Dict(action_mask=MultiBinary(3)), Discrete(3), r"are a mask alone"),
+        (
+            gym.spaces.Dict(
+                obs=Discrete(2),
+                action_mask=gym.spaces.Dict(a=MultiBinary(3), b=MultiBinary(2)),
+            ),
+            gym.spaces.Dict(a=Discrete(2), b=Discrete(3)),
+            r"action_mask has parts of \[3, 2\] numbers, but actions .* have \[2, 3\] choices",
+        ),
     ],
-    ids=["too short", "of real numbers", "alone"],
+    ids=["too short", "of real numbers", "alone", "parts that are exchanged"],
 )
 def test_a_mask_that_fits_no_action_is_refused(space, action, says):
     with pytest.raises(fl.errors.PolicyError, match=says):

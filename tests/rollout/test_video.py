@@ -51,6 +51,12 @@ class Bytes(Painted):
         return super().render()[..., 0]
 
 
+class Growing(Painted):
+    def render(self):
+        picture = super().render()
+        return picture if self.left > 2 else picture.transpose(1, 0, 2)
+
+
 class Odd(Painted):
     """Its rate is none."""
 
@@ -92,6 +98,11 @@ def test_the_first_episodes_are_filmed_and_play_as_they_do_unseen(env, tmp_path)
         (Unseen, "SettingError", "Unseen: its render_mode is None, and a video needs 'rgb_array'"),
         (vector, "SettingError", "vector: only single environments .* and this is a SyncVectorEnv"),
         (Odd, "SaveError", r"seed-0.mp4 could not be written: \S"),
+        (
+            Growing,
+            "EnvError",
+            r"render\(\) returned uint8\[48, 33, 3\], but the first .* was \[33, 48, 3\]; a video",
+        ),
         (Bytes, "EnvError", r"render\(\) returned uint8\[33, 48\]; a video needs uint8\[height"),
     ],
 )

@@ -43,11 +43,13 @@ def test_a_setting_has_one_space():
         fl.Uniform(0, 1),
         fl.RandInt(-1, 3),
         fl.Choice(0, 0.01, None, "relu", (64, 64), fl.Linear(1e-3, 0, 65_000)),
+        fl.Choice("a  b\nc", {"m": " d\t"}, (fl.Linear(1e-3, 0, 65_000),) * 5),
     ],
     ids=str,
 )
 def test_a_space_is_read_from_what_it_prints(space):
-    assert parse_space(str(space)) == space
+    found = parse_space(str(space))
+    assert found == space and vars(found) == vars(space)
 
 
 def test_options_are_read_as_set_reads_values():

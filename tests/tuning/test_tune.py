@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 OWN = """
 import flowrl as fl
 
-def mine(env="CartPole-v1", n=1):
+def mine(env="CartPole-v1", n=1, note=""):
     if n == 2:
         raise ValueError("two is no number")
     policy = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -59,7 +59,7 @@ def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     (folder / "own.py").write_text(OWN)
     words = ["tune", "own.py:mine", "--search", "n=randint(1, 4)", "--trials", "4"]
-    words += ["--steps", "600", "--parallel", "1", "--out", "study"]
+    words += ["--steps", "600", "--parallel", "1", "--out", "study", "--set", "note='a  b'"]
     with flowrl(*words, cwd=folder) as first:
         until = time.monotonic() + 200
         while not ends(folder / "study") and first.poll() is None and time.monotonic() < until:
@@ -96,7 +96,8 @@ def test_a_study_leaves_a_table_a_picture_and_the_best_settings(killed, monkeypa
     assert (study / "results.svg").read_text().startswith("<?xml")
     best = max((row.split(",") for row in rows if "failed" not in row), key=lambda r: float(r[2]))
     config = fl.Config.load(study / "best.yaml")
-    assert (config.settings["n"], config.steps, config.seed) == (int(best[5]), 600, 0)
+    assert config.settings == {"n": int(best[5]), "note": "a  b"}
+    assert (config.steps, config.seed) == (600, 0)
     assert f"--config {Path('study') / 'best.yaml'}" in err
     assert fl.load(study / best[6]).env == "CartPole-v1"
 
