@@ -23,6 +23,8 @@ import flowrl as fl
 ROOT = Path(__file__).parents[1]
 TURNS = 5
 GRAPHS = ("ppo", "impala", "dqn")
+PROGRAM = "gymnax:CartPole-v1"
+"""The environment of the one XLA program."""
 RATES = (1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5)
 
 
@@ -51,13 +53,15 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096 / 2**20
 
 
-def rates(graph: str) -> list[tuple[float, float]]:
+def rates(
+    graph: str, env: str = "CartPole-v1", runtime: str = "local"
+) -> list[tuple[float, float]]:
     """By learning rate, the seconds to the first row in one process, and the MB that it added."""
     found = []
     for rate in RATES:
         before, began = resident(), time.perf_counter()
-        flow = getattr(fl, graph)("CartPole-v1").set("learner.optimizer.lr", rate)
-        with fl.run(flow) as run:
+        flow = getattr(fl, graph)(env).set("learner.optimizer.lr", rate)
+        with fl.run(flow, runtime=runtime) as run:
             next(run)
         found.append((time.perf_counter() - began, resident() - before))
     return found
@@ -78,11 +82,12 @@ def main() -> None:
         "| | first learning rate | another one | memory for another one |",
         "|---|---:|---:|---:|",
     ]
-    for graph in GRAPHS:
-        (alone, _), *others = rates(graph)
+    measured = {graph: rates(graph) for graph in GRAPHS}
+    measured["ppo, one XLA program"] = rates("ppo", PROGRAM, "xla")
+    for name, ((alone, _), *others) in measured.items():
         seconds = statistics.median(each for each, _ in others)
         memory = statistics.median(each for _, each in others)
-        more.append(f"| {graph} | {alone:.2f} s | **{seconds:.2f} s** | {memory:.1f} MB |")
+        more.append(f"| {name} | {alone:.2f} s | **{seconds:.2f} s** | {memory:.1f} MB |")
         print(more[-1], flush=True)
     about = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
     text = f"""# Starting
@@ -101,7 +106,7 @@ compiled before, and in the same one once more. Medians of {TURNS}.
 
 From `fl.run` to the first row in a process whose functions others compiled before, and what it
 grew by. Medians of {len(RATES) - 1} further
-learning rates, for none of which anything is compiled.
+learning rates, for none of which anything is compiled. The XLA program is that of {PROGRAM}.
 
 {chr(10).join(more)}
 """

@@ -73,6 +73,7 @@ def forget_compiled():
     compiled.kept.cache_clear()
     compiled.with_numbers.cache_clear()
     compiled.programs._kept.clear()
+    compiled.signatures._kept.clear()
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import RAY, forget_compiled
+from conftest import RAY, close, forget_compiled, timeless
+from environments import Corridor
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
 
@@ -46,25 +47,27 @@ def stock(name, env="CartPole-v1"):
     return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
 
 
-def trained(graph, seed, runtime="local"):
-    """The parameters after a first update or a few."""
+def trained(graph, seed, runtime="local", more=1):
+    """The parameters so many rows after a first update or a few."""
     with fl.run(graph, seed=seed, runtime=runtime) as run:
         while not next(run)["updates"]:
             pass
-        next(run)
+        for _ in range(more):
+            next(run)
     assert run.audit().closed
     return jax.tree.leaves(run.policy.weights.params)
 
 
-def compiles_once(make, runtime, compilations, **others):
+def compiles_once(make, runtime, compilations, *names, more=1, **others):
     """A second run with another seed, and with other numbers in its settings, compiles nothing."""
-    first = trained(make(), 0, runtime)
-    assert compilations  # or the listener hears nothing, and what follows shows nothing
+    first = trained(make(), 0, runtime, more)
+    # Or the listener hears nothing, and what follows shows nothing.
+    assert compilations and {*names} <= {*compilations}
     compilations.clear()
     graph = make()
     for path, value in others.items():
         graph = graph.set(path, value)
-    second = trained(graph, 7, runtime)
+    second = trained(graph, 7, runtime, more)
     assert compilations == []
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -76,18 +79,23 @@ def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name,
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("ppo", None), ("impala", 2), ("dqn", None)])
-def test_a_second_program_with_another_seed_compiles_nothing(
+@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None)])
+def test_a_second_program_with_another_seed_and_learning_rate_compiles_nothing(
     name, seeds, compilations, monkeypatch
 ):
-    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
+    monkeypatch.setattr(compiled, "programs", compiled.Recent(1))
     compiles_once(
-        lambda: stock(name, "gymnax:CartPole-v1"), fl.XlaRuntime(chunk=2, seeds=seeds), compilations
+        lambda: stock(name, "gymnax:CartPole-v1"),
+        fl.XlaRuntime(chunk=2, seeds=seeds),
+        compilations,
+        "jit(chunk)",
+        more=3,
+        **{"learner.optimizer.lr": 0.00123},
     )
 
 
 def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
-    monkeypatch.setattr("flowrl.runtime.xla.programs", compiled.Recent(1))
+    monkeypatch.setattr(compiled, "programs", compiled.Recent(1))
     graph = stock("ppo", "gymnax:CartPole-v1").insert(
         after="sync", play=fl.Evaluate(every=1, episodes=2)
     )
@@ -96,6 +104,99 @@ def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
         trained(graph, 7, fl.XlaRuntime(chunk=2)), trained(graph, 7), strict=True
     ):
         np.testing.assert_allclose(got, alone, atol=1e-5)
+
+
+OTHERS = {
+    "learner.optimizer.lr": 0.00123,
+    "learner.loss.clip_ratio": 0.05,
+    "learner.loss.ent_coef": 0.3,
+    "adv.gamma": 0.5,
+}
+
+
+def test_a_program_with_other_numbers_compiles_nothing_and_does_what_it_does_alone(
+    compilations, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(compiled, "programs", compiled.Recent(1))
+    monkeypatch.setattr(compiled, "signatures", compiled.Recent(1))
+    graph = stock("ppo", Corridor).set("learner.loss.ent_coef", 0.01)
+    other = graph
+    for path, value in OTHERS.items():
+        other = other.set(path, value)
+
+    def rows_of(graph, **settings):
+        with fl.run(graph, runtime=fl.XlaRuntime(chunk=2), **settings) as run:
+            rows = [next(run) for _ in range(4)]
+        return timeless(rows), run.policy
+
+    first, _ = rows_of(graph)
+    compilations.clear()
+    second, policy = rows_of(other, seed=7, out=tmp_path / "run")
+    assert [name for name in compilations if "chunk" in name] == []
+    assert first[-1]["loss"] != second[-1]["loss"]
+    # What Python reads of a run is its own.
+    assert (tmp_path / "run/graph.txt").read_text() == other.text()
+    assert policy.policy == other.resources["learner"].policy
+    compiled.programs._kept.clear()
+    compiled.signatures._kept.clear()
+    assert rows_of(other, seed=7)[0] == second
+    assert [name for name in compilations if "chunk" in name] != []
+    with fl.run(other, seed=7) as run:
+        close(timeless([next(run) for _ in range(4)]), second)
+
+
+@dataclass(frozen=True)
+class Uses(fl.extend.Stateless):
+    """Changes rewards by a number, of which Python makes use as well."""
+
+    coef: float
+    how: str
+    other: float = 1.5
+
+    def step(self, held, batch, ctx):
+        reward = ctx.run(getattr(self, self.how), batch["reward"])
+        # Python reads it here, and what it computes with it is an argument.
+        by = 1.0 if self.coef > 0.5 else 3.0
+        yield batch.with_(reward=ctx.run(jnp.add, ctx.run(of_two, reward, (by, self.coef)), by))
+
+    def scaled(self, reward):
+        # As a number of Python it takes on the type of what it meets.
+        half = reward.astype(jnp.bfloat16) * self.coef
+        return reward * self.coef * (1 if half.dtype == jnp.bfloat16 else -1)
+
+    def scaled_otherwise(self, reward):
+        half = reward.astype(jnp.bfloat16) * self.other
+        return reward * self.other * (1 if half.dtype == jnp.bfloat16 else -1)
+
+    def decided(self, reward):
+        return reward * self.coef if self.coef > 0.3 else reward
+
+    def called(self, reward):
+        def of_python(x):
+            return np.float32(x * round(self.coef, 1))
+
+        shape = jax.ShapeDtypeStruct(reward.shape, np.float32)
+        return jax.pure_callback(of_python, shape, reward)
+
+
+def of_two(x, numbers):
+    return x * numbers[0] - numbers[1]
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        [Uses(0.4, "scaled"), Uses(0.4, "scaled_otherwise"), Uses(0.9, "scaled")],
+        [Uses(0.4, "decided")],
+        [Uses(0.4, "called"), Uses(0.9, "called")],
+    ],
+    ids=["reads", "decides", "is called"],
+)
+def test_a_program_in_which_python_uses_a_number_has_its_own_number(uses):
+    for op in uses:
+        graph = stock("pg", Corridor).insert(after="sample", uses=op)
+        program, local = (trained(graph, 0, name) for name in (fl.XlaRuntime(chunk=1), "local"))
+        close(program, local)
 
 
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
@@ -147,6 +248,46 @@ def test_programs_are_released():
     assert kept.get(("program 0",), object) is not made[0]
     assert kept.get([], dict) == {}  # what can't be hashed is made, and not kept
     assert len(kept) == 2
+
+
+@dataclass
+class Text:
+    """What stands for a lowered program, and notes when it is compiled."""
+
+    text: str
+    out_tree: str = "tree"
+    compiled: int = 0
+
+    def as_text(self):
+        return self.text
+
+    def compile(self):
+        self.compiled += 1
+        return object()
+
+
+def test_programs_of_one_text_are_one_and_equal_settings_need_no_text(monkeypatch):
+    monkeypatch.setattr(compiled, "programs", compiled.Recent(4))
+    monkeypatch.setattr(compiled, "signatures", compiled.Recent(4))
+
+    def made(key, *texts):
+        with_numbers, constant = ([*map(Text, texts)] + [None] * 2)[:2]
+        program = compiled.program_of(
+            key, "layout", lambda numbers: with_numbers if numbers else constant
+        )
+        return *program, [x.compiled for x in (with_numbers, constant) if x]
+
+    first, takes, counts = made("lr=1", "mul")
+    assert takes and counts == [1]
+    assert made("lr=1") == (first, True, [])
+    assert made("lr=2", "mul") == (first, True, [0]) == made([], "mul")
+    assert made("lr=3", "add")[0] is not first
+    # What Python is called for is not in the text.
+    calls, takes, counts = made("lr=4", "callback", "callback")
+    assert not takes and counts == [0, 1]
+    assert made("lr=5", "callback", "callback")[0] is not calls
+    assert made("lr=4")[0] is calls
+    assert made([], "callback", "callback")[2] == made([], "callback", "callback")[2] == [0, 1]
 
 
 def test_graphs_that_can_not_be_compared_have_a_program_each():

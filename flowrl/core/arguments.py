@@ -75,27 +75,40 @@ def substituted(value: Any, values: Values) -> Any:
 def with_arguments(value: Any, path: str, found: dict[str, float]) -> Any:
     """Return a value with an `Argument` in the place of each number among its settings.
 
+    Args:
+        value: any value.
+        path: of the setting; it becomes the argument's name.
+        found: filled with the numbers by their names.
+    """
+
+    def argument(path: str, number: float) -> Argument:
+        found[path] = number
+        return Argument(path, number, path)
+
+    return with_numbers(value, path, argument)
+
+
+def with_numbers(value: Any, path: str, replace: Callable[[str, float], Any]) -> Any:
+    """Return a value with something else in the place of each number among its settings.
+
     A number of 0 stays as it is, for it often switches something off, and so do those that are not
     finite. Fields of dataclasses that compare by value are searched too, but for those that the
     dataclass names in `constants`.
 
     Args:
         value: any value.
-        path: of the setting; it becomes the argument's name.
-        found: filled with the numbers by their names.
+        path: of the setting.
+        replace: returns what takes a number's place, from the path of the setting and the number.
     """
     if type(value) is float:
-        if value == 0 or not math.isfinite(value):
-            return value
-        found[path] = value
-        return Argument(path, value, path)
+        return value if value == 0 or not math.isfinite(value) else replace(path, value)
     # One that is compared by what it is, and not by its fields, would be another one each time.
     if not _is_settings(value) or not compares_by_value(type(value)):
         return value
     constants = getattr(value, "constants", ())
     return _replaced(
         value,
-        lambda name, x: x if name in constants else with_arguments(x, f"{path}.{name}", found),
+        lambda name, x: x if name in constants else with_numbers(x, f"{path}.{name}", replace),
     )
 
 

@@ -5,10 +5,11 @@ The newest are kept for the runs to come.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,10 @@ MOST = 500
 """The number of functions that one run may compile."""
 PROGRAMS = 4
 """The number of compiled programs of the xla runtime that are kept."""
+SIGNATURES = 64
+"""The number of settings of the xla runtime of which it is kept which program serves them."""
+CALLBACK = "callback"
+"""What the text of a program contains that calls Python."""
 
 
 def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
@@ -262,6 +267,35 @@ class Recent:
 
 programs = Recent(PROGRAMS)
 """The compiled programs of the xla runtime in this process."""
+signatures = Recent(SIGNATURES)
+"""By all that a program of the xla runtime is made from, its key among `programs`."""
+
+
+def program_of(key: Hashable, layout: Hashable, lower: Callable[[bool], Any]) -> tuple[Any, bool]:
+    """Return a compiled program of the xla runtime, and whether it takes numbers of settings.
+
+    Programs are the same if XLA gets the same text, whatever they are made from: so one serves
+    other numbers, but not if Python read one of them, which is then a constant in the text.
+
+    Args:
+        key: all that it is made from. With an equal one it need not be made again; one that can't
+            be hashed is equal to none.
+        layout: how what it takes is laid out over devices.
+        lower: makes the program, with its numbers as inputs or else as constants.
+    """
+    lowered = cache(lower)
+
+    def signature() -> tuple[Any, bool]:
+        text = lowered(True).as_text()
+        # What a callback does is not in the text, and Python may compute with a number there.
+        if CALLBACK in text:
+            return key, False
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return (digest, lowered(True).out_tree, layout), True
+
+    same, takes_numbers = signatures.get(key, signature)
+    use_compile_cache()
+    return programs.get(same, lambda: lowered(takes_numbers).compile()), takes_numbers
 
 
 def check_count(count: int, fn: Callable[..., Any]) -> None:

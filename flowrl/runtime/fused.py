@@ -20,7 +20,7 @@ from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import Trace, Tracer
 from flowrl.graph.versions import Newest, later
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
-from flowrl.runtime.inline import ProgramPlace
+from flowrl.runtime.inline import Number, ProgramPlace, value_of
 from flowrl.runtime.state import State, Structure, differing, strong
 
 Array = Any
@@ -121,7 +121,10 @@ def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
 class Segment:
     """A part of a run as a function of arrays, and what tracing it once found to be static."""
 
-    run: Callable[[list[Array]], tuple[list[Array], list[Tally]]]
+    run: Callable[[Sequence[Array], list[Array]], tuple[list[Array], list[Tally]]]
+    """Takes the values of `numbers` first; if it gets none of them, they are constants."""
+    numbers: tuple[Number, ...]
+    """The fractional numbers among the settings that its functions read."""
     after: Structure
     """The structure of the state afterwards."""
     updates: Newest
@@ -276,28 +279,50 @@ class Tracing:
             self.state.put(arrays, structure, newest)
 
     def segment(
-        self, structure: Structure, arrays: Sequence[Array], work: Callable[[], list[Tally]]
+        self,
+        structure: Structure,
+        arrays: Sequence[Array],
+        work: Callable[[], list[Tally]],
+        inputs: bool,
     ) -> Segment:
-        """Trace some work once and return it as a function of arrays.
+        """Trace some work once and return it as a function of numbers and arrays.
 
         Args:
             structure: what is static about the state from which the work starts.
             arrays: the arrays of that state, of which only shapes and dtypes are used.
             work: runs rounds, and returns what closed.
+            inputs: whether it takes the numbers among settings, or has them as constants.
         """
         ledger, before = self.place.ledger, counted(self.place.ledger)
         facts: list[Any] = []
 
-        def run(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+        def traced(
+            number: Callable[[Number], Any], arrays: list[Array]
+        ) -> tuple[list[Array], list[Tally]]:
             back_to(ledger, before)
             # Versions start at 0, so that those found afterwards are the numbers of updates.
             self.state.put(arrays, structure, {})
-            with self.place.traced():
+            with self.place.traced(number):
                 rows = work()
             after, structure_after, updates = self.state.get()
             facts[:] = [structure_after, updates, since(before, counted(ledger)), len(rows)]
             return strong(after), jax.tree.map(jnp.asarray, rows)
 
-        # Nothing is computed: this only fills `facts`.
-        jax.eval_shape(run, list(arrays))
-        return Segment(run, *facts)
+        # A dictionary keeps the order in which they are met, which is that of every trace.
+        found: dict[Number, Array] = {}
+
+        # One tracer stands for all numbers, of which it is not known yet how many there are.
+        def first(stand_in: Array, arrays: list[Array]) -> Any:
+            if not inputs:
+                return traced(value_of, arrays)
+            return traced(lambda number: found.setdefault(number, stand_in), arrays)
+
+        # Nothing is computed: this only fills `facts` and `found`.
+        jax.eval_shape(first, 1.0, list(arrays))
+        numbers = tuple(found)
+
+        def run(values: Sequence[Array], arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+            given = dict(zip(numbers, values, strict=False))
+            return traced(lambda number: given.get(number, number.value), arrays)
+
+        return Segment(run, numbers, *facts)

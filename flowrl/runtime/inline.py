@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.core.arguments import Values, substituted
+from flowrl.core.arguments import Values, substituted, with_numbers
 from flowrl.core.compiled import check_pure
 from flowrl.core.metrics import Metered
 from flowrl.errors import GraphError, a
@@ -19,6 +20,18 @@ from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.counted import back_to, counted
 
 Array = Any
+
+
+class Number(NamedTuple):
+    """A fractional number that a function of a program gets."""
+
+    node: str
+    """The node at work."""
+    function: str
+    """The name of the function."""
+    path: str
+    """Where the number is among what the function gets."""
+    value: float
 
 
 class Unmetered(Metered):
@@ -49,17 +62,32 @@ class InlineSite(HereSite):
     ) -> Any:
         """Call a pure function inline; where nothing is being traced, compile it by itself."""
         # With a sweep settings are tracers of `jax.vmap`, even where no program is traced.
-        if not (cast("ProgramPlace", self.place).tracing or self.swept):
+        if not (cast("ProgramPlace", self.place).number or self.swept):
             # Nothing is donated: `Fused.arrays` holds the same arrays until the round has ended.
             return super().run(fn, *args, **static)
         check_pure(fn)
+        function = getattr(fn, "__func__", fn)
+        read = partial(self._read, getattr(function, "__qualname__", ""))
+        args = tuple(read(value, f"{i}") for i, value in enumerate(args))
+        static = {name: read(value, name) for name, value in static.items()}
+        # A method's settings are the fields of its owner.
+        own = () if function is fn else (read(fn.__self__, "self"),)  # type: ignore[attr-defined]
+        return function(*own, *args, **static)
+
+    def _read(self, function: str, value: Any, path: str) -> Any:
+        """Return what a function gets, with what is no constant of the program in its place."""
+        place = cast("ProgramPlace", self.place)
+        node, of_program = place.ledger.at.node, place.number or value_of
+
+        def replaced(path: str, number: float) -> Any:
+            return of_program(Number(node, function, path, number))
+
         if self.swept:
-            args = tuple(substituted(value, self.swept) for value in args)
-            static = {name: substituted(value, self.swept) for name, value in static.items()}
-            # A method's settings are the fields of its owner.
-            if (owner := getattr(fn, "__self__", None)) is not None:
-                fn = getattr(substituted(owner, self.swept), fn.__name__)
-        return fn(*args, **static)
+            value = substituted(value, self.swept)
+        # A step may pass several of its fields as one tuple.
+        if isinstance(value, tuple) and any(type(x) is float for x in value):
+            return tuple(self._read(function, x, f"{path}.{i}") for i, x in enumerate(value))
+        return with_numbers(value, path, replaced)
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
         """Call what changes a resource's state if it is due.
@@ -156,6 +184,11 @@ def _check_unchanged(where: str, old: Any, new: Any) -> None:
     )
 
 
+def value_of(number: Number) -> float:
+    """Return the value of a number, so that it is a constant of the program."""
+    return number.value
+
+
 class ProgramPlace(Place):
     """The resources of a run whose rounds become a program.
 
@@ -163,20 +196,25 @@ class ProgramPlace(Place):
     """
 
     site: InlineSite
-    tracing = False
-    """Whether a program is being traced."""
+    number: Callable[[Number], Any] | None = None
+    """While a program is being traced: returns what stands for a number in it."""
     many = False
     """Whether the program is of many runs at once."""
     seed: Array = 0
 
     @contextmanager
-    def traced(self) -> Iterator[None]:
-        """Make all that runs meanwhile part of a program."""
-        before, self.tracing = self.tracing, True
+    def traced(self, number: Callable[[Number], Any] = value_of) -> Iterator[None]:
+        """Make all that runs meanwhile part of a program.
+
+        Args:
+            number: returns what stands for a number in it: an input of the program, or the number
+                itself, which is then a constant of the program (default the number itself).
+        """
+        before, self.number = self.number, number
         try:
             yield
         finally:
-            self.tracing = before
+            self.number = before
 
     def open(self) -> dict[str, Handle]:
         """Return the handles, of which there are none until `begin` opens them."""

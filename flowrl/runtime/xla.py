@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.clock import OTHER, START, UPDATE, By, Clock
-from flowrl.core.compile_cache import use_compile_cache
-from flowrl.core.compiled import programs
+from flowrl.core.compiled import program_of
 from flowrl.core.events import Stream, Updating
 from flowrl.core.items import Tally
 from flowrl.core.mesh import split
@@ -80,6 +79,8 @@ class Fused:
         self.next_periods = 1
         """How many periods the next chunk is to have."""
         self.compiled: Any = None
+        self.numbers: list[Array] = []
+        """What the compiled program takes beside the arrays of the state."""
         self.period: Segment | None = None
         self.warmup_left = periodicity.warmup
         """Rounds that still come before the steady period."""
@@ -125,17 +126,10 @@ class Fused:
             else self.arrays
         )
         try:
-            with self.tracing.apart(), self.place.stream.muted():
-                self.period = self._steady_period(one_run)
-        except NOT_TRACEABLE as error:
-            node = f"{self.graph.name}.{self.place.ledger.at.node}"
-            raise CheckError(self.graph.name, [f"{node}: {described(error)}"]) from error
-        if self.period.after != self.structure:
-            where = differing(self.structure, self.period.after)
-            raise GraphError(
-                f"its program does not come back to the state from which it started: {where}",
-                self.graph.name,
-            )
+            self.period = self._steady_period(one_run, inputs=True)
+        except Exception:  # noqa: BLE001 - if it is an operator's own it comes again below
+            # Python may decide by a number, which is then a constant, as all others are.
+            self.period = self._steady_period(one_run, inputs=False)
         # A setting that Python read as a plain number had the first run's value in all runs.
         if unread := sorted(set(swept_numbers(self.graph)) - self.place.site.swept.read):
             raise SettingError(
@@ -144,11 +138,28 @@ class Fused:
                 self.graph.name,
             )
 
-    def _steady_period(self, arrays: list[Any]) -> Segment:
-        """Return the period as a scan of its units."""
+    def _steady_period(self, arrays: list[Any], inputs: bool) -> Segment:
+        """Return the period as a scan of its units.
+
+        Args:
+            arrays: of the state of one run.
+            inputs: whether it takes the numbers among settings, or has them as constants.
+        """
         period, unit = self.periodicity.period, self.periodicity.unit
         work = partial(self.tracing.units, period // unit, unit)
-        return self.tracing.segment(self.structure, arrays, work)
+        try:
+            with self.tracing.apart(), self.place.stream.muted():
+                made = self.tracing.segment(self.structure, arrays, work, inputs)
+        except NOT_TRACEABLE as error:
+            node = f"{self.graph.name}.{self.place.ledger.at.node}"
+            raise CheckError(self.graph.name, [f"{node}: {described(error)}"]) from error
+        if made.after != self.structure:
+            where = differing(self.structure, made.after)
+            raise GraphError(
+                f"its program does not come back to the state from which it started: {where}",
+                self.graph.name,
+            )
+        return made
 
     def _show(self) -> None:
         """Let the handles hold the present state; of many runs that of the best."""
@@ -218,29 +229,40 @@ class Fused:
             with START, self.tracing.apart():
                 # The program reuses the memory of its arguments, so no two may be the same array.
                 self.arrays = [jnp.array(x) for x in self.arrays]
-                self.compiled = programs.get(self._key(), partial(self._compile, period))
+                key, lower = self._key(period), partial(self._lower, period)
+                self.compiled, takes_numbers = program_of(key, self._layout(), lower)
+                self.numbers = _values(period) if takes_numbers else []
         return period, self.compiled
 
-    def _key(self) -> Any:
-        """Return what the compiled program depends on: equal keys mean the same program.
+    def _layout(self) -> tuple[tuple[Any, ...], ...]:
+        """Return, by array of the state, its shape, its type and how it is split over devices."""
+        return tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
+
+    def _key(self, period: Segment) -> Any:
+        """Return all that the program is made from: equal keys mean the same program.
 
         The seed is no part of it. The graph's text distinguishes fields that Python takes for
         equal, such as 1 and 1.0. Where an operator or resource is no frozen value, its fields may
         have changed since: then the key is a list, which can't be hashed, so that the program is
-        compiled each time.
+        made each time.
         """
         parts = (*(node.op for node in self.graph.nodes), *self.graph.resources.values())
         if not all(is_dataclass(part) and part.__dataclass_params__.frozen for part in parts):
             return []
-        arrays = tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
         # What Python reads as a plain number is the first run's value, a constant in the program.
         swept = tuple(sorted(self.members.values[0].items()))
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         size = self.chunk_size or MOST
-        steady = self.periodicity, self.structure, arrays, self.members.many, swept, size
-        return self.graph, str(self.graph), precision, *steady
+        steady = self.periodicity, self.structure, self._layout(), self.members.many, swept, size
+        return self.graph, str(self.graph), precision, period.numbers, *steady
 
-    def _compile(self, period: Segment) -> Any:
+    def _lower(self, period: Segment, takes_numbers: bool) -> Any:
+        """Return the program as JAX gives it to XLA.
+
+        Args:
+            period: the steady period.
+            takes_numbers: whether it takes the numbers among settings, or has them as constants.
+        """
         # Arrays leave the program laid out over the devices as they entered it, or the next chunk
         # could not take them.
         laid_out = (
@@ -248,13 +270,15 @@ class Fused:
             if jax.local_device_count() > 1
             else None
         )
-        use_compile_cache()
+        # What is not used is kept as well, so that the text says which input is which.
         program = jax.jit(
             partial(chunk, period, self.members.many, self.chunk_size or MOST),
             donate_argnums=0,
             out_shardings=laid_out,
+            keep_unused=True,
         )
-        return program.lower(self.arrays, np.int32(1)).compile()
+        numbers = _values(period) if takes_numbers else []
+        return program.lower(self.arrays, np.int32(1), numbers)
 
     def _chunk(self, most: float) -> list[Tally]:
         """Run a chunk of the steady period, and return what closed.
@@ -267,7 +291,7 @@ class Fused:
         began = time.perf_counter()
         with UPDATE:
             # The program reuses the memory of the old arrays.
-            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods))
+            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods), self.numbers)
             done, buffers = int(done), jax.device_get(buffers)
         add(self.place.ledger, period.counts, done)
         self.newest = later(self.newest, period.updates, done)
@@ -281,8 +305,21 @@ class Fused:
         return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
 
 
+def _values(period: Segment) -> list[Array]:
+    """Return the values of the numbers that a period takes.
+
+    They are weakly typed, as numbers of Python are, and so take on the type of what they meet.
+    """
+    return [jnp.asarray(number.value) for number in period.numbers]
+
+
 def chunk(
-    period: Segment, many: bool, most: int, arrays: list[Array], periods: Array
+    period: Segment,
+    many: bool,
+    most: int,
+    arrays: list[Array],
+    periods: Array,
+    numbers: list[Array],
 ) -> tuple[Array, list[Array], Any]:
     """Run a number of periods, but none after one with an update that is not finite.
 
@@ -292,11 +329,14 @@ def chunk(
         most: the length of the buffers.
         arrays: of the state.
         periods: how many to run, at most `most`.
+        numbers: the values of the period's numbers, the same for all runs; none of them where they
+            are constants.
 
     Returns:
         How many periods ran, the arrays of the state, and what closed, ``[most, ...]``.
     """
-    run = jax.vmap(period.run) if many else period.run
+    one_run = partial(period.run, numbers)
+    run = jax.vmap(one_run) if many else one_run
     buffers = jax.tree.map(
         lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
     )

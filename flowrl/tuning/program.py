@@ -52,18 +52,13 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
         False where what is searched turned out to shape the program; the trials are still left.
     """
     size = min(at_once or AT_ONCE, trials.left)
-    first: Trial | None = None
-    while batch := trials.start(size if first is None else max(1, size - 1)):
-        runs = batch if first is None else [first, *batch]
+    while batch := trials.start(size):
         try:
-            endings = _train(runs, job, paths, size)
+            endings = _train(batch, job, paths, size)
         except (EnvError, NotFiniteError) as error:
             # It ended all of them, so the others start again without it.
-            bad = runs[min(int(error.facts.get("run", 0)), len(runs) - 1)]
+            bad = batch[min(int(error.facts.get("run", 0)), len(batch) - 1)]
             trials.again([trial.number for trial in batch if trial is not bad])
-            if bad is first:
-                first = None
-                continue
             endings = [{"trial": bad.number, "state": "failed", "error": described(error)}]
         except SettingError:
             trials.again([trial.number for trial in batch])
@@ -75,10 +70,6 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
         except Exception as error:  # noqa: BLE001 - trials that fail do not end the study
             failed = {"state": "failed", "error": described(error)}
             endings = [{"trial": trial.number, **failed} for trial in batch]
-        else:
-            # A program is compiled for the numbers of its first run: with that run once more,
-            # others need not be compiled.
-            endings, first = endings[-len(batch) :], runs[0]
         trials.ended(endings)
     return True
 
