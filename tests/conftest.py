@@ -113,22 +113,35 @@ def runtime(request):
     return {"ray": RAY, "xla": fl.XlaRuntime(chunk=1)}.get(request.param, request.param)
 
 
+def ended(graph, count, runtime="local", seed=0):
+    """A run that was closed after so many rows."""
+    with fl.run(graph, runtime=runtime, seed=seed) as run:
+        for _ in range(count):
+            next(run)
+    return run
+
+
 def rows_and_weights(graph, count, runtime="local", seed=0):
     """The first rows of a run and the weights after them."""
-    with fl.run(graph, runtime=runtime, seed=seed) as run:
-        rows = [next(run) for _ in range(count)]
-    return rows, run.policy.weights
+    run = ended(graph, count, runtime, seed)
+    return run.rows, run.policy.weights
 
 
 REMEMBERED = {}
 
 
-def remembered(graph, count, runtime="local"):
-    """The same of a run that tests of this process share."""
+def remembered_run(graph, count, runtime="local"):
+    """A run that was closed after so many rows, which tests of this process share."""
     key = graph, count, repr(runtime)
     if key not in REMEMBERED:
-        REMEMBERED[key] = rows_and_weights(graph, count, runtime)
+        REMEMBERED[key] = ended(graph, count, runtime)
     return REMEMBERED[key]
+
+
+def remembered(graph, count, runtime="local"):
+    """The rows of such a run, and the weights after them."""
+    run = remembered_run(graph, count, runtime)
+    return run.rows, run.policy.weights
 
 
 def timeless(rows):

@@ -37,7 +37,7 @@ RUNS = {
     "local": (GYM, "local"),
     "xla": (JAX, fl.XlaRuntime(chunk=2)),
     "ray": (GYM, fl.RayRuntime(processes=1)),
-    "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()})),
+    "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()}, processes=1)),
     "uneven": (GYM.set("train.minibatch_size", 2), "local"),
     "seeds": (ASYNC, fl.XlaRuntime(chunk=1, seeds=4)),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import close, remembered, rows_and_weights, same, timeless
+from conftest import close, remembered, remembered_run, rows_and_weights, same, timeless
 from environments import Faulty
 from flowrl.core.items import COLUMNS
 
@@ -62,23 +62,21 @@ def test_rows_have_every_column_and_their_totals_rise(runtime):
     indirect=["runtime"],
 )
 def test_the_plan_equals_what_is_counted(runtime, name):
-    graph = on(runtime, STOCK[name])
-    with fl.run(graph, runtime=runtime) as run:
-        rows = [next(run) for _ in range(3)]
-    plan, counted = run.plan, run.counts()
-    assert counted["sampled_steps"] == 3 * plan.per_row("sampled_steps")
-    assert counted["requests"] == 3 * plan.per_row("requests")
-    assert counted["publishes"] == 3 * plan.per_row("publishes")
+    run = remembered_run(on(runtime, STOCK[name]), 4, runtime)
+    rows, plan, counted = run.rows, run.plan, run.counts()
+    assert counted["sampled_steps"] == 4 * plan.per_row("sampled_steps")
+    assert counted["requests"] == 4 * plan.per_row("requests")
+    assert counted["publishes"] == 4 * plan.per_row("publishes")
     assert (
         counted["weight_bytes"]
-        == 3 * plan.per_row("weight_bytes")
+        == 4 * plan.per_row("weight_bytes")
         == counted["publishes"] * _bytes(run.policy.weights)
     )
-    assert rows[-1]["updates"] == 3 * plan.per_row("updates")
-    assert rows[-1]["gradient_steps"] == 3 * plan.per_row("gradient_steps")
-    assert rows[-1]["trained_steps"] == 3 * plan.per_row("trained_steps")
+    assert rows[-1]["updates"] == 4 * plan.per_row("updates")
+    assert rows[-1]["gradient_steps"] == 4 * plan.per_row("gradient_steps")
+    assert rows[-1]["trained_steps"] == 4 * plan.per_row("trained_steps")
     assert rows[-1]["lag_max"] == plan.lag == 0
-    invalid = 3 * plan.per_row("sampled_steps") - rows[-1]["env_steps"]
+    invalid = 4 * plan.per_row("sampled_steps") - rows[-1]["env_steps"]
     assert 0 <= invalid <= rows[-1]["episodes"], (
         "only rows after an episode's end are no environment steps"
     )
@@ -120,8 +118,7 @@ def test_the_reports_rate_changes_nothing_that_is_learned(runtime):
 
 @every_runtime
 def test_the_audit_closes(runtime):
-    with fl.run(on(runtime), runtime=runtime, steps=500) as run:
-        list(run)
+    run = remembered_run(on(runtime), 4, runtime)
     audit = run.audit()
     assert audit.closed, str(audit)
     assert {(e.before, e.after) for e in audit.edges} == {
