@@ -243,7 +243,7 @@ def _in_words(option: Any) -> list[str]:
 
 
 def to_text(
-    value: Any, *, defaults: bool, strict: bool = False, width: int = 110, indent: int = 0
+    value: Any, *, defaults: bool, strict: bool = False, width: float = 110, indent: int = 0
 ) -> str:
     """Return a value as the Python that builds it.
 
@@ -252,7 +252,7 @@ def to_text(
         defaults: whether the fields left at their default values are written too.
         strict: whether something that no text can name is an error; if not, it is shown as
             ``<...>``.
-        width: the columns beyond which a call is written with one argument a line.
+        width: the columns beyond which a call is written with one argument a line; `inf`: never.
         indent: the column at which the text begins.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from flowrl.graph import values
@@ -26,8 +27,7 @@ def settings_of(graph: Graph, *, strings: bool = False) -> dict[str, Any]:
             if is_plain and not strings:
                 found[address] = value
             else:
-                # So wide that the text of a value is one line.
-                found[address] = values.to_text(value, defaults=False, width=10_000)
+                found[address] = values.to_text(value, defaults=False, width=math.inf)
             return
         # The address of a node or a resource itself has no dot.
         if "." in address and isinstance(value, values.Spec):

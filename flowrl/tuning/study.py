@@ -7,13 +7,15 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from flowrl.algos.config import Config
-from flowrl.algos.named import Source, environment, find, imported, source_of
+from flowrl.algos.effects import check_order, covers, differing
+from flowrl.algos.named import Source, build, environment, find, fitted, imported, source_of
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
 from flowrl.envs.gym_envs import Make
@@ -35,7 +37,7 @@ from flowrl.tuning.journal import (
     write_options,
 )
 from flowrl.tuning.progress import Progress, best
-from flowrl.tuning.spaces import Space
+from flowrl.tuning.spaces import Point, Space
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
 
@@ -181,7 +183,7 @@ def tune(
     options = Options(
         graph=graph if isinstance(graph, str) else _reference(graph),
         env=env if isinstance(env, str) or env is None else _reference(env),
-        settings={name: _text(value) for name, value in fixed.items()},
+        settings={n: to_text(x, defaults=False, width=math.inf) for n, x in fixed.items()},
         search={name: str(space) for name, space in search.items()},
         trials=trials,
         steps=steps,
@@ -197,7 +199,7 @@ def tune(
     _check(options, search)
     check_positive("parallel", parallel)
     job = _job(graph, env, fixed, search, options, runtime, path)
-    _check_graph(job, options)
+    _check_graph(job)
     if read_options(path) is None:
         make_directory(path)
     with Journal(path) as journal:
@@ -280,18 +282,64 @@ def _check(options: Options, search: Any) -> None:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {options.seed}")
 
 
-def _check_graph(job: Job, options: Options) -> None:
+def _check_graph(job: Job) -> None:
     """Refuse settings that the graph does not take, and a metric that its rows do not have.
 
     Every example of a space is tried: what one trial in ten fails with is found at once.
     """
     first = {name: space.examples()[0] for name, space in job.search.items()}
     for name, space in job.search.items():
-        for point in space.examples():
-            job.graph({**first, name: point})
+        trials = [{**first, name: point} for point in space.examples()]
+        graphs = [job.graph(points) for points in trials]
+        for points in trials:
+            _check_order(job, points)
+        if all(graph == graphs[0] for graph in graphs):
+            _check_effect(job, name, trials)
     known = columns(job.graph(first).compile())
-    if options.metric not in known:
-        raise SettingError(f"metric: {unknown('column', options.metric, known)}")
+    if job.options.metric not in known:
+        raise SettingError(f"metric: {unknown('column', job.options.metric, known)}")
+
+
+def _alone(job: Job, settings: Mapping[str, Any]) -> Graph:
+    """Return the graph with settings of its function, of which no field is set."""
+    return build(job.source, job.env, {}, list(settings.items()))
+
+
+def _check_order(job: Job, points: Mapping[str, Point]) -> None:
+    """Refuse a field that takes the effect of a setting after it; what is searched is the last."""
+    pairs = [(name, _fitted(job, name, value)) for name, value in job.changes(points).items()]
+    stands = {name: name for name, _ in pairs if "." in name}
+    check_order(partial(_alone, job), job.source.settings, job.tuned, pairs, stands)
+
+
+def _fitted(job: Job, name: str, value: Any) -> Any:
+    """Return the value of a setting as its function takes it, that of a field as it is."""
+    return value if "." in name else fitted(job.source, name, value)
+
+
+def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) -> None:
+    """Refuse to search a setting that changes nothing, whatever the others are.
+
+    Args:
+        job: what all trials have in common.
+        name: of the setting.
+        trials: points that differ in this setting alone, all of which have the same graph.
+    """
+    # A setting of a user's function may count only where another one has a certain value.
+    others = [(k, p) for k, space in job.search.items() if k != name for p in space.examples()]
+    for other, point in others:
+        graphs = [job.graph({**points, other: point}) for points in trials]
+        if any(graph != graphs[0] for graph in graphs):
+            return
+    changes = [job.changes(points) for points in trials]
+    settings = [{k: v for k, v in each.items() if "." not in k} for each in changes]
+    reached = differing(partial(_alone, job), [{**job.tuned, **each} for each in settings])
+    hiding = [field for field in changes[0] if "." in field and covers(field, reached)]
+    if hiding:
+        problem = f"{', '.join(hiding)}, set after it, takes its effect; leave out one of them"
+    else:
+        problem = "the graph is the same with all its values; search another one"
+    raise SettingError(f"search: {name} would change nothing: {problem}")
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -311,23 +359,15 @@ def _job(
     source: Source = find(graph, allow) if isinstance(graph, str) else source_of(graph)
     env_text = options.env or source.env
     best_known = tuned_settings(options.graph, env_text) if options.tuned and env_text else {}
-    milestones = []
-    steps = options.grace_steps
-    while steps < options.steps:
-        milestones.append(steps)
-        steps *= options.reduction
     as_runtime(runtime)  # this raises for an unknown one
     return Job(
+        options=options,
         source=source,
         env=environment(env) if isinstance(env, str) else env,
         tuned=best_known,
         settings=dict(settings),
         search=dict(search),
         runtime=runtime,
-        seed=options.seed,
-        steps=options.steps,
-        metric=options.metric,
-        milestones=milestones,
         folder=str(path.resolve()),
     )
 
@@ -349,8 +389,3 @@ def _reference(function: Any) -> str:
     by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
     file = getattr(sys.modules.get(module), "__file__", None)
     return f"{file if by_value and file else module}:{name}"
-
-
-def _text(value: Any) -> str:
-    """Return a setting as ``--set`` takes it."""
-    return " ".join(to_text(value, defaults=False).split())

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import flowrl as fl
+from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
 from flowrl.tuning.journal import Options
 
@@ -161,6 +162,18 @@ def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_al
         ({"grace_steps": 901}, "grace_steps must be at most steps, 900; got 901"),
         ({"reduction": 1}, "reduction must be a whole number of at least 2"),
         ({"runtime": "spark"}, "unknown runtime 'spark'"),
+        (
+            {"settings": {"learner.optimizer.lr": 1e-3}},
+            "learner.optimizer.lr: it is set after the settings, so lr would not reach it",
+        ),
+        (
+            {"search": {"lr": fl.Uniform(0, 1), "learner.optimizer.lr": fl.Uniform(0, 1)}},
+            "search: lr would change nothing: learner.optimizer.lr, set after it, takes its effect",
+        ),
+        (
+            {"settings": {"train.epochs": 3, "epochs": 4}},
+            "train.epochs: it is set after the settings, so epochs would not reach it; leave out",
+        ),
         ({"search": {"epochs": fl.RandInt(1, 3)}}, r"only 3 combinations .* \(--trials 3\)"),
     ],
     ids=str,
@@ -170,6 +183,21 @@ def test_what_a_study_can_not_take_is_refused_before_it_makes_anything(tmp_path,
     with pytest.raises(fl.errors.SettingError, match=says):
         fl.tune(fl.ppo, out=tmp_path / "study", progress=False, **{**given, **change})
     assert not (tmp_path / "study").exists()
+
+
+def conditional(env="CartPole-v1", kind="a", beta=0.5, ignored=1.0):
+    return fl.ppo(env, ent_coef=beta if kind == "b" else 0.0)
+
+
+def test_a_setting_that_counts_only_beside_another_is_searched_and_one_without_effect_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flowrl.tuning.study._run", lambda *_: None)
+    search = {"kind": fl.Choice("a", "b"), "beta": fl.Uniform(0, 1)}
+    given = {"steps": 900, "out": tmp_path / "study", "progress": False}
+    assert fl.tune(conditional, search=search, **given).trials == ()
+    with pytest.raises(fl.errors.SettingError, match="ignored would change nothing: the graph is"):
+        fl.tune(conditional, search={"ignored": fl.Uniform(0, 1)}, **given)
 
 
 def test_the_command_line_names_what_is_lacking(capsys):
