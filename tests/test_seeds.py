@@ -1,14 +1,17 @@
 """Many seeds: each run is what it is alone, one that fails ends no other, and Ctrl-C saves all."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +21,7 @@ from conftest import RAY, remembered, timeless
 from environments import Corridor, Faulty
 from flowrl.cli.main import main
 from flowrl.core.items import Row
-from flowrl.seeding.runs import SeedRuns
+from flowrl.seeding.runs import SeedRuns, _Child
 
 ROOT = Path(__file__).parents[1]
 SMALL = fl.PPOSettings(
@@ -235,6 +238,26 @@ def test_ctrl_c_while_a_process_starts_ends_it_and_names_every_run(monkeypatch, 
         fl.run_seeds(fl.ppo("CartPole-v1", SMALL), seeds=2, at_once=2)
     assert killed == [1]
     assert capsys.readouterr().err == "seed 0: interrupted after 0 steps, before the first row\n"
+
+
+@pytest.mark.parametrize("error", [ValueError, BrokenPipeError, OSError])
+def test_the_end_of_a_process_is_reported_whatever_happens_to_its_input(error):
+    """`end` may close the input between the job and its end: nobody may then wait for ever."""
+
+    class Input(io.BytesIO):
+        def flush(self):
+            raise error("flush of closed file")
+
+        def close(self):
+            pass
+
+    inbox = SimpleQueue()
+    child = _Child(SimpleNamespace(seeds=[0]), inbox)
+    child.process = SimpleNamespace(stdin=Input(), stdout=io.BytesIO(b'{"ended": "steps"}\n'))
+    with pytest.raises(OSError) if error is OSError else nullcontext():
+        child._talk()
+    messages = [] if error is OSError else [(child, {"ended": "steps"})]
+    assert [inbox.get(timeout=1) for _ in range(inbox.qsize())] == [*messages, (child, None)]
 
 
 def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_time(monkeypatch):

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import cloudpickle
 import jax
 
+from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warning
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
@@ -345,18 +345,22 @@ class _Child:
         assert self.process is not None  # noqa: S101 - it was started before this thread
         assert self.process.stdin is not None  # noqa: S101 - both are pipes
         assert self.process.stdout is not None  # noqa: S101
-        # A process that has died takes no job; its status says so.
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(self.job)
-            self.process.stdin.flush()
-        with self.process.stdout as messages:
-            for text in messages:
-                # Only the last line of a process that was killed can be half a line.
-                with suppress(ValueError):
-                    self.inbox.put((self, json.loads(text)))
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.inbox.put((self, None))
+        try:
+            # A process that has died takes no job; its status says so. One that is to end while it
+            # gets its job has its input closed by `end`: that is the ValueError.
+            with suppress(BrokenPipeError, ValueError):
+                self.process.stdin.write(self.job)
+                self.process.stdin.flush()
+            with self.process.stdout as messages:
+                for text in messages:
+                    # Only the last line of a process that was killed can be half a line.
+                    with suppress(ValueError):
+                        self.inbox.put((self, json.loads(text)))
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        finally:
+            # Whatever happened: who reads the inbox waits for this.
+            self.inbox.put((self, None))
 
     def end(self) -> None:
         """Let the process end its run and save it."""
@@ -420,7 +424,7 @@ def _of_main(graph: Graph) -> dict[str, Any]:
     module = main_module()
     if not module:
         return {}
-    names = re.findall(rf'load\("{re.escape(module)}:(\w+)', graph.text(strict=False))
+    names = [name for source, name in loaded(graph.text(strict=False)) if source == module]
     script = vars(sys.modules["__main__"])
     return {name: script[name] for name in names if name in script}
 
