@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -101,6 +102,8 @@ def test_what_a_script_defines_is_run_with_every_seed_as_it_is_alone(script):
 
 def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypatch, capsys):
     monkeypatch.setenv("FAILS", "1")
+    # The way out names the program as the user did.
+    monkeypatch.setattr("sys.argv", ["bin/flowrl"])
     words = ["run", "own_script.py:graph", "--env", "own_script.py:Own", "--steps", "40"]
     assert main([*words, "--seeds", "2", "--out", "many", "--json", "--to", "csv"]) == 2
     out, err = capsys.readouterr()
@@ -109,7 +112,7 @@ def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypa
     bad = 1 - good
     failed = next(line for line in err.splitlines() if f"  seed {bad} failed: " in line)
     assert "raised in step" in failed and "OSError: the simulator is gone" in failed
-    assert "IQM" in err and "flowrl compare many" in err
+    assert "IQM" in err and "bin/flowrl compare many" in err
     monkeypatch.delenv("FAILS")
     assert main([*words, "--seed", str(good), "--out", "alone"]) == 0
     assert rows("alone") == rows(f"many/seed-{good}") and len(rows("alone")) == len(printed) > 1
@@ -166,6 +169,13 @@ def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
     curves = fl.run_seeds(graph, seeds=2, runtime=runtime, steps=30, out=out, progress=False)
     assert curves.labels == ("seed 0", "seed 1")
     loaded = fl.Curves.load(out)
+    # A run that is refused ends its line of progress, too, though no event says so.
+    before = set(threading.enumerate())
+    with pytest.raises(fl.errors.SaveError, match="exists already"):
+        fl.run_seeds(graph, seeds=2, runtime=runtime, steps=30, out=out)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
     assert loaded.groups == ("", "") and loaded.labels[1] == f"{out}, seed 1"
     # The run that ends first gives the grid, so its rows are as they were.
     ends = [rows[-1]["env_steps"] for rows in curves.rows]

@@ -26,7 +26,7 @@ from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warning
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
-from flowrl.core.profile import usable_cores
+from flowrl.core.machine import usable_cores
 from flowrl.errors import RunError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.names import main_module
@@ -96,8 +96,11 @@ def run_seeds(
         many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
         observers = [Progress(steps=steps)] if progress else []
         options = {"steps": steps, "until": until, "out": out, "record": record}
-        with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
-            list(training)
+        with ExitStack() as last:
+            for each in observers:
+                last.callback(each.close)
+            with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
+                list(training)
         return training.curves()
     every = range(seed, seed + seeds)
     runs = SeedRuns(

@@ -53,7 +53,7 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
     """
     size = min(at_once or AT_ONCE, trials.left)
     first: Trial | None = None
-    while batch := trials.start(size if first is None else max(1, size - 1)):
+    while batch := trials.start(size if first is None else size - 1):
         runs = batch if first is None else [first, *batch]
         try:
             endings = _train(runs, job, paths, size)
@@ -77,8 +77,8 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
             endings = [{"trial": trial.number, **failed} for trial in batch]
         else:
             # A program is compiled for the numbers of its first run: with that run once more,
-            # others need not be compiled.
-            endings, first = endings[-len(batch) :], runs[0]
+            # others need not be compiled. A program of one run has no place for it.
+            endings, first = endings[-len(batch) :], runs[0] if size > 1 else None
         trials.ended(endings)
     return True
 

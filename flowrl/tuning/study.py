@@ -58,7 +58,7 @@ class Study:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best metric among those that were not stopped early.
+        """The trial with the best metric; one that was stopped early only if none took all steps.
 
         Raises:
             RunError: every trial failed; the message has the error of the first.

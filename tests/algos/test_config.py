@@ -327,7 +327,8 @@ def test_every_command_that_takes_a_graph_takes_a_config(capsys):
     assert (saved["env"], saved["settings"]["epochs"]) == ("CartPole-v1", 7)
     assert saved["fields"] == {"train.shuffle": False} and "seed" not in saved
     assert main(["run", "--config", "c.yaml", "--help-settings"]) == 0
-    assert "settings of ppo" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "settings of ppo" in printed and "tuned for Pendulum-v1: " in printed
 
 
 FIELDS = """
