@@ -162,7 +162,8 @@ def tune(
             True).
 
     Raises:
-        SettingError: an argument can't be taken, a setting is unknown, or `out` has another study.
+        SettingError: an argument can't be taken, a setting is unknown or would have no effect, or
+            `out` has another study.
         SaveError: `out` holds something else, is damaged, or another process is at work on it.
         RunError: Ray can't start or can't be joined.
 
@@ -317,6 +318,11 @@ def _fitted(job: Job, name: str, value: Any) -> Any:
     return value if "." in name else fitted(job.source, name, value)
 
 
+def _of_function(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the graph's function among settings and fields."""
+    return {name: value for name, value in changes.items() if "." not in name}
+
+
 def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) -> None:
     """Refuse to search a setting that changes nothing, whatever the others are.
 
@@ -332,8 +338,8 @@ def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) ->
         if any(graph != graphs[0] for graph in graphs):
             return
     changes = [job.changes(points) for points in trials]
-    settings = [{k: v for k, v in each.items() if "." not in k} for each in changes]
-    reached = differing(partial(_alone, job), [{**job.tuned, **each} for each in settings])
+    settings = [{**job.tuned, **_of_function(each)} for each in changes]
+    reached = differing(partial(_alone, job), settings)
     hiding = [field for field in changes[0] if "." in field and covers(field, reached)]
     if hiding:
         problem = f"{', '.join(hiding)}, set after it, takes its effect; leave out one of them"
