@@ -48,6 +48,8 @@ SMALL = ["--set", "envs_per_runner=2", "--set", "batch_size=256"]
 
 
 def test_it_says_all_about_a_run(monkeypatch):
+    # The cores that this process may use, however many the machine has.
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)))
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         identity = ["-c", "user.name=x", "-c", "user.email=x"]
         subprocess.run(["git", *identity, *words], check=True)
@@ -61,7 +63,7 @@ def test_it_says_all_about_a_run(monkeypatch):
     assert (about["runtime"], about["runtime_settings"]) == ("local", {"schedule": "'random'"})
     assert {"python", "flowrl", "jax", "gymnasium"} <= set(about["versions"])
     assert len(about["git"]["commit"]) == 40 and about["git"]["changed"] is False
-    assert about["machine"]["cores"] >= 1 and about["machine"]["devices"] == ["cpu (cpu)"]
+    assert about["machine"]["cores"] == 5 and about["machine"]["devices"] == ["cpu (cpu)"]
     ended = about["ended"]
     assert (ended["reason"], ended["rows"]) == ("steps", len(run.rows))
     assert ended["env_steps"] == run.rows[-1]["env_steps"]

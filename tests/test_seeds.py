@@ -1,14 +1,18 @@
 """Many seeds: each run is what it is alone, one that fails ends no other, and Ctrl-C saves all."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +22,7 @@ from conftest import RAY, remembered, timeless
 from environments import Corridor, Faulty
 from flowrl.cli.main import main
 from flowrl.core.items import Row
-from flowrl.seeding.runs import SeedRuns
+from flowrl.seeding.runs import SeedRuns, _Child
 
 ROOT = Path(__file__).parents[1]
 SMALL = fl.PPOSettings(
@@ -98,6 +102,8 @@ def test_what_a_script_defines_is_run_with_every_seed_as_it_is_alone(script):
 
 def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypatch, capsys):
     monkeypatch.setenv("FAILS", "1")
+    # The way out names the program as the user did.
+    monkeypatch.setattr("sys.argv", ["bin/flowrl"])
     words = ["run", "own_script.py:graph", "--env", "own_script.py:Own", "--steps", "40"]
     assert main([*words, "--seeds", "2", "--out", "many", "--json", "--to", "csv"]) == 2
     out, err = capsys.readouterr()
@@ -106,7 +112,7 @@ def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypa
     bad = 1 - good
     failed = next(line for line in err.splitlines() if f"  seed {bad} failed: " in line)
     assert "raised in step" in failed and "OSError: the simulator is gone" in failed
-    assert "IQM" in err and "flowrl compare many" in err
+    assert "IQM" in err and "bin/flowrl compare many" in err
     monkeypatch.delenv("FAILS")
     assert main([*words, "--seed", str(good), "--out", "alone"]) == 0
     assert rows("alone") == rows(f"many/seed-{good}") and len(rows("alone")) == len(printed) > 1
@@ -163,6 +169,13 @@ def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
     curves = fl.run_seeds(graph, seeds=2, runtime=runtime, steps=30, out=out, progress=False)
     assert curves.labels == ("seed 0", "seed 1")
     loaded = fl.Curves.load(out)
+    # A run that is refused ends its line of progress, too, though no event says so.
+    before = set(threading.enumerate())
+    with pytest.raises(fl.errors.SaveError, match="exists already"):
+        fl.run_seeds(graph, seeds=2, runtime=runtime, steps=30, out=out)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
     assert loaded.groups == ("", "") and loaded.labels[1] == f"{out}, seed 1"
     # The run that ends first gives the grid, so its rows are as they were.
     ends = [rows[-1]["env_steps"] for rows in curves.rows]
@@ -235,6 +248,26 @@ def test_ctrl_c_while_a_process_starts_ends_it_and_names_every_run(monkeypatch, 
         fl.run_seeds(fl.ppo("CartPole-v1", SMALL), seeds=2, at_once=2)
     assert killed == [1]
     assert capsys.readouterr().err == "seed 0: interrupted after 0 steps, before the first row\n"
+
+
+@pytest.mark.parametrize("error", [ValueError, BrokenPipeError, OSError])
+def test_the_end_of_a_process_is_reported_whatever_happens_to_its_input(error):
+    """`end` may close the input between the job and its end: nobody may then wait for ever."""
+
+    class Input(io.BytesIO):
+        def flush(self):
+            raise error("flush of closed file")
+
+        def close(self):
+            pass
+
+    inbox = SimpleQueue()
+    child = _Child(SimpleNamespace(seeds=[0]), inbox)
+    child.process = SimpleNamespace(stdin=Input(), stdout=io.BytesIO(b'{"ended": "steps"}\n'))
+    with pytest.raises(OSError) if error is OSError else nullcontext():
+        child._talk()
+    messages = [] if error is OSError else [(child, {"ended": "steps"})]
+    assert [inbox.get(timeout=1) for _ in range(inbox.qsize())] == [*messages, (child, None)]
 
 
 def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_time(monkeypatch):

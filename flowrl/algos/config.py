@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowrl.algos.config_file import read, text_of
+from flowrl.algos.effects import check_order
 from flowrl.algos.named import (
     Source,
     build,
@@ -19,17 +19,14 @@ from flowrl.algos.named import (
     fitted,
     imported,
     imports_for,
+    loaded,
     parse_value,
 )
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.errors import FlowrlError, SaveError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
-from flowrl.observe.settings import settings_of
 from flowrl.runtime import NAMES
-
-LOADED = re.compile(r'load\("([\w.]+):')
-"""The module that a text names."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +111,18 @@ class Config:
                 setting of its function.
 
         Raises:
-            SettingError: a setting is unknown or can't take its value, or a field that this config
-                sets after it takes its effect.
+            SettingError: a setting is unknown or can't take its value, or a field that was given
+                before it takes its effect, for fields are set last.
         """
         if not changes:
             return self
         source = find(self.graph, imported(self.imports))
         settings, fields = dict(self.settings), dict(self.fields)
-        pairs = list(changes.items() if isinstance(changes, Mapping) else changes)
+        given = list(changes.items() if isinstance(changes, Mapping) else changes)
+        pairs = [(k, value if "." in k else fitted(source, k, value)) for k, value in given]
         for name, value in pairs:
             if "." not in name:
-                settings[name] = fitted(source, name, value)
+                settings[name] = value
                 continue
             # What was set within the old value of a field is replaced with it, and the order in
             # which fields are set matters: the newest comes last.
@@ -135,9 +133,16 @@ class Config:
         changed = dict(pairs)
         origin = {name: where for name, where in self.origin.items() if name not in changed}
         config = replace(self, settings=settings, fields=fields, origin=origin)
-        names = [name for name in changed if "." not in name]
-        if names and any(name not in changed for name in fields):
-            _check_effect(self, config, names, [name for name in fields if name not in changed])
+        stands = {name: origin.get(name, f"fields.{name}") for name in fields}
+        stands |= {name: name for name in fields if name in changed}
+        alone = replace(config, fields={})
+        check_order(
+            lambda settings: replace(alone, settings=settings).build(),
+            source.settings,
+            self.settings,
+            pairs,
+            stands,
+        )
         return config
 
     def build(self) -> Graph:
@@ -248,33 +253,6 @@ class Config:
         ]
 
 
-def _check_effect(old: Config, new: Config, names: Sequence[str], kept: Sequence[str]) -> None:
-    """Refuse changed settings of which a field takes the effect, for fields are set last.
-
-    Args:
-        old: the config before the change.
-        new: the config after it.
-        names: the settings that were changed.
-        kept: the fields that were not.
-
-    Raises:
-        SettingError: the graph's value at a field depends on one of these settings.
-    """
-    before, after = (settings_of(replace(x, fields={}).build()) for x in (old, new))
-    differing = [x for x in {**before, **after} if before.get(x) != after.get(x)]
-    # A value that is given again changes nothing; then the names say what is meant.
-    known_before = {**find(old.graph, imported(old.imports)).settings, **old.settings}
-    again = [name for name in names if known_before[name] == new.settings[name]]
-    for known in kept:
-        reached = any(f"{address}.".startswith(f"{known}.") for address in differing)
-        if reached or known.rpartition(".")[2] in again:
-            raise SettingError(
-                f"it is set after the settings, so {', '.join(names)} would not reach it; "
-                f"set {known} itself, or take it out of the fields",
-                new.origin.get(known, f"fields.{known}"),
-            )
-
-
 def _is_default(source: Source, name: str, value: Any) -> bool:
     """Return whether a setting has the default value of the graph's function."""
     if name not in source.settings:
@@ -335,7 +313,7 @@ def encoded(value: Any, where: str) -> Any:
 def _reads_as(text: str, value: Any) -> bool:
     """Return whether a text is read as a value."""
     try:
-        found = parse_value(text, allow=LOADED.findall(text))
+        found = parse_value(text, allow=[module for module, _ in loaded(text)])
         return type(found) is type(value) and _text(found) == _text(value)
     except FlowrlError:
         return False
@@ -379,8 +357,10 @@ def _number(least: int) -> Callable[[Any, str], int]:
 
     def whole(value: Any, where: str) -> int:
         number = parse_value(value) if isinstance(value, str) else value
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not float(number).is_integer() or number < least:
+        is_int = isinstance(number, int) and not isinstance(number, bool)
+        # A whole number may be too large for a float.
+        is_whole = is_int or (isinstance(number, float) and number.is_integer())
+        if not is_whole or number < least:
             raise SettingError(f"must be a whole number of at least {least}, got {value!r}", where)
         return int(number)
 

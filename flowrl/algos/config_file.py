@@ -24,24 +24,31 @@ _Dumper.add_representer(
 )
 
 
+MERGE = "tag:yaml.org,2002:merge"
+"""What YAML calls the key ``<<``, which takes in another mapping."""
+
+
 class _Loader(yaml.SafeLoader):
     """Reader of YAML that refuses a key that stands twice, of which YAML would take the last."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping.
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return a mapping as it is written: what it takes in by ``<<`` may have its keys, too.
 
         Raises:
             ConstructorError: a key stands twice.
         """
+        node = super().compose_mapping_node(anchor)
         keys = []
         for key, _ in node.value:
+            if key.tag == MERGE:
+                continue
             name = self.construct_object(key, deep=True)
             if name in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {name!r} stands twice", key.start_mark
                 )
             keys.append(name)
-        return dict(super().construct_mapping(node, deep))
+        return node
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

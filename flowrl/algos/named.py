@@ -187,12 +187,18 @@ def file_module(path: str) -> Any:
         path: where the file is.
 
     Raises:
-        GraphError: there is no such file, it can't be imported, or another module has its name.
+        GraphError: there is no such file, it can't be imported, its name has another dot than that
+            of ``.py``, or another module has its name.
     """
     file = Path(path).resolve()
     if not file.is_file():
         raise GraphError(f"there is no file {path}")
     name = file.stem
+    if "." in name:
+        better = f"{name.replace('.', '_').strip('_') or 'graph'}.py"
+        raise GraphError(
+            f"{path} can't be imported, for the name of a module has no dot; rename it to {better}"
+        )
     known = sys.modules.get(name)
     if known is not None:
         # A module that came by value from another process has no file here.
@@ -289,7 +295,8 @@ def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value"
         source: where the text is from, for errors.
 
     Raises:
-        GraphError: the text seems to build a value, but is not written as one.
+        GraphError: the text seems to build a value, but is not written as one, or there is no
+            such value.
     """
     try:
         return ast.literal_eval(text.strip())
@@ -298,6 +305,10 @@ def parse_value(text: str, *, allow: Collection[str] = (), source: str = "value"
         if MADE.match(text):
             return values.from_text(text, allow=allow, source=source, what="value")
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    except TypeError as error:
+        raise GraphError(f"{text!r} is no value: {error}", source) from None
+    except (RecursionError, MemoryError):
+        raise GraphError("its brackets or signs are nested too deeply", source) from None
 
 
 def build(
@@ -380,10 +391,19 @@ def imported(names: Sequence[str]) -> list[str]:
 
 def imports_for(text: str) -> list[str]:
     """Return what ``--import`` must name for a saved text: the packages and files that it loads."""
-    modules = re.findall(r'load\("([\w.]+):', text)
-    imports = (_import_of(module) for module in modules if not module.startswith("flowrl."))
+    imports = (_import_of(module) for module, _ in loaded(text) if not _is_ours(module))
     # A dict keeps the order and drops what is named twice.
     return list(dict.fromkeys(imports))
+
+
+def loaded(text: str) -> list[tuple[str, str]]:
+    """Return the modules that a saved text loads something from, each with the name in it."""
+    return re.findall(r'load\("([^":]+):(\w+)', text)
+
+
+def _is_ours(module: str) -> bool:
+    """Return whether a module is one of flowrl, which a text may load from without an import."""
+    return module.startswith("flowrl.")
 
 
 def _import_of(module: str) -> str:

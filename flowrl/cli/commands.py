@@ -32,7 +32,7 @@ from flowrl.cli.arguments import (
 )
 from flowrl.cli.ending import summary
 from flowrl.cli.seeds import train_seeds
-from flowrl.core.profile import usable_cores
+from flowrl.core.machine import usable_cores
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 
@@ -42,11 +42,8 @@ if TYPE_CHECKING:
     from flowrl.running import Run
 
 
-REPORTED = (
-    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "networkx",
-    "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime", "optuna",
-)  # fmt: skip
-"""The packages whose versions `flowrl env` prints; the last ones come with extras."""
+REPORTED = ("networkx", "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime", "optuna")
+"""More packages whose versions `flowrl env` prints; all but the first come with extras."""
 
 
 def list_stock(_: argparse.Namespace) -> int:
@@ -67,6 +64,7 @@ def env(_: argparse.Namespace) -> int:
     import jax
 
     import flowrl
+    from flowrl.observe.about import PACKAGES
 
     def installed(name: str) -> str:
         try:
@@ -77,12 +75,12 @@ def env(_: argparse.Namespace) -> int:
     lines = {
         "flowrl": flowrl.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
-        "cores": str(os.cpu_count()),
+        "cores": str(usable_cores()),
         "devices": ", ".join(
             f"{device.platform} ({device.device_kind})" for device in jax.devices()
         ),
     }
-    lines |= {name: installed(name) for name in REPORTED}
+    lines |= {name: installed(name) for name in (*PACKAGES, *REPORTED)}
     width = max(map(len, lines))
     for name, text in lines.items():
         print(f"{name:<{width}}  {text}")
@@ -104,7 +102,8 @@ def help_settings(args: argparse.Namespace) -> int:
     print(f"settings of {source.name}, for --set NAME=VALUE:")
     for name, default in source.settings.items():
         print(f"  {name:<{width}}  {meanings.get(name, f'default {default!r}')}")
-    env = args.env or source.env
+    of_file = None if args.loaded is None else args.loaded.env
+    env = args.env or of_file or source.env
     if env is not None and (best := tuned(args.graph, env)):
         print(f"tuned for {env}: {', '.join(f'{k}={v}' for k, v in best.items())}")
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from flowrl.cli.ending import program
 from flowrl.errors import RunError, SettingError
 
 if TYPE_CHECKING:
@@ -82,6 +83,6 @@ def _summary(runs: SeedRuns, out: Path) -> str:
     saved = [each for each in runs.runs.values() if (out / f"seed-{each.seed}").is_dir()]
     if saved:
         lines.append(f"  runs     {out / 'seed-*'}\n")
-        lines.append(f"  compare  {shlex.join(['flowrl', 'compare', str(out)])}\n")
+        lines.append(f"  compare  {shlex.join([program(), 'compare', str(out)])}\n")
     lines += [f"  {problem}\n" for problem in runs.problems()]
     return "".join(lines).rstrip("\n")

@@ -44,6 +44,12 @@ def tune(args: argparse.Namespace) -> int:
     else:
         options = {"graph": args.graph, "tuned": not args.untuned, **options}
         options.setdefault("out", _default_directory(args))
+    if args.loaded is not None:
+        given = [name for name in ("until", "seeds") if getattr(args.loaded, name) is not None]
+        if given:
+            names = " and ".join(given)
+            text = f"{args.config}: {names} left out: each trial takes all steps with one seed"
+            print(text, file=sys.stderr)
     save_when_ended()
     study = search_for(**options, imports=args.imports, address=args.address)
     print(study)
@@ -62,7 +68,11 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.search:
         options["search"] = parse_search(args.search, args.allow)
-    changes = dict(changes_of(args.changes, args.allow))
+    changes: dict[str, Any] = {}
+    for name, value in changes_of(args.changes, args.allow):
+        # One that is given again is the last: of a setting and a field, the later one must win.
+        changes.pop(name, None)
+        changes[name] = value
     if args.loaded is not None:
         # What is searched for must have an effect, too, as what is set: so it is set as it is.
         search = options.get("search", {})

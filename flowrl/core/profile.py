@@ -6,11 +6,9 @@ Tables, reports and explanations are made of it.
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from flowrl.core.clock import IDLE, Spent, by_kind
@@ -254,26 +252,3 @@ def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(now: list[Any], before: list[Any]) -> list[Any]:
     return [number - earlier for number, earlier in zip(now, before, strict=True)]
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def machine() -> tuple[int, float]:
-    """Return the cores of this machine, and the seconds that they worked since it was started.
-
-    The seconds are NaN where the system does not report them.
-    """
-    try:
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return os.cpu_count() or 1, float("nan")
-    cores: Iterable[str] = [line for line in lines if line.startswith("cpu") and line[3].isdigit()]
-    # The fourth and fifth number are the time in which cores were idle or waited for a disk.
-    user, nice, system, _, _, irq, soft = map(int, lines[0].split()[1:8])
-    ticks = user + nice + system + irq + soft
-    return max(1, len(list(cores))), ticks / os.sysconf("SC_CLK_TCK")

@@ -252,7 +252,7 @@ def to_text(
         defaults: whether the fields left at their default values are written too.
         strict: whether something that no text can name is an error; if not, it is shown as
             ``<...>``.
-        width: the columns beyond which a call has one argument a line; `inf` for a text of one.
+        width: the columns beyond which a call is written with one argument a line; `inf`: never.
         indent: the column at which the text begins.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import gymnasium as gym
 import jax
 
 import flowrl
+from flowrl.core.machine import usable_cores
 from flowrl.envs.jax_envs import ADAPTERS
 from flowrl.errors import FlowrlError, SaveError
 from flowrl.graph.plan import Plan
@@ -143,12 +143,12 @@ def _git() -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return the name of this machine, its system, its cores and the devices of JAX."""
+    """Return the name of this machine, its system, its usable cores and the devices of JAX."""
     devices = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
     return {
         "name": platform.node(),
         "system": platform.platform(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "devices": devices,
     }
 

@@ -20,8 +20,6 @@ from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
 """The least seconds between two lines where the output is no terminal."""
-OPENING_SECONDS = 600.0
-"""The most seconds in which a run is taken to be opening, before its first event."""
 QUIET_SECONDS = 15.0
 """The most seconds without a line there: until a row closes, others say that the run goes on."""
 
@@ -29,7 +27,8 @@ QUIET_SECONDS = 15.0
 class Progress:
     """An observer that shows steps, return and steps/s, and on a terminal what every node does.
 
-    If the goal is a number of steps, the time that is left is shown too.
+    If the goal is a number of steps, the time that is left is shown too. Whoever makes one closes
+    it if the run is refused before it begins, for such a run sends no event.
 
     Args:
         console: where it is shown; standard error by default.
@@ -84,9 +83,6 @@ class Progress:
     def _beat(self) -> None:
         """Write that the run goes on wherever no line was written for `QUIET_SECONDS`."""
         while not self._closed.wait(min(1.0, QUIET_SECONDS)):
-            # A run that was refused before it began sends no event that ends this.
-            if self._profile is None and time.perf_counter() - self.began > OPENING_SECONDS:
-                return
             now = time.perf_counter()
             if now - self.written < QUIET_SECONDS:
                 continue

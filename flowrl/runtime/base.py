@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from flowrl.core.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
-from flowrl.core.profile import Profile, machine
+from flowrl.core.machine import machine
+from flowrl.core.profile import Profile
 from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan

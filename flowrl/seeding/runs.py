@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -23,10 +22,11 @@ from typing import Any
 import cloudpickle
 import jax
 
+from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warnings
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
-from flowrl.core.profile import usable_cores
+from flowrl.core.machine import usable_cores
 from flowrl.errors import RunError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.names import main_module
@@ -96,8 +96,11 @@ def run_seeds(
         many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
         observers = [Progress(steps=steps)] if progress else []
         options = {"steps": steps, "until": until, "out": out, "record": record}
-        with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
-            list(training)
+        with ExitStack() as last:
+            for each in observers:
+                last.callback(each.close)
+            with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
+                list(training)
         return training.curves()
     every = range(seed, seed + seeds)
     runs = SeedRuns(
@@ -344,18 +347,22 @@ class _Child:
         assert self.process is not None  # noqa: S101 - it was started before this thread
         assert self.process.stdin is not None  # noqa: S101 - both are pipes
         assert self.process.stdout is not None  # noqa: S101
-        # A process that has died takes no job; its status says so.
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(self.job)
-            self.process.stdin.flush()
-        with self.process.stdout as messages:
-            for text in messages:
-                # Only the last line of a process that was killed can be half a line.
-                with suppress(ValueError):
-                    self.inbox.put((self, json.loads(text)))
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.inbox.put((self, None))
+        try:
+            # A process that has died takes no job; its status says so. One that is to end while it
+            # gets its job has its input closed by `end`: that is the ValueError.
+            with suppress(BrokenPipeError, ValueError):
+                self.process.stdin.write(self.job)
+                self.process.stdin.flush()
+            with self.process.stdout as messages:
+                for text in messages:
+                    # Only the last line of a process that was killed can be half a line.
+                    with suppress(ValueError):
+                        self.inbox.put((self, json.loads(text)))
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        finally:
+            # Whatever happened: who reads the inbox waits for this.
+            self.inbox.put((self, None))
 
     def end(self) -> None:
         """Let the process end its run and save it."""
@@ -419,7 +426,7 @@ def _of_main(graph: Graph) -> dict[str, Any]:
     module = main_module()
     if not module:
         return {}
-    names = re.findall(rf'load\("{re.escape(module)}:(\w+)', graph.text(strict=False))
+    names = [name for source, name in loaded(graph.text(strict=False)) if source == module]
     script = vars(sys.modules["__main__"])
     return {name: script[name] for name in names if name in script}
 

@@ -89,8 +89,8 @@ def _train(
     with run(
         graphs[0],
         runtime=XlaRuntime(sweep=sweep),
-        seed=job.seed,
-        steps=job.steps,
+        seed=job.options.seed,
+        steps=job.options.steps,
         out=out,
         observers=[silent],
     ) as training:
@@ -102,7 +102,7 @@ def _train(
 
 def _ending(trial: Trial, rows: Sequence[Row], job: Job) -> dict[str, Any]:
     """Return how one of the runs ended."""
-    column = [row.get(job.metric, np.nan) for row in rows]
+    column = [row.get(job.options.metric, np.nan) for row in rows]
     values = [value for value in column if np.isfinite(value)]
     found: dict[str, Any] = {
         "trial": trial.number,
@@ -110,5 +110,5 @@ def _ending(trial: Trial, rows: Sequence[Row], job: Job) -> dict[str, Any]:
         "seconds": round(float(rows[-1]["seconds"]), 3),
     }
     if not values:
-        return {**found, "state": "failed", "error": NO_NUMBER.format(job.metric)}
+        return {**found, "state": "failed", "error": NO_NUMBER.format(job.options.metric)}
     return {**found, "state": "done", "value": float(values[-1])}

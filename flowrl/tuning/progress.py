@@ -122,8 +122,13 @@ def ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
     Those that were stopped come after those that were not: their value is of fewer steps.
     """
     sign = -1.0 if mode == "max" else 1.0
-    found = [trial for trial in trials if trial.state in ("done", "stopped")]
-    return sorted(found, key=lambda t: (t.state != "done", sign * (t.value or 0.0), t.number))
+    found = [
+        (trial.state != "done", sign * trial.value, trial.number, trial)
+        for trial in trials
+        if trial.state in ("done", "stopped") and trial.value is not None
+    ]
+    # Numbers are unlike, so trials themselves are never compared.
+    return [trial for *_, trial in sorted(found)]
 
 
 def best(trials: Sequence[Trial], mode: str) -> Trial | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from flowrl.errors import RunError, SettingError, install
 from flowrl.tuning.journal import Trial
 from flowrl.tuning.spaces import Point, Space
+
+COMBINATIONS = 100_000
+"""The most points of which none is suggested twice."""
 
 
 class Search:
@@ -47,7 +51,10 @@ class Search:
         """By number: Optuna's own object of each trial that has not ended."""
         options = [space.options_in_order() for space in spaces.values()]
         finite = [points for points in options if points is not None]
-        self.combinations = itertools.product(*finite) if len(finite) == len(options) else None
+        # The product holds all options of each space in memory. Of more points than that none is
+        # likely to come twice.
+        few = len(finite) == len(options) and math.prod(map(len, finite)) <= COMBINATIONS
+        self.combinations = itertools.product(*finite) if few else None
         """All points, where there are only so many, and else None."""
         self.seen = {self._key(trial.settings) for trial in past}
         for trial in past:

@@ -13,6 +13,8 @@ from flowrl.algos.named import parse_value
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph.values import to_text
 
+LARGEST = 2**53
+"""The largest whole number up to which floats have each of them."""
 Point = float | int | str
 """A value of a space as a study keeps it: a number, or the text of an option."""
 
@@ -133,6 +135,11 @@ class RandInt(_Range):
         for bound in (self.low, self.high):
             if not isinstance(bound, int):
                 raise SettingError(f"RandInt takes two whole numbers, got {bound!r}")
+            if abs(bound) > LARGEST:
+                raise SettingError(
+                    f"RandInt takes whole numbers up to {LARGEST}, for the search counts in "
+                    f"floats, got {bound!r}"
+                )
 
     def distribution(self) -> Any:
         """Return the space as Optuna has it."""
@@ -261,6 +268,8 @@ def parse_space(text: str, allow: Collection[str] = (), source: str = "space") -
     kind = SPACES.get(call.func.id)
     if kind is None:
         raise SettingError(f"{source}: {unknown('space', call.func.id, SPACES)}")
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        raise SettingError(f"{source}: {text} takes values one by one, not *values")
     if kind is not Choice and len(call.args) != 2:
         raise SettingError(f"{source}: {call.func.id} takes two numbers, {call.func.id}(low, high)")
     # Every argument is read as `--set` reads a value.

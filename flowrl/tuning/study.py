@@ -7,13 +7,15 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from flowrl.algos.config import Config
-from flowrl.algos.named import Source, environment, find, imported, source_of
+from flowrl.algos.effects import check_order, covers, differing
+from flowrl.algos.named import Source, build, environment, find, fitted, imported, source_of
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
 from flowrl.envs.gym_envs import Make
@@ -35,7 +37,7 @@ from flowrl.tuning.journal import (
     write_options,
 )
 from flowrl.tuning.progress import Progress, best
-from flowrl.tuning.spaces import Space
+from flowrl.tuning.spaces import Point, Space
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
 
@@ -56,7 +58,7 @@ class Study:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best metric among those that were not stopped early.
+        """The trial with the best metric; one that was stopped early only if none took all steps.
 
         Raises:
             RunError: every trial failed; the message has the error of the first.
@@ -160,7 +162,8 @@ def tune(
             True).
 
     Raises:
-        SettingError: an argument can't be taken, a setting is unknown, or `out` has another study.
+        SettingError: an argument can't be taken, a setting is unknown or would have no effect, or
+            `out` has another study.
         SaveError: `out` holds something else, is damaged, or another process is at work on it.
         RunError: Ray can't start or can't be joined.
 
@@ -197,7 +200,7 @@ def tune(
     _check(options, search)
     check_positive("parallel", parallel)
     job = _job(graph, env, fixed, search, options, runtime, path)
-    _check_graph(job, options)
+    _check_graph(job)
     if read_options(path) is None:
         make_directory(path)
     with Journal(path) as journal:
@@ -280,18 +283,69 @@ def _check(options: Options, search: Any) -> None:
         raise SettingError(f"seed must be from 0 to 2**32 - 1, got {options.seed}")
 
 
-def _check_graph(job: Job, options: Options) -> None:
+def _check_graph(job: Job) -> None:
     """Refuse settings that the graph does not take, and a metric that its rows do not have.
 
     Every example of a space is tried: what one trial in ten fails with is found at once.
     """
     first = {name: space.examples()[0] for name, space in job.search.items()}
     for name, space in job.search.items():
-        for point in space.examples():
-            job.graph({**first, name: point})
+        trials = [{**first, name: point} for point in space.examples()]
+        graphs = [job.graph(points) for points in trials]
+        for points in trials:
+            _check_order(job, points)
+        if all(graph == graphs[0] for graph in graphs):
+            _check_effect(job, name, trials)
     known = columns(job.graph(first).compile())
-    if options.metric not in known:
-        raise SettingError(f"metric: {unknown('column', options.metric, known)}")
+    if job.options.metric not in known:
+        raise SettingError(f"metric: {unknown('column', job.options.metric, known)}")
+
+
+def _alone(job: Job, settings: Mapping[str, Any]) -> Graph:
+    """Return the graph with settings of its function, of which no field is set."""
+    return build(job.source, job.env, {}, list(settings.items()))
+
+
+def _check_order(job: Job, points: Mapping[str, Point]) -> None:
+    """Refuse a field that takes the effect of a setting after it; what is searched is the last."""
+    pairs = [(name, _fitted(job, name, value)) for name, value in job.changes(points).items()]
+    stands = {name: name for name, _ in pairs if "." in name}
+    check_order(partial(_alone, job), job.source.settings, job.tuned, pairs, stands)
+
+
+def _fitted(job: Job, name: str, value: Any) -> Any:
+    """Return the value of a setting as its function takes it, that of a field as it is."""
+    return value if "." in name else fitted(job.source, name, value)
+
+
+def _of_function(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the graph's function among settings and fields."""
+    return {name: value for name, value in changes.items() if "." not in name}
+
+
+def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) -> None:
+    """Refuse to search a setting that changes nothing, whatever the others are.
+
+    Args:
+        job: what all trials have in common.
+        name: of the setting.
+        trials: points that differ in this setting alone, all of which have the same graph.
+    """
+    # A setting of a user's function may count only where another one has a certain value.
+    others = [(k, p) for k, space in job.search.items() if k != name for p in space.examples()]
+    for other, point in others:
+        graphs = [job.graph({**points, other: point}) for points in trials]
+        if any(graph != graphs[0] for graph in graphs):
+            return
+    changes = [job.changes(points) for points in trials]
+    settings = [{**job.tuned, **_of_function(each)} for each in changes]
+    reached = differing(partial(_alone, job), settings)
+    hiding = [field for field in changes[0] if "." in field and covers(field, reached)]
+    if hiding:
+        problem = f"{', '.join(hiding)}, set after it, takes its effect; leave out one of them"
+    else:
+        problem = "the graph is the same with all its values; search another one"
+    raise SettingError(f"search: {name} would change nothing: {problem}")
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -311,23 +365,15 @@ def _job(
     source: Source = find(graph, allow) if isinstance(graph, str) else source_of(graph)
     env_text = options.env or source.env
     best_known = tuned_settings(options.graph, env_text) if options.tuned and env_text else {}
-    milestones = []
-    steps = options.grace_steps
-    while steps < options.steps:
-        milestones.append(steps)
-        steps *= options.reduction
     as_runtime(runtime)  # this raises for an unknown one
     return Job(
+        options=options,
         source=source,
         env=environment(env) if isinstance(env, str) else env,
         tuned=best_known,
         settings=dict(settings),
         search=dict(search),
         runtime=runtime,
-        seed=options.seed,
-        steps=options.steps,
-        metric=options.metric,
-        milestones=milestones,
         folder=str(path.resolve()),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from flowrl.observe import about
 from flowrl.observe.saving import FAILURE, MANIFEST
 from flowrl.running import Run, run
 from flowrl.runtime.base import Runtime
-from flowrl.tuning.journal import STUDY, Trial
+from flowrl.tuning.journal import STUDY, Options, Trial
 from flowrl.tuning.spaces import Point, Space, values_of
 
 REPORT_SECONDS = 1.0
@@ -34,24 +34,34 @@ NO_NUMBER = (
 class Job:
     """What all trials of a study have in common; the processes of trials get it from the driver."""
 
+    options: Options
     source: Source
     env: Make | None
     tuned: Mapping[str, Any]
     settings: Mapping[str, Any]
+    """As values, of which `options` has the texts; so has it of what is searched."""
     search: Mapping[str, Space]
     runtime: str | Runtime
-    seed: int
-    steps: int
-    metric: str
-    milestones: Sequence[int]
-    """The steps at which trials are compared, in increasing order."""
     folder: str
     """The absolute path of the study's directory."""
 
+    @property
+    def milestones(self) -> list[int]:
+        """The steps at which trials are compared, in increasing order."""
+        found = []
+        steps = self.options.grace_steps
+        while steps < self.options.steps:
+            found.append(steps)
+            steps *= self.options.reduction
+        return found
+
+    def changes(self, points: Mapping[str, Point]) -> dict[str, Any]:
+        """Return all settings and fields of a trial but the tuned ones, as values."""
+        return {**self.settings, **values_of(self.search, points)}
+
     def graph(self, points: Mapping[str, Point]) -> Graph:
         """Return the graph with the settings of a trial."""
-        changes = {**self.settings, **values_of(self.search, points)}
-        return build(self.source, self.env, self.tuned, list(changes.items()))
+        return build(self.source, self.env, self.tuned, list(self.changes(points).items()))
 
 
 class Attempt:
@@ -70,7 +80,7 @@ class Attempt:
         self.value: float | None = None
         self.error = ""
         self.ended = False
-        self.next_milestones = list(job.milestones)
+        self.next_milestones = job.milestones
         try:
             self.run = self._start(points, Path(job.folder) / directory)
         except Exception as error:  # noqa: BLE001 - a trial that fails does not end the study
@@ -86,8 +96,14 @@ class Attempt:
             )
         # Its events file keeps the warnings; here those of many trials would be mixed.
         silent = Tap(lambda _: None, Warned)
-        options = {"runtime": job.runtime, "seed": job.seed, "steps": job.steps, "out": directory}
-        return run(job.graph(points), observers=[silent], **options)  # type: ignore[arg-type]
+        return run(
+            job.graph(points),
+            runtime=job.runtime,
+            seed=job.options.seed,
+            steps=job.options.steps,
+            out=directory,
+            observers=[silent],
+        )
 
     def report(self) -> dict[str, Any]:
         """Train until there is something to compare, or the end.
@@ -118,12 +134,12 @@ class Attempt:
         self.env_steps = int(row["env_steps"])
         # Not every row has every column, and before the first episode has ended a return is no
         # number.
-        value = float(row.get(self.job.metric, math.nan))
+        value = float(row.get(self.job.options.metric, math.nan))
         if math.isfinite(value):
             self.value = value
         self.ended = self.run.reason is not None
         if self.ended and self.value is None:
-            self.error = NO_NUMBER.format(self.job.metric)
+            self.error = NO_NUMBER.format(self.job.options.metric)
 
     def _has_report(self, until: float) -> bool:
         """Return whether the newest row is to be compared with those of other trials."""
@@ -168,6 +184,8 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
     ended = json.loads((directory / about.FILE).read_text(encoding="utf-8"))["ended"]
     found = {"trial": trial.number, "env_steps": ended["env_steps"], "seconds": ended["seconds"]}
     if ended["reason"] == "failed":
+        if not (directory / FAILURE).is_file():
+            return None
         failure = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
         return {**found, "state": "failed", "error": failure["text"]}
     if ended["reason"] != "steps":

@@ -16,6 +16,7 @@ from flowrl.algos.tuned import TUNED
 from flowrl.cli.main import main
 from flowrl.errors import SaveError, SettingError
 from flowrl.networks import MLP
+from flowrl.observe.settings import settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +183,20 @@ def test_a_file_by_hand_reads_values_as_set_does(capsys):
     assert out.startswith("ppo: ") and "settings of c.yaml, set learner.policy.hidden=(8,)" in err
 
 
+def test_a_mapping_takes_in_another_one_and_numbers_may_be_large():
+    Path("c.yaml").write_text(
+        f"""
+        graph: ppo
+        steps: {10**400}
+        settings: {{<<: &x {{<<: {{lr: 0.1, epochs: 2}}, lr: 0.2}}, epochs: 3}}
+        fields: {{runners.env_settings: *x}}
+        """
+    )
+    config = fl.Config.load("c.yaml")
+    assert (config.settings, config.steps) == ({"lr": 0.2, "epochs": 3}, 10**400)
+    assert config.fields == {"runners.env_settings": {"lr": 0.2, "epochs": 2}}
+
+
 def test_what_is_changed_later_wins_in_its_order():
     config = fl.Config.of("ppo", changes={"learner.policy.hidden": (8,), "train.epochs": 2})
     policy = fl.Policy(MLP, hidden=(3,))
@@ -206,6 +221,15 @@ def test_what_is_changed_later_wins_in_its_order():
         ("graph: ppo\nstep: 5", "c.yaml: unknown key 'step'; did you mean 'steps'?"),
         ("graph: ppo\nseed: -1", "c.yaml: seed: must be a whole number of at least 0, got -1"),
         ("graph: ppo\nseeds: true", "c.yaml: seeds: must be a whole number of at least 1"),
+        ("graph: ppo\nseeds: 2.5", "c.yaml: seeds: must be a whole number of at least 1"),
+        ("graph: ppo\nsettings: {lr: '{[1]: 2}'}", "lr: '{[1]: 2}' is no value: unhashable type"),
+        (f"graph: ppo\nsettings: {{lr: '{'-' * 90_000}1'}}", "lr: its brackets or signs are nest"),
+        ("graph: ppo\nsettings: {<<: {lr: fast}}", "c.yaml: settings.lr: takes float or Linear"),
+        ("graph: ppo\nsettings: {<<: {lr: 1}, lr: 1, lr: 2}", "the key 'lr' stands twice"),
+        (
+            "graph: a.b.py:f",
+            "a.b.py can't be imported, for the name of a module has no dot; rename",
+        ),
         ("graph: ppo\nsteps: many", "c.yaml: steps: must be a whole number of at least 1"),
         ("graph: ppo\nuntil: 5", "c.yaml: until: must be a text, got 5"),
         (
@@ -235,6 +259,7 @@ def test_what_is_changed_later_wins_in_its_order():
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_file_and_key(text, says, capsys):
+    Path("a.b.py").touch()
     if text is not None:
         Path("c.yaml").write_text(text)
     assert main(["check", "--config", "c.yaml"]) == 2
@@ -302,7 +327,8 @@ def test_every_command_that_takes_a_graph_takes_a_config(capsys):
     assert (saved["env"], saved["settings"]["epochs"]) == ("CartPole-v1", 7)
     assert saved["fields"] == {"train.shuffle": False} and "seed" not in saved
     assert main(["run", "--config", "c.yaml", "--help-settings"]) == 0
-    assert "settings of ppo" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "settings of ppo" in printed and "tuned for Pendulum-v1: " in printed
 
 
 FIELDS = """
@@ -338,6 +364,47 @@ def test_a_setting_whose_effect_a_field_of_the_file_takes_is_refused(epochs, cap
     default = find("ppo").settings["epochs"]
     assert main(["plan", "--config", "e.yaml", "--set", f"epochs={default}"]) == 2
     assert "e.yaml: fields.train.epochs: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ([("train.epochs", 3), ("epochs", 4)], None),
+        ([("train.epochs", 3), ("epochs", find("ppo").settings["epochs"])], None),
+        ([("epochs", 5), ("train.epochs", 3), ("epochs", 4)], None),
+        ([("epochs", 4), ("train.epochs", 3)], 3),
+        ([("train.epochs", 3), ("epochs", 4), ("train.epochs", 2)], 2),
+        # A setting that a field rightly replaced is no fault of those that come after both.
+        ([("epochs", 4), ("train.epochs", 3), ("gamma", 0.5)], 3),
+    ],
+)
+def test_of_a_setting_and_a_field_the_later_one_wins_or_is_refused(given, value, capsys):
+    words = [word for name, x in given for word in ("--set", f"{name}={x}")]
+    commands = [
+        ["plan", "ppo", *words],
+        ["tune", "ppo", *words, "--steps", "9", "--search", "lr=uniform(0, 1)", "--metric", "x"],
+    ]
+    if value is None:
+        says = "train.epochs: it is set after the settings, so epochs would not reach it; leave out"
+        for command in commands:
+            assert main(command) == 2
+            assert says in capsys.readouterr().err
+        with pytest.raises(SettingError, match=says):
+            fl.Config.of("ppo").changed(given)
+    else:
+        graph = fl.Config.of("ppo").changed(given).build()
+        assert settings_of(graph)["train.epochs"] == value
+        # This one comes after that of the order.
+        assert main(commands[1]) == 2
+        assert "metric: unknown column 'x'" in capsys.readouterr().err
+
+
+def test_a_study_reports_what_it_leaves_out_of_a_config(capsys):
+    Path("c.yaml").write_text("graph: ppo\nuntil: return_mean>=5\nseeds: 3\nsteps: 9")
+    assert (
+        main(["tune", "--config", "c.yaml", "--search", "lr=uniform(0, 1)", "--metric", "x"]) == 2
+    )
+    assert capsys.readouterr().err.startswith("c.yaml: until and seeds left out: each trial takes")
 
 
 def test_a_file_without_an_environment_has_the_functions_default(capsys):

@@ -79,26 +79,28 @@ ROWS = [{"return_mean": None}, {"return_mean": 3.0}, {"return_mean": 4.0}]
 
 
 @pytest.mark.parametrize(
-    ("reason", "rows", "state", "value"),
+    ("reason", "rows", "state", "value", "text"),
     [
-        ("steps", ROWS, "done", 4.0),
-        ("steps", ROWS[:1], "failed", None),
-        ("failed", ROWS, "failed", None),
-        ("closed", ROWS, "running", None),
+        ("steps", ROWS, "done", 4.0, "lost"),
+        ("steps", ROWS[:1], "failed", None, "lost"),
+        ("failed", ROWS, "failed", None, "lost"),
+        # Its error could not be written: it starts again.
+        ("failed", ROWS, "running", None, None),
+        ("closed", ROWS, "running", None, "lost"),
     ],
 )
 def test_a_trial_whose_directory_says_that_it_ended_is_not_run_again(
-    tmp_path, reason, rows, state, value
+    tmp_path, reason, rows, state, value, text
 ):
     with Journal(tmp_path) as journal:
         trials(journal).start()
-        error = {"failure.json": json.dumps({"text": "lost"})}
+        error = {} if text is None else {"failure.json": json.dumps({"text": text})}
         sealed(tmp_path / "trials/000", reason, rows, **error)
     with Journal(tmp_path) as journal:
         work = trials(journal)
         found = journal.trials[0]
         assert (found.state, found.value, work.left) == (state, value, 4 + (state == "running"))
-        assert ("lost" in found.error) == (reason == "failed")
+        assert ("lost" in found.error) == (reason == "failed" and state == "failed")
 
 
 def test_a_directory_without_a_manifest_is_half_a_run(tmp_path):

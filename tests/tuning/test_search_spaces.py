@@ -3,6 +3,7 @@
 import pytest
 
 import flowrl as fl
+from flowrl.networks import MLP as Net
 from flowrl.tuning.journal import Trial
 from flowrl.tuning.search import Search
 from flowrl.tuning.spaces import parse_search, parse_space, values_of
@@ -21,8 +22,10 @@ from flowrl.tuning.spaces import parse_search, parse_space, values_of
         ("lr=uniform(0, inf)", r"Uniform takes two numbers, got 'inf'"),
         ("lr=loguniform(0, 1)", r"LogUniform takes numbers above 0"),
         ("lr=randint(1, 2.5)", r"RandInt takes two whole numbers, got 2\.5"),
+        (f"lr=randint(0, {10**20})", r"RandInt takes whole numbers up to 9007199254740992"),
         ("lr=randint(True, 3)", r"RandInt takes two numbers, got True"),
         ("lr=choice(relu)", r"Choice takes two or more different values, got \('relu',\)"),
+        ("lr=choice(*x, y)", r"choice\(\*x, y\) takes values one by one"),
         ("lr=choice(1, 1)", r"two or more different values"),
     ],
 )
@@ -44,6 +47,7 @@ def test_a_setting_has_one_space():
         fl.RandInt(-1, 3),
         fl.Choice(0, 0.01, None, "relu", (64, 64), fl.Linear(1e-3, 0, 65_000)),
         fl.Choice("a  b\nc", {"m": " d\t"}, (fl.Linear(1e-3, 0, 65_000),) * 5),
+        fl.Choice("a  b\nc", "a b\nc", {"m": " x  y "}, fl.Policy(Net, hidden=(1234567,) * 15)),
     ],
     ids=str,
 )
@@ -101,3 +105,9 @@ def test_where_there_are_only_so_many_points_none_comes_twice():
     again = Search(spaces, "max", 0, [ended(i, points) for i, points in enumerate(found)])
     found += [again.ask(number) for number in range(3, 6)]
     assert len({tuple(points.items()) for points in found}) == 6
+
+
+def test_many_whole_numbers_are_not_held_in_memory():
+    # More than a machine has room for; several make it more.
+    spaces = {"seed": fl.RandInt(0, 10**15), "n": fl.RandInt(1, 10)}
+    assert Search(spaces, "max", 0, []).ask(0).keys() == spaces.keys()

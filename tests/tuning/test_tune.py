@@ -13,8 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 import flowrl as fl
+from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
-from flowrl.tuning.journal import Options
+from flowrl.tuning.journal import Journal, Options
+from flowrl.tuning.program import run_program
+from flowrl.tuning.progress import best, ranked
+from flowrl.tuning.trials import Trials
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -162,6 +166,18 @@ def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_al
         ({"grace_steps": 901}, "grace_steps must be at most steps, 900; got 901"),
         ({"reduction": 1}, "reduction must be a whole number of at least 2"),
         ({"runtime": "spark"}, "unknown runtime 'spark'"),
+        (
+            {"settings": {"learner.optimizer.lr": 1e-3}},
+            "learner.optimizer.lr: it is set after the settings, so lr would not reach it",
+        ),
+        (
+            {"search": {"lr": fl.Uniform(0, 1), "learner.optimizer.lr": fl.Uniform(0, 1)}},
+            "search: lr would change nothing: learner.optimizer.lr, set after it, takes its effect",
+        ),
+        (
+            {"settings": {"train.epochs": 3, "epochs": 4}},
+            "train.epochs: it is set after the settings, so epochs would not reach it; leave out",
+        ),
         ({"search": {"epochs": fl.RandInt(1, 3)}}, r"only 3 combinations .* \(--trials 3\)"),
     ],
     ids=str,
@@ -171,6 +187,55 @@ def test_what_a_study_can_not_take_is_refused_before_it_makes_anything(tmp_path,
     with pytest.raises(fl.errors.SettingError, match=says):
         fl.tune(fl.ppo, out=tmp_path / "study", progress=False, **{**given, **change})
     assert not (tmp_path / "study").exists()
+
+
+def conditional(env="CartPole-v1", kind="a", beta=0.5, ignored=1.0):
+    return fl.ppo(env, ent_coef=beta if kind == "b" else 0.0)
+
+
+def test_a_setting_that_counts_only_beside_another_is_searched_and_one_without_effect_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flowrl.tuning.study._run", lambda *_: None)
+    search = {"kind": fl.Choice("a", "b"), "beta": fl.Uniform(0, 1)}
+    given = {"steps": 900, "out": tmp_path / "study", "progress": False}
+    # Texts keep all of their white space.
+    text = {"ignored": {"m": "a  b\nc"}}
+    assert fl.tune(conditional, search=search, settings=text, **given).trials == ()
+    saved = json.loads((tmp_path / "study/study.json").read_text())["settings"]
+    assert {name: parse_value(value) for name, value in saved.items()} == text
+    with pytest.raises(fl.errors.SettingError, match="ignored would change nothing: the graph is"):
+        fl.tune(conditional, search={"ignored": fl.Uniform(0, 1)}, **given)
+
+
+def test_a_trial_that_was_stopped_is_the_best_only_where_none_took_all_steps():
+    ends = [("stopped", 9.0), ("failed", None), ("done", -3.0), ("done", -1.0), ("stopped", None)]
+    trials = [fl.Trial(i, {}, state, value) for i, (state, value) in enumerate(ends)]
+    assert [trial.number for trial in ranked(trials, "max")] == [3, 2, 0]
+    assert [trial.number for trial in ranked(trials, "min")] == [2, 3, 0]
+    assert best(trials[:2], "max") is trials[0] and best(trials[4:], "max") is None
+
+
+@pytest.mark.parametrize(
+    ("at_once", "batches"),
+    [(1, [[0], [1], [2], [3], [4]]), (2, [[0, 1], [0, 2], [0, 3], [0, 4]]), (9, [[0, 1, 2, 3, 4]])],
+)
+def test_a_program_has_as_many_runs_as_were_asked_for(tmp_path, monkeypatch, at_once, batches):
+    found = []
+
+    def train(runs, *_):
+        found.append([trial.number for trial in runs])
+        return [{"trial": trial.number, "state": "done", "value": 1.0} for trial in runs]
+
+    monkeypatch.setattr("flowrl.tuning.program._train", train)
+    search = {"lr": fl.Uniform(0, 1)}
+    options = Options(
+        graph="ppo", env=None, settings={}, search={}, trials=5, steps=90, metric="return_mean",
+        mode="max", seed=0, runtime="xla", grace_steps=10, reduction=3, tuned=False, imports=[],
+    )  # fmt: skip
+    with Journal(tmp_path) as kept:
+        assert run_program(Trials(kept, options, search, lambda _: None), None, [], at_once)
+    assert found == batches
 
 
 def test_the_command_line_names_what_is_lacking(capsys):
