@@ -83,7 +83,11 @@ def test_check_plan_and_draw(flowrl, tmp_path):
     assert "● " in flowrl("draw", "a2c")[1]
     assert flowrl("draw", "ppo", "--format", "mermaid")[1].startswith("flowchart")
     assert flowrl("draw", "ppo", "--format", "svg", "-o", "ppo.svg")[:2] == (0, "")
-    assert (tmp_path / "ppo.svg").read_text().startswith("<svg")
+    drawn = (tmp_path / "ppo.svg").read_text()
+    assert drawn.startswith("<svg")
+    status, _, err = flowrl("draw", "a2c", "--format", "svg", "-o", "ppo.svg")
+    assert status == 2 and "ppo.svg exists already" in err and "-o FILE" in err
+    assert (tmp_path / "ppo.svg").read_text() == drawn
 
 
 def test_run_then_eval(flowrl, tmp_path):
@@ -100,7 +104,13 @@ def test_run_then_eval(flowrl, tmp_path):
     assert status == 0
     assert out.startswith("3 episodes, 3 different returns: mean ")
     assert Path("here/command.txt").exists()
-    assert flowrl("run", "ppo", "--out", "here")[0] == 2
+    for more in ((), ("--seeds", "2")):
+        Path("here/seed-1").mkdir(exist_ok=True)
+        Path("here/seed-1/mine").touch()
+        status, _, err = flowrl("run", "ppo", "--out", "here", *more)
+        assert status == 2
+        # It says nothing of a run that can't be.
+        assert err.startswith(f"flowrl: here{'/seed-1' if more else ''} exists already")
 
 
 def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path):

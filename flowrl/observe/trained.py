@@ -172,7 +172,7 @@ class TrainedPolicy:
         compared with `act` on 1,000 random observations before it is written.
 
         Args:
-            path: of the file, which is overwritten: ``.stablehlo`` for `jax.export`, or ``.onnx``
+            path: of a new file: ``.stablehlo`` for `jax.export`, or ``.onnx``
                 (extra ``onnx``).
 
         Returns:

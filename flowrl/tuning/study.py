@@ -35,7 +35,7 @@ from flowrl.tuning.journal import (
     write_options,
 )
 from flowrl.tuning.progress import Progress, best
-from flowrl.tuning.spaces import Space
+from flowrl.tuning.spaces import Space, Uniform
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
 
@@ -288,10 +288,21 @@ def _check_graph(job: Job, options: Options) -> None:
     first = {name: space.examples()[0] for name, space in job.search.items()}
     for name, space in job.search.items():
         for point in space.examples():
-            job.graph({**first, name: point})
+            try:
+                job.graph({**first, name: point})
+            except SettingError as error:
+                raise SettingError(_refused(name, space, error)) from error
     known = columns(job.graph(first).compile())
     if options.metric not in known:
         raise SettingError(f"metric: {unknown('column', options.metric, known)}")
+
+
+def _refused(name: str, space: Space, error: SettingError) -> str:
+    """Return what is wrong with a space of which the graph does not take every value."""
+    text = f"search ({name}={space}): {error}"
+    if isinstance(space, Uniform) and "int" in error.facts.get("wanted", "").split(" or "):
+        text += f"; randint({math.ceil(space.low)}, {math.floor(space.high)}) gives whole numbers"
+    return text
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def test_a_file_is_never_written_over(capsys):
     with pytest.raises(SaveError, match="can't be written"):
         config.save("new/folder/c.yaml/d.yaml")
     text = Path("new/folder/c.yaml").read_text()
-    assert text.startswith("# Start this run again: flowrl run --config c.yaml\n#")
+    assert text.startswith("# Start this run again: flowrl run --config new/folder/c.yaml\n#")
     assert text.split("graph: pg\n")[1].startswith(
         "env: CartPole-v1\nsettings:\n  num_runners: 1\n"
     )
