@@ -577,6 +577,33 @@ def test_a_mistake_is_one_clear_message_on_standard_error_and_status_2(flowrl, a
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run ppo --step 10", "run: unknown option --step; did you mean --steps?"),
+        ("run ppo --step=10", "run: unknown option --step; did you mean --steps?"),
+        ("run ppo --lr 3", "run: unknown option --lr; a setting is given as --set NAME=VALUE."),
+        (
+            "export here --format onnx",
+            "export: unknown option --format; did you mean -o FILE.onnx?",
+        ),
+        ("eval here --bogus", "eval: unknown option --bogus."),
+        ("run ppo --steps 5k", "run: --steps: must be a whole number of at least 1, got 5k."),
+        ("run ppo two", "run: unexpected 'two'."),
+        ("run", "run: the following arguments are required: GRAPH."),
+    ],
+)
+def test_a_mistyped_option_is_one_line_that_names_the_way_out(flowrl, words, says):
+    command = words.split()[0]
+    assert flowrl(*words.split()) == (2, "", f"flowrl {says} See flowrl {command} --help\n")
+
+
+def test_without_a_command_all_are_listed_and_version_is_one_line(flowrl):
+    status, _, err = flowrl()
+    assert status == 2 and "train step by step" in err
+    assert flowrl("--version") == (0, f"flowrl {fl.__version__}\n", "")
+
+
 def test_debug_shows_the_traceback(flowrl):
     status, _, err = flowrl("plan", "ppo", "--set", "epoch=3", "--debug")
     assert status == 2
