@@ -16,6 +16,7 @@ from rich.table import Table
 from flowrl.core.events import Ended, RowClosed, Started, Warned
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
+from flowrl.core.texts import decimal
 from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
@@ -184,7 +185,7 @@ def result(reason: str | None, until: str | None, row: Any) -> str:
     steps = "0 steps, before the first row"
     if row:
         time = duration(row["seconds"])
-        steps = f"{row['env_steps']:,} steps in {time}, return {number(row['return_mean'])}"
+        steps = f"{row['env_steps']:,.0f} steps in {time}, return {number(row['return_mean'])}"
     if reason == "until":
         return f"solved: {until} after {steps}"
     if reason == "steps":
@@ -225,4 +226,4 @@ def duration(seconds: float) -> str:
 
 def number(x: float) -> str:
     """Format a return, such as ``1,234.5``; NaN, which stands for none, as ``-``."""
-    return "-" if math.isnan(x) else f"{x:,.1f}"
+    return "-" if math.isnan(x) else decimal(x)

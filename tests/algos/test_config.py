@@ -340,6 +340,17 @@ def test_a_setting_whose_effect_a_field_of_the_file_takes_is_refused(epochs, cap
     assert "e.yaml: fields.train.epochs: " in capsys.readouterr().err
 
 
+def test_a_config_of_another_graph_is_named(capsys):
+    Path("c.yaml").write_text("graph: ppo\nsettings: {epochs: 4, gamma: 0.9}")
+    assert main(["check", "sac", "--config", "c.yaml"]) == 2
+    assert "c.yaml is a config of ppo, and sac has no setting epochs; leave out sac, or" in (
+        capsys.readouterr().err
+    )
+    assert main(["check", "a2c", "--config", "c.yaml"]) == 2
+    Path("c.yaml").write_text("graph: ppo\nsettings: {gamma: 0.9}")
+    assert main(["check", "a2c", "--config", "c.yaml"]) == 0
+
+
 def test_a_file_without_an_environment_has_the_functions_default(capsys):
     Path("c.yaml").write_text("graph: ppo")
     assert fl.Config.load("c.yaml") == fl.Config("ppo", env="CartPole-v1")
