@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from flowrl import __version__
 from flowrl.cli import commands, tuning
 from flowrl.cli.arguments import take_config
+from flowrl.cli.logged import logged
 from flowrl.cli.parsing import Parser
 from flowrl.errors import FlowrlError, described
 from flowrl.runtime import NAMES
@@ -445,9 +446,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
-        if "config" in args:
-            take_config(args)
-        return int(args.act(args))
+        with logged():
+            if "config" in args:
+                take_config(args)
+            return int(args.act(args))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
