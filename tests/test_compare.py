@@ -247,7 +247,15 @@ def test_a_damaged_directory_is_named(folder, damage, says, capsys):
 def test_what_is_no_directory_or_holds_no_run_is_named(folder, capsys):
     (folder / "empty").mkdir()
     assert main(["compare", "empty"]) == 2
-    assert "empty has no graph.txt and no directories seed-0" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "empty has no graph.txt and no directories seed-0" in said and "run --out DIR" in said
+    for i in range(6):
+        saved(folder / f"many/run-{i}", [(10, 1.0)], seed=i)
+    saved(folder / "many/all/seed-0", [(10, 1.0)], seed=0)
+    for command in ("compare", "eval", "explain", "why"):
+        assert main([command, "many"]) == 2
+        wanted = "name what is in it: many/all, many/run-0, many/run-1, many/run-2, many/run-3, and"
+        assert f"{wanted} 2 more\n" in capsys.readouterr().err
     assert main(["compare", "nothing"]) == 2
     assert "there is no directory nothing" in capsys.readouterr().err
 
