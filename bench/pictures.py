@@ -70,6 +70,8 @@ def dataflow() -> None:
     (PICTURES / "ppo.svg").write_text(fl.ppo("CartPole-v1").draw("svg"), encoding="utf-8")
     graph = fl.impala("CartPole-v1")
     (PICTURES / "impala.svg").write_text(graph.draw("svg"), encoding="utf-8")
+    # What a run writes must be new.
+    (PICTURES / "trace.svg").unlink(missing_ok=True)
     with fl.run(graph, runtime="ray", trace=PICTURES / "trace.svg") as run:
         next(run)
         window, began = Window(run.profile), time.perf_counter()

@@ -76,9 +76,9 @@ def run(
             closed; None: nothing is written (default None).
         observers: objects that are called with the run's events, such as `Csv` (default none).
             Where none takes warnings, these go to the logger ``flowrl``.
-        trace: file for what every process did and when, of the last part of the run; None: no file
-            (default None). Perfetto opens it; if its name ends in ``.svg``, it is a picture of a
-            stretch of it.
+        trace: new file for what every process did and when, of the last part of the run; None: no
+            file (default None). Perfetto opens it; if its name ends in ``.svg``, it is a picture of
+            a stretch of it.
         otlp: address of a collector of OpenTelemetry that receives the same, such as
             ``http://localhost:4318``; None: nothing is sent (default None).
         record: whether updates are kept in `out`, so that `flowrl rerun` can run them again and
@@ -88,7 +88,7 @@ def run(
         CheckError: the graph is faulty; nothing was started.
         SettingError: an argument can't be taken.
         RunError: the runtime can't start.
-        SaveError: `out` exists already.
+        SaveError: `out` or the file of `trace` exists already.
 
     >>> import flowrl as fl
     >>> graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32))

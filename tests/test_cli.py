@@ -83,7 +83,11 @@ def test_check_plan_and_draw(flowrl, tmp_path):
     assert "● " in flowrl("draw", "a2c")[1]
     assert flowrl("draw", "ppo", "--format", "mermaid")[1].startswith("flowchart")
     assert flowrl("draw", "ppo", "--format", "svg", "-o", "ppo.svg")[:2] == (0, "")
-    assert (tmp_path / "ppo.svg").read_text().startswith("<svg")
+    drawn = (tmp_path / "ppo.svg").read_text()
+    assert drawn.startswith("<svg")
+    status, _, err = flowrl("draw", "a2c", "--format", "svg", "-o", "ppo.svg")
+    assert status == 2 and "ppo.svg exists already" in err and "-o FILE" in err
+    assert (tmp_path / "ppo.svg").read_text() == drawn
 
 
 def test_run_then_eval(flowrl, tmp_path):
@@ -100,7 +104,13 @@ def test_run_then_eval(flowrl, tmp_path):
     assert status == 0
     assert out.startswith("3 episodes, 3 different returns: mean ")
     assert Path("here/command.txt").exists()
-    assert flowrl("run", "ppo", "--out", "here")[0] == 2
+    for more in ((), ("--seeds", "2")):
+        Path("here/seed-1").mkdir(exist_ok=True)
+        Path("here/seed-1/mine").touch()
+        status, _, err = flowrl("run", "ppo", "--out", "here", *more)
+        assert status == 2
+        # It says nothing of a run that can't be.
+        assert err.startswith(f"flowrl: here{'/seed-1' if more else ''} exists already")
 
 
 def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path):
@@ -565,6 +575,33 @@ def test_a_mistake_is_one_clear_message_on_standard_error_and_status_2(flowrl, a
     assert (status, out) == (2, "")
     assert says in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run ppo --step 10", "run: unknown option --step; did you mean --steps?"),
+        ("run ppo --step=10", "run: unknown option --step; did you mean --steps?"),
+        ("run ppo --lr 3", "run: unknown option --lr; a setting is given as --set NAME=VALUE."),
+        (
+            "export here --format onnx",
+            "export: unknown option --format; did you mean -o FILE.onnx?",
+        ),
+        ("eval here --bogus", "eval: unknown option --bogus."),
+        ("run ppo --steps 5k", "run: --steps: must be a whole number of at least 1, got 5k."),
+        ("run ppo two", "run: unexpected 'two'."),
+        ("run", "run: the following arguments are required: GRAPH."),
+    ],
+)
+def test_a_mistyped_option_is_one_line_that_names_the_way_out(flowrl, words, says):
+    command = words.split()[0]
+    assert flowrl(*words.split()) == (2, "", f"flowrl {says} See flowrl {command} --help\n")
+
+
+def test_without_a_command_all_are_listed_and_version_is_one_line(flowrl):
+    status, _, err = flowrl()
+    assert status == 2 and "train step by step" in err
+    assert flowrl("--version") == (0, f"flowrl {fl.__version__}\n", "")
 
 
 def test_debug_shows_the_traceback(flowrl):

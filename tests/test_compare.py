@@ -254,7 +254,15 @@ def test_a_damaged_directory_is_named(folder, damage, says, capsys):
 def test_what_is_no_directory_or_holds_no_run_is_named(folder, capsys):
     (folder / "empty").mkdir()
     assert main(["compare", "empty"]) == 2
-    assert "empty has no graph.txt and no directories seed-0" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "empty has no graph.txt and no directories seed-0" in said and "run --out DIR" in said
+    for i in range(6):
+        saved(folder / f"many/run-{i}", [(10, 1.0)], seed=i)
+    saved(folder / "many/all/seed-0", [(10, 1.0)], seed=0)
+    for command in ("compare", "eval", "explain", "why"):
+        assert main([command, "many"]) == 2
+        wanted = "name what is in it: many/all, many/run-0, many/run-1, many/run-2, many/run-3, and"
+        assert f"{wanted} 2 more\n" in capsys.readouterr().err
     assert main(["compare", "nothing"]) == 2
     assert "there is no directory nothing" in capsys.readouterr().err
 
@@ -287,7 +295,9 @@ def test_the_command_prints_a_table_or_json_and_draws(folder, capsys):
         saved(folder / f"a/seed-{seed}", [(100, None), (200, 10.0 * seed)], seed=seed)
     saved(folder / "b", [(100, 5.0)], text=OTHER, seed=0)
     assert main(["compare", "a", "b", "--picture", "x.svg"]) == 0
-    head, first, second = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err == "the picture is in x.svg\n"
+    head, first, second = out.splitlines()
     assert head.split() == [
         "return_mean,",
         "last",
@@ -303,7 +313,13 @@ def test_the_command_prints_a_table_or_json_and_draws(folder, capsys):
     assert first.split()[:4] == ["lr=0.0003", "4", "200", "15.0"] and " to " in first
     # One run has no interval.
     assert second.split() == ["lr=0.001", "1", "100", "5", "-"]
-    assert "<svg" in Path("x.svg").read_text()
+    drawn = Path("x.svg").read_text()
+    assert "<svg" in drawn
+    assert main(["compare", "b", "--picture", "x.svg"]) == 2
+    assert "x.svg exists already" in capsys.readouterr().err
+    with pytest.raises(fl.errors.SaveError, match="x.svg exists already"):
+        fl.Curves.load("b").picture("x.svg")
+    assert Path("x.svg").read_text() == drawn
     assert main(["compare", "b", "--json", "--column", "env_steps"]) == 0
     end = json.loads(capsys.readouterr().out)
     assert (end["column"], end["iqm"], end["low"], end["runs"]) == ("env_steps", 100, None, 1)

@@ -14,6 +14,7 @@ import gymnasium as gym
 import pytest
 
 from flowrl.cli.main import main
+from flowrl.envs.gym_envs import make_env
 
 TESTS = Path(__file__).parent
 
@@ -362,3 +363,25 @@ def test_what_a_cluster_can_not_meet_and_a_wrong_address_or_token_are_errors_at_
     )
     text = said(lines, "no token ")
     assert "Ray could not be joined at " in text and "token is missing or incorrect; take" in text
+
+
+def test_a_warning_of_mujoco_is_logged_once_and_makes_no_file(tmp_path, monkeypatch, capfd, caplog):
+    mujoco = pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    mujoco.set_mju_user_warning(None)
+    made = [make_env("InvertedPendulum-v5", 1, (), {}) for _ in range(2)]
+    for env in made:
+        env.reset(seed=0)
+        # So fast that the simulation breaks down.
+        env.unwrapped.data.qvel[:] = 1e15
+        mujoco.mj_step(env.unwrapped.model, env.unwrapped.data)
+    assert [r.getMessage()[:24] for r in caplog.records] == ["flowrl: MuJoCo: Nan, Inf"]
+    mujoco.get_mju_user_warning()("'x' is deprecated")
+    assert len(caplog.records) == 1
+    assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == []
+    mujoco.set_mju_user_warning(own := print)
+    made.append(make_env("InvertedPendulum-v5", 1, (), {}))
+    assert mujoco.get_mju_user_warning() is own
+    mujoco.set_mju_user_warning(None)
+    for env in made:
+        env.close()

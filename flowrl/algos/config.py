@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from flowrl.algos.named import (
     parse_value,
 )
 from flowrl.algos.tuned import tuned as tuned_settings
+from flowrl.core.new_files import check_new
 from flowrl.errors import FlowrlError, SaveError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
@@ -206,10 +208,7 @@ class Config:
         """
         file = Path(path)
         text = text_of(self._plain(), self._notes(file), as_json=file.suffix == ".json")
-        if file.exists():
-            raise SaveError(
-                f"{file} exists already, and nothing is ever overwritten; name another file"
-            )
+        check_new(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             # One that somebody else has made meanwhile is an error, too.
@@ -246,7 +245,7 @@ class Config:
     def _notes(self, file: Path) -> list[str]:
         """Return the lines of the comment at the top of the file."""
         return [
-            f"Start this run again: flowrl run --config {file.name}",
+            f"Start this run again: flowrl run --config {shlex.quote(str(file))}",
             "What the command line gives (--set, --env, --seed, --steps, ...) wins over this file.",
             "A value is a number, a word, a list, or what --set takes: Linear(1e-3, 0, 65_000).",
             f"What every setting means: flowrl run {self.graph} --help-settings",

@@ -83,6 +83,7 @@ def take_config(args: argparse.Namespace) -> None:
     sys.path.insert(0, "")
     loaded = Config.load(args.config)
     if args.graph is not None:
+        _check_settings(loaded, args)
         # Another graph has another default environment, or takes none.
         env = loaded.env if "env" in loaded.origin else None
         loaded = replace(loaded, graph=args.graph, env=env)
@@ -93,6 +94,19 @@ def take_config(args: argparse.Namespace) -> None:
     for name in ("runtime", "seed", "seeds", "steps", "until"):
         if name in args and getattr(args, name) is None:
             setattr(args, name, getattr(loaded, name))
+
+
+def _check_settings(loaded: Config, args: argparse.Namespace) -> None:
+    """Refuse a config of one graph for another that does not have all of its settings."""
+    from flowrl.algos.named import find, imported
+
+    known = find(args.graph, imported([*loaded.imports, *args.allow])).settings
+    if foreign := [name for name in loaded.settings if name not in known]:
+        raise SettingError(
+            f"{args.config} is a config of {loaded.graph}, and {args.graph} has no setting "
+            f"{', '.join(foreign)}; leave out {args.graph}, or write a config of it: flowrl check "
+            f"{args.graph} --save-config FILE"
+        )
 
 
 def graph_of(args: argparse.Namespace) -> tuple[Graph, About]:

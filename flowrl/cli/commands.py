@@ -33,6 +33,7 @@ from flowrl.cli.arguments import (
 from flowrl.cli.ending import summary
 from flowrl.cli.seeds import train_seeds
 from flowrl.core.machine import usable_cores
+from flowrl.core.new_files import check_new
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 
@@ -161,6 +162,7 @@ def draw(args: argparse.Namespace) -> int:
     if args.file is None:
         print(drawing, end="")
     else:
+        check_new(args.file, "name another file: -o FILE")
         Path(args.file).write_text(drawing, encoding="utf-8")
     return 0
 
@@ -198,6 +200,8 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
     """Train, and print the rows in JSON to `rows` if that is asked for."""
     # JAX reads the number of devices when it starts, so it is set before anything asks for them.
     repeated = repeat(args)
+    if args.out is not None:
+        _check_free(args)
     if args.seeds is not None and args.runtime == "xla":
         _share_cores(args.seeds)
     from flowrl.observe.saving import to_json
@@ -229,6 +233,17 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
             ending = summary(training, args.until, out, about.registered, places, args.trace)
             print(f"{training.explain().short()}{curves}\n{ending}", file=sys.stderr)
     return 0 if training.reason == "until" or not args.until else 1
+
+
+def _check_free(args: argparse.Namespace) -> None:
+    """Refuse ``--out`` where something is there already, before anything is said of the run."""
+    from flowrl.observe.saving import check_free
+
+    folders = [Path(args.out)]
+    if args.seeds is not None and args.runtime != "xla":
+        folders = [folders[0] / f"seed-{args.seed + i}" for i in range(args.seeds)]
+    for folder in folders:
+        check_free(folder)
 
 
 def _share_cores(runs: int) -> None:
@@ -342,6 +357,8 @@ def compare(args: argparse.Namespace) -> int:
 
     from flowrl.core.curves import Curves
 
+    if args.picture is not None:
+        check_new(args.picture, "name another file: --picture FILE")
     curves = Curves.load(args.dirs)
     if args.json:
         for end in curves.ending(args.column):
@@ -351,6 +368,7 @@ def compare(args: argparse.Namespace) -> int:
         print(curves.table(args.column), end="")
     if args.picture is not None:
         curves.picture(args.picture, args.column)
+        print(f"the picture is in {args.picture}", file=sys.stderr)
     return 0
 
 

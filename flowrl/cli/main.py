@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
+from flowrl import __version__
 from flowrl.cli import commands, tuning
 from flowrl.cli.arguments import take_config
-from flowrl.errors import FlowrlError, described, unknown
+from flowrl.cli.logged import logged
+from flowrl.cli.parsing import Parser
+from flowrl.errors import FlowrlError, described
 from flowrl.runtime import NAMES
 
 Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
@@ -29,43 +30,14 @@ ENV_HELP = (
 IMPORT_HELP = "a package or file.py that may be imported for the policy"
 
 
-CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
-"""What argparse says of a value that is none of those known: the argument, it, and those."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Parser that suggests what may be meant, and lists the commands where none is given."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse words; with ``--config`` among them, which names a graph, GRAPH may be left out."""
-        words = sys.argv[1:] if args is None else args
-        if any(word.partition("=")[0] == "--config" for word in words):
-            for action in self._actions:
-                if action.dest == "graph":
-                    action.nargs, action.required = "?", False
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        if wrong := CHOICE.fullmatch(message):
-            argument, value, choices = wrong.groups()
-            kind = argument.removeprefix("--").lower()
-            text = unknown(kind, value, re.findall(r"[\w-]+", choices))
-            self.exit(2, f"{self.prog}: {text}\n")
-        # The message names COMMAND where it is missing.
-        if "COMMAND" in message:
-            self.print_help(sys.stderr)
-        super().error(message)
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their arguments."""
-    top = _Parser(
+    top = Parser(
         "flowrl",
         description="Reinforcement learning algorithms as graphs: check, plan, draw, run.",
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"flowrl {__version__}")
     parts = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
@@ -474,9 +446,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
-        if "config" in args:
-            take_config(args)
-        return int(args.act(args))
+        with logged():
+            if "config" in args:
+                take_config(args)
+            return int(args.act(args))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -15,6 +15,7 @@ import numpy as np
 
 from flowrl.core.counted import counted, warnings
 from flowrl.core.items import Row
+from flowrl.core.new_files import check_new
 from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, install, unknown
 
@@ -190,12 +191,14 @@ class Curves:
         """Draw the interquartile means over environment steps, each with its interval.
 
         Args:
-            path: path of the file, such as ``curves.svg`` or ``curves.png``.
+            path: path of a new file, such as ``curves.svg`` or ``curves.png``.
             column: name of the column that is drawn (default ``return_mean``).
 
         Raises:
-            SaveError: matplotlib is not installed, or there is no such column.
+            SaveError: the file exists already, matplotlib is not installed, or there is no such
+                column.
         """
+        check_new(path)
         self._draw(path, column)
 
     def svg(self, column: str = "return_mean") -> str:

@@ -47,12 +47,15 @@ class Profile:
     """Seconds of all cores of this machine at any work; NaN where the system does not report it."""
     findings: tuple[str, ...] = ()
     """The findings about the run, as text."""
+    rows_before: int = 0
+    """Rows that closed before the beginning of this part of the run."""
 
     def __sub__(self, earlier: Profile) -> Profile:
         return replace(
             self,
             seconds=self.seconds - earlier.seconds,
             rows=self.rows - earlier.rows,
+            rows_before=self.rows_before + earlier.rows,
             env_steps=self.env_steps - earlier.env_steps,
             processes={
                 name: _added(spent, earlier.processes.get(name, {}))

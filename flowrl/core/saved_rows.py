@@ -26,6 +26,8 @@ MOST_POINTS = 1_000
 """The most rows that a run has on its grid."""
 MOST_DIFFERENCES = 4
 """The most differences that a label names, unless it takes more to be unlike all others."""
+MOST_NAMED = 5
+"""The most runs that an error names."""
 WIDE = 40
 """The most characters of a setting in a label."""
 SWEPT = re.compile(r"([\w.]+)=(.*?)(?=, [\w.]+=|$)")
@@ -85,9 +87,21 @@ def _run_directories(path: Path) -> list[Path]:
     within = [x for x in path.iterdir() if SEED.fullmatch(x.name) and x.is_dir()]
     if not within:
         raise SaveError(
-            f"{path} has no graph.txt and no directories seed-0, seed-1, ...: it holds no run"
+            f"{path} has no graph.txt and no directories seed-0, seed-1, ...: it holds no run; "
+            f"{way_to_runs(path)}"
         )
     return sorted(within, key=lambda x: int(x.name.removeprefix("seed-")))
+
+
+def way_to_runs(path: Path) -> str:
+    """Return what to name in place of a directory that is no run's: the runs that are in it."""
+    within = sorted(
+        str(x) for x in path.iterdir() if (x / "graph.txt").is_file() or (x / "seed-0").is_dir()
+    )
+    if not within:
+        return "name the directory of a run, as flowrl run --out DIR makes it"
+    more = [f"and {len(within) - MOST_NAMED} more"] if len(within) > MOST_NAMED else []
+    return f"name what is in it: {', '.join([*within[:MOST_NAMED], *more])}"
 
 
 def _runs_in(path: Path, directory: str) -> list[SavedRun]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 
@@ -20,6 +21,19 @@ def amount(n: Fraction, word: str) -> str:
     """Return a number of things as text, such as ``3 minibatches`` or ``1.25 calls``."""
     number = f"{n.numerator:,}" if n.denominator == 1 else f"{float(n):,.4g}"
     return f"{number} {plural(float(n), word)}"
+
+
+def decimal(x: float) -> str:
+    """Return a number with one decimal, or as many more as a small one has among three digits.
+
+    >>> decimal(1234.56), decimal(9.0), decimal(0.9123), decimal(-0.05), decimal(0.0)
+    ('1,234.6', '9.0', '0.912', '-0.05', '0.0')
+    """
+    if not math.isfinite(x) or x == 0:
+        return f"{x:.1f}"
+    digits = max(1, 2 - math.floor(math.log10(abs(x))))
+    whole, _, rest = f"{x:,.{digits}f}".partition(".")
+    return f"{whole}.{rest[0]}{rest[1:].rstrip('0')}"
 
 
 def in_bytes(n: int) -> str:

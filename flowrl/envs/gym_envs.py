@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
+from flowrl.envs.mujoco_warnings import take_warnings
 from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
@@ -208,6 +209,7 @@ def _made(
     count: int = 1,
 ) -> Any:
     """Make an environment by `make` and wrap it; one in JAX becomes a vector of `count`."""
+    take_warnings(needed=_extra_of(env) == "mujoco")
     try:
         made = make(**settings)
         for wrapper in wrappers:

@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 import gymnasium as gym
 import numpy as np
 
+from flowrl.core.new_files import check_new
 from flowrl.envs.gym_envs import Make, env_name, probe
 from flowrl.errors import EnvError, SaveError, SettingError, a, install
 from flowrl.rl.spaces import Spaces
@@ -171,10 +172,7 @@ def filmed(
     except ImportError as error:
         raise SettingError(f"videos need the package {error.name}: {install('video')}") from error
     for i in range(EPISODES):
-        if (path := folder / video_name(seed + i)).exists():
-            raise SaveError(
-                f"{path} exists already, and nothing is ever overwritten; name another directory"
-            )
+        check_new(folder / video_name(seed + i), "name another directory")
     if _takes_mode(env):
         settings = {**settings, "render_mode": "rgb_array"}
     # It is made once more for this, so that nothing is played where nothing can be filmed.

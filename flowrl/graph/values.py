@@ -194,7 +194,7 @@ def fit(value: Any, hint: Any, where: str) -> Any:
         if fitted is not _UNFIT:
             return fitted
     wanted = " or ".join(text for option in options for text in _in_words(option))
-    raise SettingError(f"takes {wanted}, got {value!r}", where)
+    raise SettingError(f"takes {wanted}, got {value!r}", where, wanted=wanted)
 
 
 def _fitted(value: Any, option: Any) -> Any:

@@ -29,7 +29,10 @@ from flowrl.rollout.runners import Runners
 FILE = "run.json"
 OF_PYTHON = "a function of a row"
 """What stands for a goal that is a function of Python, which can't be written."""
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray")
+PACKAGES = (
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium", "ray", "mujoco",
+    "box2d", "imageio-ffmpeg",
+)  # fmt: skip
 """The packages whose versions every run notes, beside those of its environments."""
 
 

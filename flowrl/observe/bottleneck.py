@@ -210,9 +210,9 @@ FASTER_REPLAY_UPDATES = (
     "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
 )
 FASTER_UPDATES = (
-    "Train less on each step (epochs), with larger minibatches or a smaller network, or on a GPU; "
-    "or sample while the learner trains: impala or appo."
+    "Train less on each step (epochs), with larger minibatches or a smaller network, or on a GPU"
 )
+SAMPLE_MEANWHILE = "; or sample while the learner trains: impala or appo"
 ADVICE = {
     "reset": "Make reset cheaper, or episodes longer.",
     "weight sync": (
@@ -256,7 +256,10 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, remote: bool) -> str:
         case "inference":
             return f"Let one call act for more environments: {_more_environments(p, sampler)}."
         case "update":
-            return FASTER_REPLAY_UPDATES if p.total("replayed_steps") else FASTER_UPDATES
+            if p.total("replayed_steps"):
+                return FASTER_REPLAY_UPDATES
+            # A graph with a queue samples while the learner trains already.
+            return f"{FASTER_UPDATES}{'' if p.queues else SAMPLE_MEANWHILE}."
         case "replay" if not any("shards" in facts for facts in p.facts.values()):
             return FASTER_REPLAY_UPDATES
         case "replay":

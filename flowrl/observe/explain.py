@@ -47,9 +47,16 @@ class Explanation:
         if compiling > COMPILED * p.going:
             without = f", not counting {compiling:.1f} s of compiling"
         speed = f"{self.steps_per_second:,.0f} steps/s"
-        head = f"{p.env_steps:,} steps in {p.going:.1f} s{without}: {speed}"
+        head = f"{self._part()}{p.env_steps:,} steps in {p.going:.1f} s{without}: {speed}"
         lines = [head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]
         return "\n".join(lines) + "\n"
+
+    def _part(self) -> str:
+        """Return which part of the run was measured, empty where it is all of it."""
+        before, last = self.profile.rows_before, self.profile.rows_before + self.profile.rows
+        if not before:
+            return ""
+        return f"rows {before + 1} to {last} (its beginning is left out): "
 
     def short(self) -> str:
         """Return the explanation without the tables of nodes and edges."""

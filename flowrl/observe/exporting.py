@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from jax.export import deserialize, symbolic_shape
 from jax.export import export as jax_export
 
+from flowrl.core.new_files import check_new
 from flowrl.core.texts import plural
 from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
@@ -92,10 +93,7 @@ def export(net: Network, weights: Weights, path: str | Path) -> Export:
         )
     if not path.parent.is_dir():
         raise SaveError(f"there is no directory {path.parent} for {path.name}")
-    if path.exists():
-        raise SaveError(
-            f"{path} exists already, and nothing is ever overwritten; name another file"
-        )
+    check_new(path, "name another file (-o FILE on the command line)")
     acting = Acting(net, jax.device_put(weights))
     try:
         data, call = kinds[path.suffix](acting)

@@ -13,9 +13,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.core.events import Ended, Restarted, RowClosed, Started, Warned
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
+from flowrl.core.texts import decimal
 from flowrl.observe.table import Window, live_table
 
 PLAIN_SECONDS = 5.0
@@ -35,7 +36,7 @@ class Progress:
         steps: the goal in environment steps; None if there is none.
     """
 
-    kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Warned, Ended)
+    kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Restarted, Warned, Ended)
 
     def __init__(self, console: Console | None = None, steps: int | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -48,6 +49,8 @@ class Progress:
         """Whether the newest Row was written as a plain line."""
         self.began = self.written = time.perf_counter()
         """When this observer was made, and when the last plain line was written."""
+        self.restarted = -math.inf
+        """When a line on a restart was written."""
         # A thread of rich asks `_render` for what to show.
         self.live = Live(
             get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True
@@ -67,6 +70,8 @@ class Progress:
                 self._profile = profile
             case RowClosed(row=row):
                 self._add(row)
+            case Restarted():
+                self._restarted(event)
             case Warned(text=text):
                 self._print(f"warning: {text}", style="yellow")
             case Ended():
@@ -102,6 +107,16 @@ class Progress:
         if not self.console.is_terminal and self.shown:
             self.written = time.perf_counter()
             self._print(line(row, self.steps))
+
+    def _restarted(self, event: Restarted) -> None:
+        """Write that a worker was restarted; of many in a short time only the first."""
+        if time.perf_counter() - self.restarted < PLAIN_SECONDS:
+            return
+        self.restarted = time.perf_counter()
+        because = event.because.partition("\n")[0].rstrip(".")
+        lost = f"{event.lost_steps:,} steps lost"
+        where = f"{event.resource}, {event.worker}"
+        self._print(f"warning: {where} was restarted, {lost}: {because}", style="yellow")
 
     def _render(self) -> Table | Group:
         """Return what the terminal shows now."""
@@ -180,7 +195,7 @@ def result(reason: str | None, until: str | None, row: Any) -> str:
     steps = "0 steps, before the first row"
     if row:
         time = duration(row["seconds"])
-        steps = f"{row['env_steps']:,} steps in {time}, return {number(row['return_mean'])}"
+        steps = f"{row['env_steps']:,.0f} steps in {time}, return {number(row['return_mean'])}"
     if reason == "until":
         return f"solved: {until} after {steps}"
     if reason == "steps":
@@ -221,4 +236,4 @@ def duration(seconds: float) -> str:
 
 def number(x: float) -> str:
     """Format a return, such as ``1,234.5``; NaN, which stands for none, as ``-``."""
-    return "-" if math.isnan(x) else f"{x:,.1f}"
+    return "-" if math.isnan(x) else decimal(x)

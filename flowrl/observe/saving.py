@@ -23,6 +23,7 @@ import numpy as np
 import flowrl
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, from_text
+from flowrl.core.saved_rows import way_to_runs
 from flowrl.envs.gym_envs import Make, env_name, probe
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph import values
@@ -155,7 +156,7 @@ def _without_profile(path: Path) -> str:
     """Return why a directory has no profile."""
     if not path.is_dir():
         return f"there is no directory {path}"
-    reason = "it is no run's directory"
+    reason = f"it is no run's directory; {way_to_runs(path)}"
     if (path / "graph.txt").is_file():
         reason = (
             "its run has only begun, or was killed before it wrote a profile; the first comes "
@@ -337,6 +338,8 @@ def verify(root: Path) -> None:
         hint = ""
         if (root.parent / MANIFEST).is_file():
             hint = f"; its run's directory is {root.parent}"
+        elif not (root / "graph.txt").is_file():
+            hint = f"; {way_to_runs(root)}"
         raise SaveError(
             f"{root} has no {MANIFEST}: it is no run's directory, or its run was killed before it "
             f"could save{hint}"

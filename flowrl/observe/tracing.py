@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.core.clock import TRACE
+from flowrl.core.new_files import check_new
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.otlp import send
 from flowrl.observe.picture import svg
@@ -26,6 +27,7 @@ class Tracing:
     Raises:
         SettingError: there is no folder for the file, or its name ends in neither ``.json`` nor
             ``.svg``.
+        SaveError: the file exists already.
     """
 
     def __init__(self, file: str | Path | None, otlp: str | None) -> None:
@@ -43,6 +45,8 @@ class Tracing:
                 f"trace: {self.file} must be a file whose name ends in .json (Perfetto opens it) "
                 "or .svg (a picture)"
             )
+        if self.file is not None:
+            check_new(self.file, "name another file for the trace")
         # The processes that the run starts inherit the environment variable.
         self.before = os.environ.get(TRACE)
         """What the environment variable was, so that a user's own setting outlives the run."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.saved_rows import way_to_runs
 from flowrl.core.texts import plural
 from flowrl.errors import SaveError
 from flowrl.observe.record import NEWEST, Recorded, find, listed, records
@@ -39,7 +40,9 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
     if not Path(root).is_dir():
         raise SaveError(f"there is no directory {root}")
     if not (Path(root) / "graph.txt").is_file():
-        raise SaveError(f"{root} is no run's directory: it has no graph.txt")
+        raise SaveError(
+            f"{root} is no run's directory: it has no graph.txt; {way_to_runs(Path(root))}"
+        )
     if not path.is_file():
         return _without_error(root)
     try:

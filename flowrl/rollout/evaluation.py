@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from flowrl.core.compiled import jitted
-from flowrl.core.texts import plural
+from flowrl.core.texts import decimal, plural
 from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env
 from flowrl.envs.masks import as_declared
 from flowrl.errors import EnvError, SettingError, raised
@@ -166,8 +166,8 @@ class Evaluation:
             if count > 1
             else "1 episode"
         )
-        spread = f"std {self.std():.1f}, min {self.min():.1f}, max {self.max():.1f}"
-        return f"{head}: mean {self.mean():.1f}, {spread}"
+        found = {"mean": self.mean(), "std": self.std(), "min": self.min(), "max": self.max()}
+        return f"{head}: {', '.join(f'{name} {decimal(x)}' for name, x in found.items())}"
 
 
 def _finite(x: float) -> float | None:

@@ -43,7 +43,12 @@ OF_THE_HEAD = (
     "take the token of the cluster's head: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a "
     "file that holds what `ray get-auth-token` prints there"
 )
+OF_THE_FILE = (
+    "let RAY_AUTH_TOKEN_PATH name a file that holds what `ray get-auth-token` prints on the "
+    "cluster's head, or unset it, so that Ray reads ~/.ray/auth_token"
+)
 FAULTS = (
+    (r"RAY_AUTH_TOKEN_PATH is set", OF_THE_FILE),
     (r"(?i)unauthenticated|authentication", OF_THE_HEAD),
     (r"(?i)version mismatch", "install on every node what the head has: Python, ray and flowrl"),
     (
@@ -143,6 +148,8 @@ def fault_in(text: str) -> str:
 
     >>> fault_in("Version mismatch: the cluster has:" + chr(10) + "  Ray: 2.60")
     'Version mismatch: the cluster has: Ray: 2.60'
+    >>> fault_in("The actor died." + chr(10) + "  pid: 7" + chr(10) + "  ip: 10.0.0.5")
+    'The actor died (on 10.0.0.5)'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -150,7 +157,11 @@ def fault_in(text: str) -> str:
     if any(line.startswith("File ") for line in lines):
         return lines[-1]
     # A line that ends with a colon says nothing without those after it.
-    return " ".join(lines) if lines[0].endswith(":") else lines[0]
+    if lines[0].endswith(":"):
+        return " ".join(lines)
+    # Of a process that has ended, Ray names the machine among the lines after the first.
+    machine = [line.removeprefix("ip: ") for line in lines if line.startswith("ip: ")]
+    return f"{lines[0].rstrip('.')} (on {machine[0]})" if machine else lines[0]
 
 
 def with_way_out(text: str) -> str:

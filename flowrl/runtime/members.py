@@ -165,6 +165,12 @@ def swept_graph(graph: Graph, sweep: Sweep | None) -> Graph:
         # A bare name stands for every setting called so.
         paths = [path for path in known if path == name or path.rpartition(".")[2] == name]
         if not paths:
+            every = [path for path, _ in _settings(graph)]
+            if any(path == name or path.endswith(f".{name}") for path in every):
+                raise SettingError(
+                    f"sweep: {name} shapes the program, so it can't be swept; make one run for "
+                    "each value. Only fractional numbers can be swept"
+                )
             names = sorted({path.rpartition(".")[2] for path in known})
             raise SettingError(
                 f"sweep: {unknown('setting', name, names)}. Only fractional numbers can be swept"
@@ -217,12 +223,16 @@ def swept_numbers(graph: Graph) -> dict[str, str]:
 
 def _numbers(graph: Graph) -> list[tuple[str, Any]]:
     """Return the fractional numbers among a graph's settings, each with its path."""
+    return [(path, value) for path, value in _settings(graph) if isinstance(value, float)]
+
+
+def _settings(graph: Graph) -> list[tuple[str, Any]]:
+    """Return all settings of a graph, and what is within them, each with its path."""
     found: list[tuple[str, Any]] = []
 
     def walk(path: str, value: Any) -> None:
-        if isinstance(value, float):
-            found.append((path, value))
-        elif is_dataclass(value) and not isinstance(value, type):
+        found.append((path, value))
+        if is_dataclass(value) and not isinstance(value, type):
             for f in fields(value):
                 walk(f"{path}.{f.name}", getattr(value, f.name))
         elif isinstance(value, Chain):

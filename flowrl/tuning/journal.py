@@ -56,14 +56,17 @@ class Options:
         Raises:
             SettingError: these are other options, or there are fewer trials.
         """
-        way_out = f"leave it out to go on with {path}, or give the new study a directory of its own"
+        way_out = (
+            f"leave it out to go on with {path}, or give the new study a directory of its own "
+            "(out=, --out)"
+        )
         for each in fields(self):
             mine, was = getattr(self, each.name), getattr(saved, each.name)
             if each.name == "trials":
                 if mine < was:
                     raise SettingError(
                         f"{path} is a study of {was} trials, so it can't go on with {mine}; "
-                        "only more can be added"
+                        "only more can be added; or name a directory of its own (out=, --out)"
                     )
             elif mine != was:
                 raise SettingError(

@@ -37,7 +37,7 @@ from flowrl.tuning.journal import (
     write_options,
 )
 from flowrl.tuning.progress import Progress, best
-from flowrl.tuning.spaces import Point, Space
+from flowrl.tuning.spaces import Point, Space, Uniform
 from flowrl.tuning.trial import Job
 from flowrl.tuning.trials import Trials
 
@@ -291,7 +291,10 @@ def _check_graph(job: Job) -> None:
     first = {name: space.examples()[0] for name, space in job.search.items()}
     for name, space in job.search.items():
         trials = [{**first, name: point} for point in space.examples()]
-        graphs = [job.graph(points) for points in trials]
+        try:
+            graphs = [job.graph(points) for points in trials]
+        except SettingError as error:
+            raise SettingError(_refused(name, space, error)) from error
         for points in trials:
             _check_order(job, points)
         if all(graph == graphs[0] for graph in graphs):
@@ -346,6 +349,14 @@ def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) ->
     else:
         problem = "the graph is the same with all its values; search another one"
     raise SettingError(f"search: {name} would change nothing: {problem}")
+
+
+def _refused(name: str, space: Space, error: SettingError) -> str:
+    """Return what is wrong with a space of which the graph does not take every value."""
+    text = f"search ({name}={space}): {error}"
+    if isinstance(space, Uniform) and "int" in error.facts.get("wanted", "").split(" or "):
+        text += f"; randint({math.ceil(space.low)}, {math.floor(space.high)}) gives whole numbers"
+    return text
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def test_a_file_is_never_written_over(capsys):
     with pytest.raises(SaveError, match="can't be written"):
         config.save("new/folder/c.yaml/d.yaml")
     text = Path("new/folder/c.yaml").read_text()
-    assert text.startswith("# Start this run again: flowrl run --config c.yaml\n#")
+    assert text.startswith("# Start this run again: flowrl run --config new/folder/c.yaml\n#")
     assert text.split("graph: pg\n")[1].startswith(
         "env: CartPole-v1\nsettings:\n  num_runners: 1\n"
     )
@@ -405,6 +405,17 @@ def test_a_study_reports_what_it_leaves_out_of_a_config(capsys):
         main(["tune", "--config", "c.yaml", "--search", "lr=uniform(0, 1)", "--metric", "x"]) == 2
     )
     assert capsys.readouterr().err.startswith("c.yaml: until and seeds left out: each trial takes")
+
+
+def test_a_config_of_another_graph_is_named(capsys):
+    Path("c.yaml").write_text("graph: ppo\nsettings: {epochs: 4, gamma: 0.9}")
+    assert main(["check", "sac", "--config", "c.yaml"]) == 2
+    assert "c.yaml is a config of ppo, and sac has no setting epochs; leave out sac, or" in (
+        capsys.readouterr().err
+    )
+    assert main(["check", "a2c", "--config", "c.yaml"]) == 2
+    Path("c.yaml").write_text("graph: ppo\nsettings: {gamma: 0.9}")
+    assert main(["check", "a2c", "--config", "c.yaml"]) == 0
 
 
 def test_a_file_without_an_environment_has_the_functions_default(capsys):

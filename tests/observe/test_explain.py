@@ -317,6 +317,21 @@ def test_where_drawing_takes_longest_more_shards_are_advised(shards, where, advi
     assert found.bottleneck.why == "100% of that goes to storing and sampling transitions."
 
 
+def test_no_graph_that_samples_while_the_learner_trains_is_advised_to():
+    p = profile(step=0.1, update=1.0)
+    assert explain(p).bottleneck.advice.endswith(" or on a GPU.")
+    assert "impala or appo." in explain(replace(p, queues={})).bottleneck.advice
+
+
+def test_the_first_line_says_which_part_of_the_run_was_measured():
+    p = profile()
+    whole = replace(p, rows=40, seconds=30.0, env_steps=12_000)
+    assert str(explain(whole)).startswith("12,000 steps in 30.0 s")
+    part = Profile.of(json.loads(json.dumps((whole - p).plain())))
+    said = "rows 11 to 40 (its beginning is left out): 8,000 steps in 20.0 s: 400 steps/s\n"
+    assert str(explain(part)).startswith(said)
+
+
 def test_the_live_table_marks_it_and_shows_levels_and_lag():
     from rich.console import Console
 

@@ -308,5 +308,8 @@ def test_the_command_line_exports_a_saved_policy(tmp_path, monkeypatch, capsys):
     assert (
         capsys.readouterr().out.startswith("mine.stablehlo: ") and Path("mine.stablehlo").exists()
     )
+    assert main(["export", "runs/mine"]) == 2
+    assert "mine.stablehlo exists already" in (said := capsys.readouterr().err)
+    assert "-o FILE" in said
     assert main(["export", "runs/mine", "-o", "mine.pt"]) == 2
     assert "FILE.stablehlo or FILE.onnx" in capsys.readouterr().err

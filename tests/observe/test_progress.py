@@ -6,10 +6,10 @@ import time
 import pytest
 from rich.console import Console
 
-from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.core.events import Ended, Restarted, RowClosed, Started, Warned
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
-from flowrl.observe.progress import Progress, duration, left
+from flowrl.observe.progress import Progress, duration, left, result
 
 ROW = Row(
     {
@@ -93,6 +93,18 @@ def test_warnings_are_shown_as_they_are():
     assert (
         shown([Warned("odd [things] happen")], terminal=False) == "warning: odd [things] happen\n"
     )
+
+
+def test_a_restart_is_shown_at_once_and_of_many_the_first():
+    events = [Restarted("runners", i, "it [died].\nmore", 1_280) for i in range(3)]
+    said = "warning: runners, 0 was restarted, 1,280 steps lost: it [died]\n"
+    assert shown(events, terminal=False) == said
+
+
+def test_the_last_line_has_whole_steps_and_small_returns_their_digits():
+    means = Row({**ROW, "env_steps": 195_056.625, "return_mean": 0.9123})
+    said = "interrupted after 195,057 steps in 2 s, return 0.912"
+    assert result("interrupted", None, means) == said
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,9 @@ def test_where_no_trace_can_go_is_reported_before_the_run(tmp_path):
         fl.errors.SettingError, match=r"trace: there is no folder .*nowhere for out.json"
     ):
         fl.run(GRAPHS["ppo"](), trace=tmp_path / "nowhere/out.json")
+    (tmp_path / "mine.svg").write_text("mine")
+    with pytest.raises(fl.errors.SaveError, match="mine.svg exists already.* for the trace"):
+        fl.run(GRAPHS["ppo"](), trace=tmp_path / "mine.svg")
 
 
 def test_what_was_lost_on_the_way_has_no_arrow():

@@ -87,6 +87,10 @@ def test_the_environment_names_the_ray_where_nothing_else_does():
     ("text", "way"),
     [
         ("RPC error: InvalidAuthToken: Authentication token is missing", "RAY_AUTH_TOKEN_PATH"),
+        (
+            "RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nonexist",
+            "or unset it, so that Ray reads ~/.ray/auth_token",
+        ),
         ("Version mismatch: The cluster was started with:", "install on every node what the head"),
         (
             "This node has an IP address of 10.0.0.7, and Ray expects",

@@ -428,9 +428,15 @@ def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
         close(timeless(rows), learned(TINY.set("adv.gamma", gamma), 2, "local")[0], rtol=1e-3)
     with pytest.raises(
         fl.errors.SettingError,
-        match=r"unknown setting 'epochs'.*Only fractional numbers can be swept",
+        match=r"unknown setting 'lrr'; did.*Only fractional numbers can be swept",
     ):
-        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(epochs=[1, 2])))
+        fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(lrr=[1, 2])))
+    for name in ("epochs", "runners.rollout_length"):
+        with pytest.raises(
+            fl.errors.SettingError,
+            match=rf"{name} shapes the program, so .* make one run for each value. Only frac",
+        ):
+            fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(**{name: [1, 2]})))
     with pytest.raises(
         fl.errors.SettingError,
         match=r"sweep: sample\.min_fraction shapes the program and is no number in it",

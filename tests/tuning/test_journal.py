@@ -134,7 +134,9 @@ def test_options_are_kept_and_only_more_trials_go_on(tmp_path):
     saved = read_options(tmp_path)
     assert saved == OPTIONS
     replace(OPTIONS, trials=9).check_same(saved, tmp_path)
-    with pytest.raises(fl.errors.SettingError, match=r"a study of 5 trials, so .* only more can"):
+    with pytest.raises(
+        fl.errors.SettingError, match=r"a study of 5 trials, so .*only more can.*--out"
+    ):
         replace(OPTIONS, trials=4).check_same(saved, tmp_path)
     other = replace(OPTIONS, search={"lr": "uniform(0.0, 2.0)"})
     with pytest.raises(fl.errors.SettingError, match=r"with search .*uniform\(0\.0, 1.* its own"):

@@ -159,6 +159,10 @@ def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_al
         ({"search": {}}, "search names no setting"),
         ({"search": {"lr": [1, 2]}}, "lr takes a space such as fl.LogUniform"),
         ({"search": {"lrr": fl.Uniform(0, 1)}}, "unknown setting 'lrr'; did you mean 'lr'"),
+        (
+            {"search": {"epochs": fl.Uniform(1, 4)}},
+            r"search \(epochs=uniform\(.*\)\): .*takes int, got 1\.0; randint\(1, 4\) gives",
+        ),
         ({"settings": {"lr": 1}}, "lr is searched, so it can't be set as well"),
         ({"metric": "return"}, "unknown column 'return'; did you mean 'return_mean'"),
         ({"mode": "most"}, "mode must be 'max' or 'min'"),
@@ -218,7 +222,7 @@ def test_a_trial_that_was_stopped_is_the_best_only_where_none_took_all_steps():
 
 @pytest.mark.parametrize(
     ("at_once", "batches"),
-    [(1, [[0], [1], [2], [3], [4]]), (2, [[0, 1], [0, 2], [0, 3], [0, 4]]), (9, [[0, 1, 2, 3, 4]])],
+    [(1, [[0], [1], [2], [3], [4]]), (2, [[0, 1], [2, 3], [4]]), (9, [[0, 1, 2, 3, 4]])],
 )
 def test_a_program_has_as_many_runs_as_were_asked_for(tmp_path, monkeypatch, at_once, batches):
     found = []

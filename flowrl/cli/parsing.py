@@ -1,0 +1,72 @@
+"""The parser of the command line: its errors are one line each, with what may be meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from flowrl.errors import unknown
+
+CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
+"""What argparse says of a value that is none of those known: the argument, it, and those."""
+
+MEANT = {"--format": "-o FILE.onnx", "--output": "-o", "--total-timesteps": "--steps"}
+"""Options that other programs have, and what is meant by them where a command has that."""
+LIKE = 0.6
+"""How alike two options must be, from 0 to 1, for one to be suggested in the place of the other."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that suggests what may be meant, and lists the commands where none is given."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse words; with ``--config`` among them, which names a graph, GRAPH may be left out."""
+        words = sys.argv[1:] if args is None else args
+        if any(word.partition("=")[0] == "--config" for word in words):
+            for action in self._actions:
+                if action.dest == "graph":
+                    action.nargs, action.required = "?", False
+        found, rest = super().parse_known_args(args, namespace)
+        # Here and not where all words are parsed, for here it is known of which command they are.
+        if rest:
+            self.error(self._unknown(rest))
+        return found, rest
+
+    def _unknown(self, rest: Sequence[str]) -> str:
+        """Return what is wrong with words that no argument takes."""
+        option = next((word for word in rest if word.startswith("-")), None)
+        if option is None:
+            return f"unexpected {' '.join(rest)!r}"
+        option = option.partition("=")[0]
+        known = [name for action in self._actions for name in action.option_strings]
+        meant = MEANT.get(option, "")
+        if meant.partition(" ")[0] not in known:
+            # Dashes would make all of them alike.
+            names = {name.lstrip("-"): name for name in known}
+            near = difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=LIKE)
+            meant = names[near[0]] if near else ""
+        if meant:
+            return f"unknown option {option}; did you mean {meant}?"
+        if "--set" in known:
+            return f"unknown option {option}; a setting is given as --set NAME=VALUE"
+        return f"unknown option {option}"
+
+    def error(self, message: str) -> NoReturn:
+        """Print an error in one line, and exit with status 2."""
+        if wrong := CHOICE.fullmatch(message):
+            argument, value, choices = wrong.groups()
+            kind = argument.removeprefix("--").lower()
+            text = unknown(kind, value, re.findall(r"[\w-]+", choices))
+            self.exit(2, f"{self.prog}: {text}\n")
+        # The message names COMMAND where it is missing.
+        if "COMMAND" in message:
+            self.print_help(sys.stderr)
+        text = message.removeprefix("argument ").rstrip(".")
+        stop = "" if text.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {text}{stop} See {self.prog} --help\n")
