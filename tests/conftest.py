@@ -124,7 +124,8 @@ def ended(graph, count, runtime="local", seed=0):
 def rows_and_weights(graph, count, runtime="local", seed=0):
     """The first rows of a run and the weights after them."""
     run = ended(graph, count, runtime, seed)
-    return run.rows, run.policy.weights
+    # A program may have run a whole chunk of rows more.
+    return run.rows[:count], run.policy.weights
 
 
 REMEMBERED = {}
@@ -141,7 +142,7 @@ def remembered_run(graph, count, runtime="local"):
 def remembered(graph, count, runtime="local"):
     """The rows of such a run, and the weights after them."""
     run = remembered_run(graph, count, runtime)
-    return run.rows, run.policy.weights
+    return run.rows[:count], run.policy.weights
 
 
 def timeless(rows):
