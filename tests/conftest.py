@@ -63,7 +63,7 @@ def ray_up():
     """One Ray for all tests that do not care who started it."""
     from flowrl.runtime.ray import start
 
-    stop = start(None, {})
+    stop = start(None, {"include_dashboard": False})
     yield
     stop()
 

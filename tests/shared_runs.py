@@ -53,7 +53,7 @@ def spread(run):
 
 def main():
     assert jax.local_device_count() == 4
-    found, stop = {}, start(None, {})
+    found, stop = {}, start(None, {"include_dashboard": False})
     for name, (graph, runtime) in RUNS.items():
         with fl.run(graph, runtime=runtime) as run:
             rows = [next(run) for _ in range(2 if name != "seeds" else 5)]
