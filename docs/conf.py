@@ -50,6 +50,8 @@ os.environ["XLA_FLAGS"] = (
     "--xla_cpu_use_fusion_emitters=false"
 )
 os.environ["COLUMNS"] = "88"
+# A notebook starts commands by a fork, of which Python warns where JAX has been imported.
+os.environ["PYTHONWARNINGS"] = "ignore:os.fork:RuntimeWarning"
 # A page may import an example, and what it writes itself.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "examples"), "."])
 

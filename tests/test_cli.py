@@ -16,6 +16,7 @@ import flowrl as fl
 from conftest import same
 from flowrl.algos.named import build, find, parse_value
 from flowrl.cli.arguments import import_named, parse_until, runtime_of
+from flowrl.cli.ending import program
 from flowrl.cli.main import main, parser
 from flowrl.observe.sinks import columns
 
@@ -688,3 +689,13 @@ def test_a_runs_directory_is_a_graph(tmp_path, capsys):
         pass
     assert main(["check", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.startswith("pg is sound")
+
+
+def test_a_program_on_the_path_goes_by_its_name_alone(tmp_path, monkeypatch):
+    there = tmp_path / "flowrl"
+    there.write_text("#!/bin/sh")
+    there.chmod(0o700)
+    monkeypatch.setattr("sys.argv", [str(there)])
+    assert program() in (os.path.relpath(there), str(there))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "flowrl"

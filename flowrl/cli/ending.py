@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,8 +81,11 @@ def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
 def program() -> str:
     """Return the name by which the user started this program, as short as it can be."""
     program = sys.argv[0]
-    # Started by `python -m` or found on the PATH, its name says nothing of where it is.
+    # Started by `python -m` its name says nothing of where it is.
     if os.sep not in program or program.endswith("__main__.py"):
         return "flowrl"
+    # Where the PATH leads to it, its name alone is enough.
+    if shutil.which(os.path.basename(program)) == program:
+        return os.path.basename(program)
     relative = os.path.relpath(program)
     return program if relative.startswith("..") else relative
