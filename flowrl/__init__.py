@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
     from flowrl.observe.sinks import WandB as WandB
+    from flowrl.observe.snapshots import Snapshots as Snapshots
     from flowrl.observe.trained import TrainedPolicy as TrainedPolicy
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
     from flowrl.replay.replay import Replay as Replay
+    from flowrl.resuming import resume as resume
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
     from flowrl.rl.explore import Sampled as Sampled
@@ -125,6 +127,7 @@ _HOMES = {
     "observe.exporting": "Export",
     "observe.record": "Record",
     "observe.saving": "load",
+    "observe.snapshots": "Snapshots",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
     "ops.batch": "Advantages Concat Standardize",
@@ -141,6 +144,7 @@ _HOMES = {
     "rl.policies": "Policy",
     "rollout.evaluation": "Evaluation",
     "rollout.runners": "Runners",
+    "resuming": "resume",
     "running": "Run run",
     "runtime.local": "LocalRuntime",
     "runtime.members": "Sweep",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -21,30 +20,31 @@ from flowrl.core.garbage import rarely_collected
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
-from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
-from flowrl.observe.record import Record, Recorder
+from flowrl.observe.record import Record
 from flowrl.observe.saver import Results, Saver, first_files
-from flowrl.observe.saving import RECORDS, RunDir
+from flowrl.observe.saving import RunDir
+from flowrl.observe.snapshots import Snapshot, Snapshots
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.rollout.runners import Runners
+from flowrl.run_arguments import (
+    as_runtime,
+    check_arguments,
+    checked_observers,
+    checked_snapshots,
+    recorder_of,
+)
 from flowrl.runtime.audit import Audit
 from flowrl.runtime.base import Runtime
 from flowrl.runtime.closing import interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
-
-RUNTIMES = {
-    "local": ("flowrl.runtime.local", "LocalRuntime"),
-    "ray": ("flowrl.runtime.ray", "RayRuntime"),
-    "xla": ("flowrl.runtime.xla", "XlaRuntime"),
-}
-"""By name of a runtime: its module and class, imported when it is used."""
 
 
 def run(
@@ -59,6 +59,7 @@ def run(
     trace: str | Path | None = None,
     otlp: str | None = None,
     record: bool | Record = False,
+    snapshots: bool | Snapshots = True,
 ) -> Run:
     """Start a run of a graph, and return it: iterate over it for its rows of results.
 
@@ -83,6 +84,8 @@ def run(
             ``http://localhost:4318``; None: nothing is sent (default None).
         record: whether updates are kept in `out`, so that `flowrl rerun` can run them again and
             `flowrl why` can report their batches; True: `fl.Record()` (default False).
+        snapshots: how often all that lasts is kept in `out`, so that `flowrl resume` can go on from
+            there; True: `fl.Snapshots()`, once a minute and at the end (default True).
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -100,8 +103,8 @@ def run(
     forbid_while_importing()
     check_arguments(graph, seed, steps, until)
     plan = graph if isinstance(graph, Plan) else graph.compile()
-    checked = _checked_observers(observers)
-    recorder = _recorder(record, out, seed)
+    checked = checked_observers(observers)
+    recorder = recorder_of(record, out, seed)
     return Run(
         plan,
         as_runtime(runtime),
@@ -111,68 +114,8 @@ def run(
         out,
         checked if recorder is None else (*checked, recorder),
         Tracing(trace, otlp) if trace or otlp else None,
+        checked_snapshots(snapshots),
     )
-
-
-def check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
-    """Refuse arguments of `run` that it can't take."""
-    if not 0 <= seed < 2**32:
-        raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
-    if not isinstance(graph, Graph | Plan):
-        raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
-    if until is not None and not callable(until):
-        raise SettingError(
-            "until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got "
-            f"{until!r}"
-        )
-
-
-def _checked_observers(observers: Any) -> tuple[Observer, ...]:
-    """Return the observers, or refuse what is none."""
-    if not isinstance(observers, Iterable):
-        raise SettingError(f"observers must be a list of them, got {observers!r}")
-    checked = tuple(observers)
-    for observer in checked:
-        if (
-            isinstance(observer, type)
-            or not callable(observer)
-            or not isinstance(getattr(observer, "kinds", None), tuple)
-        ):
-            raise SettingError(
-                f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it "
-                "takes, and is called with each, as fl.Csv(path) is"
-            )
-    return checked
-
-
-def _recorder(record: Any, out: str | Path | None, seed: int) -> Recorder | None:
-    """Return the observer that keeps updates in the run's directory, if this is wanted."""
-    if not isinstance(record, bool | Record):
-        raise SettingError(
-            f"record must be True, False or one such as fl.Record(every=100), got {record!r}"
-        )
-    if not record:
-        return None
-    if out is None:
-        raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
-    return Recorder(Path(out) / RECORDS, Record() if record is True else record, seed)
-
-
-def as_runtime(runtime: str | Runtime) -> Runtime:
-    """Return a runtime by its name, or as it is.
-
-    Raises:
-        SettingError: the name is unknown.
-    """
-    if not isinstance(runtime, str):
-        return runtime
-    if runtime not in RUNTIMES:
-        raise SettingError(unknown("runtime", runtime, RUNTIMES))
-    module, name = RUNTIMES[runtime]
-    made: Runtime = getattr(importlib.import_module(module), name)()
-    return made
 
 
 class Run:
@@ -193,6 +136,9 @@ class Run:
         out: str | Path | None,
         observers: tuple[Observer, ...],
         tracing: Tracing | None,
+        snapshots: Snapshots | None,
+        resumed: Snapshot | None = None,
+        rows: Iterable[Row] = (),
     ) -> None:
         """Open the graph in the runtime; `run` describes the arguments.
 
@@ -202,9 +148,11 @@ class Run:
         """
         self.plan = plan
         self.graph = plan.graph
-        self._about = partial(about, plan, runtime, seed, steps, until, time.time())
-        saver = None if out is None else Saver(out, plan, self._about())
-        self.rows: list[Row] = []
+        self._about = partial(about, plan, runtime, seed, steps, until, time.time(), snapshots)
+        saver = None if out is None else Saver(out, plan, self._about(), snapshots, resumed)
+        self._resumed = resumed
+        """The snapshot from which it goes on; None for a new run."""
+        self.rows: list[Row] = [*rows]
         """The rows so far."""
         self.reason: str | None = None
         """``until``, ``steps``, ``closed``, ``interrupted``, ``failed``; None while it goes on."""
@@ -232,6 +180,8 @@ class Run:
             with rarely_collected():
                 self._session = runtime.open(self.plan, seed, self._stream)
             self._session.steps = self._steps
+            if self._resumed is not None and self._resumed.row:
+                self._session.take(self._resumed.state)
         except BaseException as error:
             self.reason = "failed"
             if self._tracing is not None:
@@ -270,7 +220,25 @@ class Run:
         # A program closes several rows at once: the run ends with the last of them.
         if self._goal and not self._session.pending_rows:
             self._end(self._goal, None)
+        elif not self._session.pending_rows:
+            self._keep()
         return row
+
+    def warn(self, text: str) -> None:
+        """Emit a warning on this run."""
+        self._stream.emit(Warned(f"{self.graph.name}: {text}"))
+
+    def _keep(self, at_end: bool = False) -> None:
+        """Write a snapshot if one is due."""
+        if self._saver is None or not self._session.between_rounds:
+            return
+        if warning := self._saver.keep(len(self.rows), self._session.keep, at_end):
+            self.warn(warning)
+
+    def _keep_at_end(self) -> None:
+        """Write a last snapshot, unless an error left the run between two states."""
+        if self.reason != "failed" and self.rows:
+            self._keep(at_end=True)
 
     def _take_pending_rows(self) -> None:
         """Take the rows that closed already: a program's policy is that of the last of them."""
@@ -415,6 +383,7 @@ class Run:
             for ending in (
                 self._session.close,
                 self._keep_results,
+                self._keep_at_end,
                 self._take_pending_rows,
                 self._session.rest,
             ):

@@ -15,9 +15,10 @@ import pytest
 import flowrl as fl
 from conftest import same
 from flowrl.algos.named import build, find, parse_value
-from flowrl.cli.arguments import import_named, parse_until, runtime_of
+from flowrl.cli.arguments import import_named, runtime_of
 from flowrl.cli.ending import program
 from flowrl.cli.main import main, parser
+from flowrl.observe.goal import parse_until
 from flowrl.observe.sinks import columns
 
 SMALL = [

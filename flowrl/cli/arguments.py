@@ -6,16 +6,15 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.errors import SaveError, SettingError, unknown
+from flowrl.errors import SaveError, SettingError
 
 if TYPE_CHECKING:
     from flowrl.algos.config import Config
-    from flowrl.core.items import Row
     from flowrl.graph.graph import Graph
 
 
@@ -269,7 +268,7 @@ def runtime_of(args: argparse.Namespace) -> Any:
         return XlaRuntime(seeds=args.seeds, **args.runtime_settings)
     if not args.runtime_settings:
         return args.runtime
-    from flowrl.running import as_runtime
+    from flowrl.run_arguments import as_runtime
 
     return type(as_runtime(args.runtime))(**args.runtime_settings)
 
@@ -328,45 +327,6 @@ def new_directory(name: str) -> Path:
 def file_name(text: str) -> str:
     """Return a text with an underscore for all that should not be in the name of a file."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
-
-
-def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
-    """Return a goal such as ``return_mean>=475`` as a function of a Row.
-
-    Args:
-        text: a comparison of a column with a number.
-        names: the columns that rows of this graph have.
-
-    Raises:
-        SettingError: the text is no comparison, or names no column.
-    """
-    from flowrl.observe.looking import comparison
-
-    # The message of `comparison` speaks of items, of which the command line knows nothing.
-    try:
-        goal = comparison(text)
-    except SettingError:
-        raise SettingError(
-            f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
-        ) from None
-    if goal.name not in names:
-        raise SettingError(f"--until: {unknown('column', goal.name, names)}")
-    return Goal(text, goal)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A goal of a run, as a function of a Row."""
-
-    text: str
-    """The goal as the user wrote it, which a saved run notes."""
-    comparison: Any
-    """It compares a column with a number."""
-
-    def __call__(self, row: Row) -> bool:
-        """Return whether a row reaches it."""
-        name = self.comparison.name
-        return name in row and bool(self.comparison.holds(row[name]))
 
 
 def repeat(args: argparse.Namespace) -> str:

@@ -26,7 +26,6 @@ from flowrl.cli.arguments import (
     graph_of,
     import_named,
     new_directory,
-    parse_until,
     repeat,
     runtime_of,
 )
@@ -204,6 +203,7 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
         _check_free(args)
     if args.seeds is not None and args.runtime == "xla":
         _share_cores(args.seeds)
+    from flowrl.observe.goal import parse_until
     from flowrl.observe.saving import to_json
     from flowrl.observe.sinks import columns, sink
 

@@ -38,6 +38,9 @@ class Filling(int):
         self.mark = mark
         return self
 
+    def __getnewargs__(self) -> Any:
+        return int(self), self.mark
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)

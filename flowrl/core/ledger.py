@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
+
+from flowrl.core.keeping import Keeping
 
 
 class At(threading.local):
@@ -13,11 +16,14 @@ class At(threading.local):
     node = ""
 
 
-class Ledger:
+class Ledger(Keeping):
     """Counts of what each node did, in whole numbers.
 
     The plan predicts them, the run counts them, and the audit compares both.
     """
+
+    lasting = ("counts", "put", "got", "put_steps", "got_steps", "dropped", "dropped_steps")
+    remade = ("at",)
 
     def __init__(self) -> None:
         self.at = At()
@@ -35,6 +41,15 @@ class Ledger:
         """By edge into a queue: items that were dropped, for it was full or they were too old."""
         self.dropped_steps: Counter[tuple[str, str]] = Counter()
         """By edge into a queue: steps in the items of `dropped`."""
+
+    def take(self, state: Any) -> None:
+        """Go on counting from what was kept."""
+        super().take(state)
+        for name in self.lasting:
+            setattr(self, name, Counter(getattr(self, name)))
+        self.counts = defaultdict(
+            Counter, {key: Counter(numbers) for key, numbers in state["counts"].items()}
+        )
 
     def count(self, resource: str, numbers: Mapping[str, int]) -> None:
         """Add numbers to the counters of the node at work, for a resource."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.items import COLUMNS
+from flowrl.core.keeping import Keeping
 from flowrl.errors import ContractError
 
 Array = Any
@@ -91,8 +92,11 @@ def misnamed(name: Any, prefix: str = "") -> str:
     return ""
 
 
-class Metered:
+class Metered(Keeping):
     """Metrics that were measured since the last Row; any thread may add to them."""
+
+    lasting = ("names", "_sums", "_arrays")
+    remade = ("_lock",)
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

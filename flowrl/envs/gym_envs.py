@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from flowrl.envs.bringing_back import Retraced, retraced
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.envs.mujoco_warnings import take_warnings
@@ -52,7 +53,7 @@ EXTRAS = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
 """The extras that Gymnasium's own environments need, by the package that holds them."""
 
 
-class Guard(gym.Wrapper[Any, Any, Any, Any]):
+class Guard(Retraced):
     """Wraps one environment of a vector, so that its errors have its number.
 
     What it raises, and what breaks its declared space, becomes an `EnvError`.
@@ -84,7 +85,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         """
         self.steps += 1
         try:
-            result = self.env.step(action)
+            result = super().step(action)
         except Exception as error:
             raise self._failed(
                 f"{self.label} raised in step({action!r}): {raised(error)}"
@@ -107,7 +108,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 with such an observation.
         """
         try:
-            result = self.env.reset(seed=seed, options=options)
+            result = super().reset(seed=seed, options=options)
         except Exception as error:
             raise self._failed(f"{self.label} raised in reset: {raised(error)}") from error
         if not isinstance(result, tuple) or len(result) != 2:
@@ -326,6 +327,7 @@ def make_vector(
                 on_error.callback(made[-1].close)
             vector = guarded(env, made, spaces)
         else:
+            retraced(vector)
             vector = as_declared(vector, spaces, env_name(env))
         if vector.num_envs != count:
             raise SettingError(

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from flowrl.core.keeping import Keeping, into, leaves
 from flowrl.errors import EnvError, SettingError, install, unknown
 from flowrl.rl.spaces import Spaces
 
@@ -310,7 +311,7 @@ def _name(env: JaxEnv) -> str:
     return type(env).__qualname__
 
 
-class JaxVector(VectorEnv[Any, Any, Any]):
+class JaxVector(Keeping, VectorEnv[Any, Any, Any]):
     """Gymnasium vector of environments written in JAX, stepped by one compiled call.
 
     Args:
@@ -329,6 +330,16 @@ class JaxVector(VectorEnv[Any, Any, Any]):
         self._begin = jax.jit(lambda bits: begin(jax_env, bits))
         self._advance = jax.jit(lambda *args: advance(jax_env, *args))
         self.rng = np.random.default_rng()
+
+    def keep(self) -> Any:
+        """Return the states of the environments, by leaves, and of the generator."""
+        return {"rng": self.rng, "states": leaves(self.states), "done": self.done}
+
+    def take(self, state: Any) -> None:
+        """Go on from the states that were kept."""
+        like = jax.eval_shape(self._begin, np.zeros((self.num_envs, 2), np.uint32))[0]
+        self.states = into(like, state["states"], _name(self.jax_env))
+        self.rng, self.done = state["rng"], state["done"]
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None

@@ -22,6 +22,7 @@ from typing import (
     Union,
 )
 
+from flowrl.core.keeping import Keeping
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.settings import Settings
 
@@ -210,8 +211,14 @@ class Site(Protocol):
         """Add to the counters of the node at work, which the plan predicts and the run counts."""
 
 
-class Handle(ABC):
-    """Resource at work: an object that holds the resource's state and has its verbs as methods."""
+class Handle(Keeping, ABC):
+    """Resource at work: an object that holds the resource's state and has its verbs as methods.
+
+    `keep` returns all that lasts of it and `take` goes on from that: `state`, unless `lasting`
+    names other attributes.
+    """
+
+    lasting: ClassVar[tuple[str, ...]] = ("state",)
 
     shared: ClassVar[tuple[str, ...]] = ()
     """The verbs that any stage may call; the others are for the stage that owns the resource."""

@@ -54,6 +54,9 @@ class Place:
         self.ledger = Ledger()
         self.metrics = Metered()
         self.handles: dict[str, Handle] = {}
+        self.earlier = 0.0
+        """What is added to the clock of this process: of a run that is resumed, time goes on from
+        where it was."""
         self.compiled: dict[Any, Any] = {}
         """The compiled functions of this run, kept while it lasts."""
         self.opening = ""
@@ -210,8 +213,8 @@ class HereSite:
         return HereWorkers(count, make, self.pick)
 
     def seconds(self) -> float:
-        """Return the time of `time.perf_counter`."""
-        return time.perf_counter()
+        """Return the time of `time.perf_counter`, which goes on when the run is resumed."""
+        return time.perf_counter() + self.place.earlier
 
     def resource(self, name: Any) -> Any:
         """Return the handle of another resource of this run."""

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from flowrl.core.clock import OTHER, By, Clock
 from flowrl.core.items import Tally
+from flowrl.core.keeping import Keeping
 from flowrl.core.ledger import Ledger
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
@@ -126,28 +128,29 @@ Make = Callable[[Mapping[str, Channel]], list[Loop]]
 """A function that makes the loops of a graph, given its channels."""
 
 
-class Turns(Protocol):
-    """Protocol of what gives stages their turns."""
+class Turns(Keeping, ABC):
+    """What gives stages their turns: the base class of those that there are."""
+
+    remade: ClassVar[tuple[str, ...]] = ("channels", "loops", "clock", "clocks")
 
     clock: Clock
     """The clock of the thread that runs the reporting operator."""
     clocks: dict[str, Clock]
     """By thread, as a report names it: the clock that measures where its time goes."""
+    loops: list[Loop]
+    """The loops of the stages."""
+    channels: dict[str, Channel]
+    """The channels of the queues, by name."""
 
-    @property
-    def loops(self) -> list[Loop]:
-        """The loops of the stages."""
-
+    @abstractmethod
     def stages(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes that each thread of `clocks` runs, where it runs stages."""
 
-    @property
-    def channels(self) -> dict[str, Channel]:
-        """The channels of the queues, by name."""
-
+    @abstractmethod
     def wait(self) -> None:
         """Wait until a round can begin."""
 
+    @abstractmethod
     def round(self, most: float) -> list[Tally]:
         """Run the next turns to their ends.
 
@@ -158,14 +161,32 @@ class Turns(Protocol):
             What the reporting operator closed meanwhile, from which rows are made.
         """
 
+    @abstractmethod
     def still(self) -> AbstractContextManager[None]:
         """Return a context in which no stage is within a pass."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let every stage end its pass, and begin no other."""
 
+    def keep(self) -> Any:
+        """Return the states of all operators, and what the queues hold. No stage is in a pass."""
+        return {
+            **super().keep(),
+            "states": [loop.states for loop in self.loops],
+            "queues": {name: channel.items for name, channel in self.channels.items()},
+        }
 
-class Schedule:
+    def take(self, state: Any) -> None:
+        """Go on with the states and items that were kept, once all resources have taken theirs."""
+        super().take({name: state[name] for name in self.lasting})
+        for loop, states in zip(self.loops, state["states"], strict=True):
+            loop.states = states
+        for name, channel in self.channels.items():
+            channel.items = state["queues"][name]
+
+
+class Schedule(Turns):
     """Schedule that gives stages their turns in one thread.
 
     In lock-step each stage that can takes a pass in each round; with `pick`, one that can is
@@ -176,6 +197,8 @@ class Schedule:
         make: makes the loops of the stages.
         pick: picks one of so many stages; None for lock-step.
     """
+
+    lasting = ("pick",)
 
     def __init__(self, graph: Graph, make: Make, pick: Callable[[int], int] | None = None) -> None:
         self.channels = channels_of(graph)

@@ -13,6 +13,7 @@ import numpy as np
 from flowrl.core.clock import here, update_begins
 from flowrl.core.events import Updated, Updating
 from flowrl.core.items import Batch, Metrics, Trained, lag_of, plain_copy
+from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
 from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
@@ -41,6 +42,8 @@ class LearnerHandle(Handle):
     `state` holds the core's state and the policy version, which rises by one per update.
     """
 
+    remade = ("site", "core", "shards", "rows")
+
     # It reads no state. Where a stage has no right to train, the error is then about `update`.
     shared: ClassVar[tuple[str, ...]] = ("lacking",)
 
@@ -59,6 +62,15 @@ class LearnerHandle(Handle):
 
     def close(self) -> None:
         """Do nothing: a learner holds no processes and no files."""
+
+    def keep(self) -> Any:
+        """Return the core's state by its leaves, and the policy version."""
+        return {"core": leaves(self.state["core"]), "version": self.state["version"]}
+
+    def take(self, state: Any) -> None:
+        """Go on from the state that was kept."""
+        core = into(self.state["core"], state["core"], self.site.name)
+        self.state = {"core": core, "version": state["version"]}
 
     def update(
         self,

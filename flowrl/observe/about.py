@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,7 +37,13 @@ PACKAGES = (
 
 
 def about(
-    plan: Plan, runtime: Any, seed: int, steps: int | None, until: Any, started: float
+    plan: Plan,
+    runtime: Any,
+    seed: int,
+    steps: int | None,
+    until: Any,
+    started: float,
+    snapshots: Any = None,
 ) -> dict[str, Any]:
     """Return what there is to know of a run before it starts, as plain values.
 
@@ -48,6 +54,7 @@ def about(
         steps: the environment steps after which it ends; None for no limit.
         until: its goal, a function of a row; None for none. One that has a `text` is noted by it.
         started: when it was started, by `time.time`.
+        snapshots: how often it is kept; None for never.
     """
     goal = None if until is None else getattr(until, "text", OF_PYTHON)
     return {
@@ -58,6 +65,7 @@ def about(
         "runtime": runtime_name(runtime),
         "runtime_settings": runtime_settings(runtime),
         "runtime_left_out": _left_out(runtime),
+        "snapshots": None if snapshots is None else asdict(snapshots),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "versions": _versions(plan),
         "git": _git(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flowrl.core.curves import Curves
+from flowrl.core.encoding import EncodingError
 from flowrl.core.events import Observer, RowClosed
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, to_text
@@ -21,6 +22,7 @@ from flowrl.observe import about
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
+from flowrl.observe.snapshots import Snapshot, Snapshots, SnapshotWriter
 from flowrl.observe.trained import TrainedPolicy
 
 PROFILE_SECONDS = 10.0
@@ -66,6 +68,8 @@ class Saver:
             that one that can't start leaves none.
         plan: the plan of the run.
         facts: how it was started, for ``run.json``.
+        snapshots: how often all that lasts is kept; None for never.
+        resumed: the snapshot from which the run goes on; None for a new run.
 
     Raises:
         SaveError: the directory can't be used, or the policy can't be saved. This shows now, not
@@ -75,17 +79,31 @@ class Saver:
     live = True
     kinds: ClassVar[tuple[type, ...]] = (RowClosed,)
 
-    def __init__(self, path: str | Path, plan: Plan, facts: dict[str, Any]) -> None:
-        check_free(path)
+    def __init__(
+        self,
+        path: str | Path,
+        plan: Plan,
+        facts: dict[str, Any],
+        snapshots: Snapshots | None = None,
+        resumed: Snapshot | None = None,
+    ) -> None:
         self.path = Path(path)
+        self.resumed = resumed
+        if resumed is None:
+            check_free(path)
         self.files, self.warning = first_files(plan)
+        self.snapshots: SnapshotWriter | None = None
+        """What writes snapshots; None if nothing does, or something can't be kept."""
+        if snapshots is not None:
+            texts = self.files["graph.txt"], self.files["plan.txt"]
+            self.snapshots = SnapshotWriter(snapshots, self.path, *texts)
         self.facts = facts
         self.files[about.FILE] = about.to_text(facts)
         self.log = EventLog()
         self.observers: tuple[Observer, ...] = (self, self.log)
         """What takes the events of the run."""
         self.folder: RunDir | None = None
-        self.written = 0
+        self.written = resumed.row if resumed else 0
         """Rows that were written."""
         # The first profile comes soon, for users who ask at once why a run is slow.
         self.next_profile = time.perf_counter() + PROFILE_SECONDS / 10
@@ -100,8 +118,38 @@ class Saver:
             SaveError: it can't be made.
         """
         self.profiles = profiles
-        self.folder = RunDir(self.path, self.files)
+        if self.resumed is None:
+            self.folder = RunDir(self.path, self.files)
+        else:
+            self.folder = RunDir.again(self.path, self.resumed.rows_bytes)
+            self.folder.put(about.FILE, self.files[about.FILE])
         self.log.open(self.path)
+
+    def keep(self, rows: int, state: Callable[[], Any], at_end: bool = False) -> str:
+        """Write a snapshot if one is due, and return a warning if it can't be written.
+
+        Args:
+            rows: the rows until now.
+            state: returns what lasts of the run.
+            at_end: whether the run ends, so that one is due unless there is one of this row.
+        """
+        writer, folder = self.snapshots, self.folder
+        # Where rows could not be written, the next snapshot would not know where they end.
+        if writer is None or folder is None or self.written != rows:
+            return ""
+        if not at_end and not writer.due():
+            return ""
+        try:
+            writer.write(rows, folder.rows_bytes, state)
+        except EncodingError as error:
+            self.snapshots = None
+            return f"this run can't be resumed: {error.message}"
+        except OSError as error:
+            return (
+                f"no snapshot could be written ({error.strerror}); the run goes on, and can be "
+                "resumed from an older one if there is one"
+            )
+        return ""
 
     def __call__(self, event: RowClosed) -> None:
         """Write a row, and a profile now and then."""

@@ -5,12 +5,14 @@ Nothing in it is pickled.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import math
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -27,6 +29,7 @@ from flowrl.core.saved_rows import way_to_runs
 from flowrl.envs.gym_envs import Make, env_name, probe
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph import values
+from flowrl.observe.snapshots import FOLDER
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.rl.policies import Network, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -36,8 +39,10 @@ MANIFEST = "manifest.json"
 FAILURE = "failure.json"
 """The file that holds the error that ended a run."""
 RECORDS = "records"
-"""The folder that the manifest leaves out: a record has checksums of its own, may be removed, and
-may be large."""
+"""The folder of recorded updates."""
+LEFT_OUT = (RECORDS, FOLDER)
+"""The folders that the manifest leaves out: what is in them has checksums of its own, may be
+removed, and may be large."""
 
 
 # -- the directory of a run
@@ -64,6 +69,52 @@ class RunDir:
         for name, text in {"command.txt": _command(), **files}.items():
             (self.path / name).write_text(text, encoding="utf-8")
         self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
+        self._lock()
+
+    @staticmethod
+    def again(path: Path, rows_bytes: int) -> RunDir:
+        """Go on writing the directory of a run that is resumed.
+
+        Args:
+            path: of the directory.
+            rows_bytes: the size of ``rows.jsonl`` at the snapshot from which it goes on. What came
+                after it is removed.
+
+        Raises:
+            SaveError: another process is writing it, or it can't be written.
+        """
+        self = object.__new__(RunDir)
+        self.path = path
+        try:
+            self._rows = (path / "rows.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise SaveError(f"can't write to {path}: {error.strerror}") from None
+        self._lock()
+        self._rows.truncate(rows_bytes)
+        # It is no whole run any more until it is sealed again.
+        (path / MANIFEST).unlink(missing_ok=True)
+        with (path / "command.txt").open("a", encoding="utf-8") as file:
+            file.write(_command())
+        return self
+
+    def _lock(self) -> None:
+        """Keep other processes from writing this directory. The lock ends with the process.
+
+        Raises:
+            SaveError: another one is writing it.
+        """
+        try:
+            fcntl.flock(self._rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._rows.close()
+            raise SaveError(
+                f"{self.path}: another process is still at work on this run; wait for it, or end it"
+            ) from None
+
+    @property
+    def rows_bytes(self) -> int:
+        """The size of ``rows.jsonl``."""
+        return self._rows.tell()
 
     def add(self, row: Row) -> None:
         """Write one Row to ``rows.jsonl`` and flush it."""
@@ -88,7 +139,12 @@ class RunDir:
         for name, text in files.items():
             self.put(name, text)
         if policy is not None:
-            save_policy(policy, self.path / "policy")
+            # That of an earlier part of the run stays until the new one is whole.
+            draft = self.path / "policy.draft"
+            shutil.rmtree(draft, ignore_errors=True)
+            save_policy(policy, draft)
+            shutil.rmtree(self.path / "policy", ignore_errors=True)
+            draft.replace(self.path / "policy")
         seal(self.path)
 
 
@@ -305,12 +361,12 @@ def _like(x: Any, like: Any) -> Any:
 def seal(root: Path) -> None:
     """Write the manifest of a run's directory, last, and in one atomic step.
 
-    It holds the size and the SHA-256 sum of every file but records.
+    It holds the size and the SHA-256 sum of every file but records and snapshots.
     """
     found = [
         p
         for p in sorted(root.rglob("*"))
-        if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] != RECORDS
+        if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] not in LEFT_OUT
     ]
     files = {p.relative_to(root).as_posix(): _facts(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"

@@ -67,6 +67,18 @@ class ReplayHandle(Handle):
         "prioritize",
     )
 
+    lasting: ClassVar[tuple[str, ...]] = ("steps", "pending")
+    # Readers say again what they expect when their nodes are made.
+    remade: ClassVar[tuple[str, ...]] = (
+        "spec",
+        "site",
+        "runners",
+        "lock",
+        "most_awaited",
+        "readers",
+        "independent",
+    )
+
     def __init__(self, spec: Replay, site: Site) -> None:
         self.spec = spec
         self.site = site

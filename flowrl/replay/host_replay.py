@@ -16,7 +16,8 @@ from flowrl.core.clock import WAITING, Reading
 from flowrl.core.events import Restarted
 from flowrl.core.items import Batch
 from flowrl.core.texts import in_bytes, plural
-from flowrl.errors import GraphError, RunError, SettingError
+from flowrl.core.workers import Done
+from flowrl.errors import GraphError, RunError, SaveError, SettingError
 from flowrl.graph.protocols import Future, Site
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.shards import (
@@ -57,6 +58,12 @@ class HostReplay(ReplayHandle):
     There is one in this process, or there are several, each with its own environments, where the
     runtime has its workers.
     """
+
+    lasting = (
+        *ReplayHandle.lasting, "nbytes", "reports", "sent_steps", "restart_counts", "failures",
+        "lost_stock", "last_failure", "late_priorities", "next_shard", "all_steps", "requests",
+    )  # fmt: skip
+    remade = (*ReplayHandle.remade, "bounds", "rows", "pool", "locks", "sending")
 
     def __init__(self, spec: Replay, site: Site) -> None:
         super().__init__(spec, site)
@@ -108,6 +115,31 @@ class HostReplay(ReplayHandle):
     @state.setter
     def state(self, state: Any) -> None:
         self.steps, self.pending = state["steps"], dict(state["pending"])
+
+    def keep(self) -> Any:
+        """Return what lasts, the rings' rows and the batches that were asked for among it."""
+        # All that was sent arrives first, and what was asked for is waited for.
+        self.stock()
+        rings = [self.pool.submit(shard, "keep") for shard in range(len(self.pool))]
+        asked = {
+            reader: [(r.shard, r.restart_count, r.future.result()) for r in requests]
+            for reader, requests in self.requests.items()
+        }
+        rows = [ring.result() for ring in rings]
+        return {**super().keep(), "requests": asked, "rings": rows}
+
+    def take(self, state: Any) -> None:
+        """Go on with what was kept; the shards must be as many as then."""
+        rings, asked = state["rings"], state["requests"]
+        if len(rings) != len(self.pool):
+            raise SaveError(f"{self.site.name} was kept in {len(rings)} shards, and has others now")
+        super().take({name: state[name] for name in self.lasting})
+        for call in [self.pool.submit(i, "take", rows) for i, rows in enumerate(rings)]:
+            call.result()
+        self.requests = {
+            reader: deque(_Request(shard, count, Done(batch)) for shard, count, batch in requests)
+            for reader, requests in asked.items()
+        }
 
     @property
     def drawable(self) -> bool:

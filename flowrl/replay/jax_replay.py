@@ -328,6 +328,9 @@ class JaxReplay(ReplayHandle):
         site: what the runtime offers to it.
     """
 
+    lasting = (*ReplayHandle.lasting, "rollout_length", "arrays", "added", "reached", "ahead")
+    remade = (*ReplayHandle.remade, "core", "nbytes")
+
     def __init__(self, spec: Replay, site: Site) -> None:
         super().__init__(spec, site)
         self.core: Core | None = None
@@ -354,6 +357,13 @@ class JaxReplay(ReplayHandle):
         self.steps, self.pending = state["steps"], dict(state["pending"])
         self.ahead = np.array(state["ahead"])
         self.arrays = state["arrays"]
+
+    def take(self, state: Any) -> None:
+        """Go on with the rows that were kept."""
+        super().take(state)
+        if self.rollout_length:
+            self.core = self._new_core(self.rollout_length, self.runners.environments)
+            self.nbytes = sum(map(nbytes, jax.tree.leaves(self.arrays)))
 
     @property
     def drawable(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch
+from flowrl.core.keeping import Keeping
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
 from flowrl.replay.sum_tree import SumTree, scattered
@@ -41,7 +42,7 @@ class _Places(NamedTuple):
     """The window and the row after it."""
 
 
-class Ring:
+class Ring(Keeping):
     """A part of a replay: `rows` rows of each of `envs` environments.
 
     Slot ``row x envs + env`` holds one row as runners give it; the newest rows replace the oldest.
@@ -57,6 +58,13 @@ class Ring:
         low: the number of its first environment.
         seed: of the random numbers by which it samples.
     """
+
+    lasting = (
+        "random", "data", "seen", "valid", "over", "usable", "real", "head", "next_step",
+        "rows_written", "count", "added", "evicted", "tree", "scale", "stamp", "rollouts",
+        "highest_priority",
+    )  # fmt: skip
+    remade = ("spec", "rows", "envs", "low", "n_step", "extra", "flat", "env_numbers", "discounts")
 
     def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
         self.spec = spec
@@ -105,6 +113,15 @@ class Ring:
 
     def close(self) -> None:
         """Do nothing: a ring holds only memory."""
+
+    def take(self, state: Any) -> None:
+        """Go on with the rows that were kept."""
+        super().take(state)
+        self._view()
+
+    def _view(self) -> None:
+        """Make the views of the arrays by slot."""
+        self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
 
     # -- adding
 
@@ -301,7 +318,7 @@ class Ring:
         self.data["version"] = np.zeros((self.rows, self.envs), np.int32)
         if self.tree is not None and "priority" in batch.data:
             self.data["priority"] = np.zeros((self.rows, self.envs))
-        self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
+        self._view()
 
     # -- sampling
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.keeping import Keeping
+
 Array = np.ndarray[Any, Any]
 WIDE = 32
 """Slots to a block, and blocks to a block of blocks."""
@@ -25,7 +27,7 @@ def scattered(n: int) -> Array:
     return np.random.default_rng(n).permutation(n)
 
 
-class SumTree:
+class SumTree(Keeping):
     """Weights of `size` slots, all 0 at first.
 
     The sums over blocks of 32 and of 1,024 slots are kept. They never drift, for they are summed
@@ -36,13 +38,25 @@ class SumTree:
         size: the number of slots.
     """
 
+    lasting = ("leaves", "blocks", "tops")
+    remade = ("_by_block", "_by_top")
+
     def __init__(self, size: int) -> None:
         tops = -(-size // WIDE**2)
         self.leaves = np.zeros(tops * WIDE**2)
         self.blocks = np.zeros(tops * WIDE)
         self.tops = np.zeros(tops)
+        self._view()
+
+    def _view(self) -> None:
+        """Make the views through which sums are taken."""
         self._by_block = self.leaves.reshape(-1, WIDE)
         self._by_top = self.blocks.reshape(-1, WIDE)
+
+    def take(self, state: Any) -> None:
+        """Go on with the weights that were kept."""
+        super().take(state)
+        self._view()
 
     def __setitem__(self, slots: Array, weights: Any) -> None:
         """Set the weights of slots; of a slot that is named twice, the last one counts."""

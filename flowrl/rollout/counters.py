@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowrl.core.keeping import Keeping
 from flowrl.rollout.sample import Episodes
 
 Array = np.ndarray[Any, Any]
@@ -26,12 +27,14 @@ class Skipped(NamedTuple):
     """The observation that it led to."""
 
 
-class Counters:
+class Counters(Keeping):
     """Counts rows, steps and unfinished episodes by environment.
 
     Args:
         envs: the number of environments.
     """
+
+    lasting = ("rows", "steps", "unfinished")
 
     def __init__(self, envs: int) -> None:
         self.rows = np.zeros(envs, np.int32)
@@ -52,6 +55,14 @@ class Counters:
         self.steps += valid.sum(axis=0)
         for count in (self.rows, self.steps):
             np.add.at(count, [step.env for step in skipped], 1)
+
+    def begin_anew(self, envs: Array) -> None:
+        """Forget the unfinished episodes of environments ``bool[B]`` that were reset.
+
+        What follows does not go on from their last rows, which a replay sees by the numbers.
+        """
+        self.unfinished[:, envs] = 0
+        self.rows += envs
 
     def episodes(self, data: dict[str, Array], skipped: Sequence[Skipped]) -> Episodes:
         """Return the episodes that ended in a rollout, and carry the unfinished ones on.

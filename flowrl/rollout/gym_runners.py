@@ -50,6 +50,16 @@ class GymRunners(RunnersHandle):
         site: the site that makes the workers.
     """
 
+    lasting = (
+        "requests", "_weights", "_pending_versions", "_statistics", "_restarts_in_a_row",
+        "_rollouts_received", "_received_in_total", "_last_restart_reason", "_seconds_in_rounds",
+        "_seconds_idle",
+    )  # fmt: skip
+    remade = (
+        "spec", "site", "spaces", "environments", "pool", "_pacing", "_local_chain",
+        "_request_lock", "_is_closing",
+    )  # fmt: skip
+
     def __init__(self, spec: Runners, site: Site) -> None:
         self.spec = spec
         self.site = site
@@ -88,6 +98,22 @@ class GymRunners(RunnersHandle):
         if self._received_in_total:
             self._statistics.warn_of_missing_keys()
         self.pool.close()
+
+    def keep(self) -> Any:
+        """Return what lasts, the runners' own state among it, after their calls have ended."""
+        runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
+        return {**super().keep(), "runners": [runner.result() for runner in runners]}
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept."""
+        super().take({name: state[name] for name in self.lasting})
+        calls = [self.pool.submit(i, "take", kept) for i, kept in enumerate(state["runners"])]
+        for call in calls:
+            call.result()
+        # A call that had failed is made again.
+        for versions, going in zip(self._pending_versions, self.requests.going, strict=True):
+            while len(versions) > len(going):
+                versions.pop()
 
     def clocks(self) -> dict[str, Reading]:
         """Return the clock readings of the workers, by worker."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import Summed
 from flowrl.errors import EnvError
 
@@ -19,7 +20,7 @@ def column(key: str) -> str:
     return f"env/{key}"
 
 
-class Infos:
+class Infos(Keeping):
     """Gathers some keys of the infos that a vector of environments returns with its steps.
 
     What it returns with a reset does not count.
@@ -30,6 +31,9 @@ class Infos:
         name: what the environment is called.
         mode: how the vector begins the next episode of a column.
     """
+
+    lasting = ("other_keys", "_over", "_values")
+    remade = ("keys", "name", "mode")
 
     def __init__(self, keys: tuple[str, ...], envs: int, name: str, mode: AutoresetMode) -> None:
         self.keys = keys

@@ -14,6 +14,7 @@ import numpy as np
 
 from flowrl.core.clock import EVALUATION, STEP
 from flowrl.core.items import Batch
+from flowrl.core.keeping import into, leaves
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
@@ -26,6 +27,10 @@ from flowrl.rollout.requests import whom_to_ask
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
+
+
+BY_LEAVES = ("work", "statistics")
+"""The parts of the state that always have the same structure."""
 
 
 class JaxRunners(RunnersHandle):
@@ -50,6 +55,7 @@ class JaxRunners(RunnersHandle):
     """
 
     spread: ClassVar[tuple[str, ...]] = ("work",)
+    remade = ("spec", "site", "core", "spaces", "environments", "_local", "_local_chain", "_pacing")
 
     def __init__(self, spec: Runners, site: Site) -> None:
         self.spec = spec
@@ -75,6 +81,18 @@ class JaxRunners(RunnersHandle):
 
     def close(self) -> None:
         """Do nothing: there are no processes and no environments to close."""
+
+    def keep(self) -> Any:
+        """Return the state; environments and statistics, whose classes may be any, by leaves."""
+        return {**self.state, **{part: leaves(self.state[part]) for part in BY_LEAVES}}
+
+    def take(self, state: Any) -> None:
+        """Go on from the state that was kept."""
+        known = {
+            part: into(self.state[part], state[part], f"{self.site.name}, {part}")
+            for part in BY_LEAVES
+        }
+        self.state = {**state, **known}
 
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Publish new weights, with which the runners that get them sample from now on.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from flowrl.core.clock import WEIGHTS
+from flowrl.core.keeping import Keeping
 from flowrl.graph.protocols import Workers
 from flowrl.rl.policies import Weights
 
@@ -37,7 +39,7 @@ class Published:
         return self._reference is not None or pool.ready(self.weights)
 
 
-class WeightsByRunner:
+class WeightsByRunner(Keeping):
     """Keeps, by runner, the weights that its next request uses and those that it was sent last.
 
     It has no lock of its own: callers from several threads hold one around its methods.
@@ -46,6 +48,10 @@ class WeightsByRunner:
         pool: the workers that the runners are.
         count: the number of runners.
     """
+
+    lasting = ("newest", "_selected", "_newer")
+    # A new runner has none: its next request carries its weights.
+    remade = ("_pool", "_last_sent")
 
     def __init__(self, pool: Workers, count: int) -> None:
         self.newest: Published | None = None
@@ -57,6 +63,25 @@ class WeightsByRunner:
         """By runner: newer weights, the oldest first, which may still be being computed."""
         self._last_sent: list[Published | None] = [None] * count
         """By runner: the weights that it was sent last, None if it has none."""
+
+    def keep(self) -> Any:
+        """Return the weights, each once, and by runner which of them it uses."""
+        every = [self.newest, *self._selected, *itertools.chain.from_iterable(self._newer)]
+        several = {id(each): each for each in every if each is not None}
+        number = {key: i for i, key in enumerate(several)} | {id(None): None}
+        return {
+            "weights": [(each.weights, each.version) for each in several.values()],
+            "newest": number[id(self.newest)],
+            "selected": [number[id(each)] for each in self._selected],
+            "newer": [[number[id(each)] for each in waiting] for waiting in self._newer],
+        }
+
+    def take(self, state: Any) -> None:
+        """Go on with the weights that were kept, none of which any runner has."""
+        several = dict(enumerate(itertools.starmap(Published, state["weights"])))
+        self.newest = several.get(state["newest"])
+        self._selected = [several.get(i) for i in state["selected"]]
+        self._newer = [deque(several[i] for i in waiting) for waiting in state["newer"]]
 
     def add(self, published: Published, runners: Iterable[int], wait: bool) -> None:
         """Take new weights for these runners; `wait` is that of `select`."""

@@ -11,6 +11,8 @@ from threading import Lock
 from typing import Any
 
 from flowrl.core.clock import TRANSFER, WAITING
+from flowrl.core.keeping import Keeping
+from flowrl.core.workers import Done
 from flowrl.graph.protocols import Future
 
 
@@ -73,7 +75,15 @@ def whom_to_ask(
     return calls if math.isinf(most) else calls[: int(most)]
 
 
-class AsyncRequests:
+def _result(request: Request) -> tuple[bool, Any]:
+    """Return whether a call has a result, and the result."""
+    try:
+        return True, request.result()
+    except Exception:  # noqa: BLE001 - its caller finds the error once it asks for the result
+        return False, None
+
+
+class AsyncRequests(Keeping):
     """Keeps up to `in_flight` calls to each of `count` workers going, and returns their results.
 
     Results are returned as they come, those of one worker in order. Nothing polls. A result is
@@ -93,6 +103,10 @@ class AsyncRequests:
     >>> [requests.next().result() for _ in range(3)]
     [0, 10, 20]
     """
+
+    lasting = ("in_flight", "going", "restart_counts", "last", "issued")
+    # Times and patience begin anew.
+    remade = ("submit", "wait", "since", "patience", "before_other", "_call_lock")
 
     def __init__(
         self,
@@ -125,6 +139,25 @@ class AsyncRequests:
         over yet; None without such work.
         """
         self._call_lock = Lock()  # for it to be known which calls go out before other work
+
+    def keep(self) -> Any:
+        """Return the calls that go on with their results, which are waited for.
+
+        A call that failed is left out: it is made again.
+        """
+        going = [[(r.number, *_result(r)) for r in requests] for requests in self.going]
+        return {**super().keep(), "going": [[r for r in calls if r[1]] for calls in going]}
+
+    def take(self, state: Any) -> None:
+        """Go on with results that are there already."""
+        super().take(state)
+        self.going = [
+            deque(
+                Request(worker, self.restart_counts[worker], number, Done(result))
+                for number, _, result in calls
+            )
+            for worker, calls in enumerate(state["going"])
+        ]
 
     def __len__(self) -> int:
         """Return the number of calls that have no result yet."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from flowrl.core.keeping import Keeping
 from flowrl.rollout.counters import Skipped
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
-class RewardScale:
+class RewardScale(Keeping):
     """Divides rewards by the running deviation of discounted returns.
 
     Each runner, or part of a replay, keeps its own moments, of its own environments (as in
@@ -24,6 +25,9 @@ class RewardScale:
         envs: the number of environments.
         gamma: the discount of the returns.
     """
+
+    lasting: ClassVar = ("returns", "mean", "var", "count")
+    remade: ClassVar = ("envs", "gamma")
 
     envs: int
     gamma: float

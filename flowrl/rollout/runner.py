@@ -17,8 +17,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Batch, read_only
+from flowrl.core.keeping import Keeping, into, leaves
 from flowrl.core.mesh import on_one
 from flowrl.core.metrics import summed
+from flowrl.envs.bringing_back import bring_back, kept_environments
 from flowrl.envs.gym_envs import env_name, make_vector
 from flowrl.errors import EnvError, raised
 from flowrl.graph.graph import Chain
@@ -57,7 +59,7 @@ def _on_one_device(x: Any) -> jax.Array:
     return on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
-class Runner:
+class Runner(Keeping):
     """Samples rollouts from its own environments, with the weights that it was given last.
 
     Args:
@@ -67,6 +69,14 @@ class Runner:
         index: the number of this runner.
         restart_count: how often it was restarted.
     """
+
+    lasting = ("facts", "obs", "seed", "noise", "key", "turn", "version", "scale")
+    # Its next request carries its weights, and `localize` is called before that. What begins with
+    # the first rollout goes on from `_resumed`.
+    remade = (
+        "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
+        "weights", "local", "infos", "_started", "_resumed", "reset_environments",
+    )  # fmt: skip
 
     def __init__(
         self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
@@ -103,6 +113,10 @@ class Runner:
         self.local: Local | None = None
         self.infos: Infos | None = None
         self._started = False
+        self.reset_environments = 0
+        """Environments that could not be brought back, until the next rollout says so."""
+        self._resumed: dict[str, Any] | None = None
+        """What was kept of its environments and episodes, until they begin."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -122,6 +136,24 @@ class Runner:
             self.spaces,
         )
 
+    def keep(self) -> Any:
+        """Return what lasts: the environments too, if they have begun."""
+        if not self._started:
+            return {**super().keep(), "begun": self._resumed}
+        begun = {
+            "environments": kept_environments(self.vector),
+            "done": self.done,
+            "memory": leaves(self.memory),
+            "counters": self.counters.keep(),
+            "infos": self.infos.keep() if self.infos is not None else None,
+        }
+        return {**super().keep(), "begun": begun}
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept, once the next request brings weights."""
+        super().take({name: state[name] for name in self.lasting})
+        self._resumed = state["begun"]
+
     def _start(self) -> None:
         """Reset the environments for the first time, and compile the policy."""
         if self._started:
@@ -130,11 +162,14 @@ class Runner:
         self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
         if spec.metrics:
             self.infos = Infos(spec.metrics, envs, env_name(spec.env), self.mode)
-        self.obs = self._reset(seed=self.seed)
-        self.done = np.zeros(envs, bool)
         # The first request to a runner always carries weights.
         self.memory = self.network.memory(cast("Weights", self.weights), envs)
         self.counters = Counters(envs)
+        if self._resumed is None:
+            self.obs = self._reset(seed=self.seed)
+            self.done = np.zeros(envs, bool)
+        else:
+            self._go_on_from(self._resumed)
         # The first runner of a process compiles, and the others then find it done.
         with COMPILING:
             self._decide_on(self.obs, self._noise()[0])
@@ -149,6 +184,31 @@ class Runner:
         except Exception as error:
             raise EnvError(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
 
+    def _go_on_from(self, begun: dict[str, Any]) -> None:
+        """Bring environments and episodes back to where they were."""
+        with RESET:
+            # Those that are reset begin another episode than any before.
+            seed = (self.seed + self.turn) % 2**31
+            lost = bring_back(self.vector, begun["environments"], seed, self._put_obs)
+        self.done = begun["done"] & ~lost
+        memory = into(self.memory, begun["memory"], f"{self.label}, its recurrent state")
+        recurs = self.network.recurrent
+        self.memory = Memory(memory.carry, memory.reset | lost) if recurs else memory
+        self.counters.take(begun["counters"])
+        self.counters.begin_anew(lost)
+        self.reset_environments = int(lost.sum())
+        if self.infos is not None:
+            self.infos.take(begun["infos"])
+        self._resumed = None
+
+    def _put_obs(self, env: int | None, obs: Any) -> None:
+        """Act on the observation of an environment that was reset, or of all of them."""
+        if env is None:
+            self.obs = self._checked(obs, "reset")
+            return
+        for name, x in self.spaces.arrays(obs).items():
+            self.obs[name][env] = x
+
     def localize(self, chain: Chain) -> None:
         """Pass every later rollout through these operators before it is sent."""
         self.local = Local(chain, self.network, alone(self.label, self.spec))
@@ -157,7 +217,7 @@ class Runner:
         """Explore like a runner that has acted so many steps, whose place this one takes."""
         self.turn = turn
 
-    def take(self, published: tuple[Weights, Any] | None) -> None:
+    def use(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on.
 
         Args:
@@ -177,7 +237,7 @@ class Runner:
         Raises:
             EnvError: an environment raised, gave NaN, or broke its declared shape or type.
         """
-        self.take(published)
+        self.use(published)
         try:
             with START:
                 self._start()
@@ -206,7 +266,10 @@ class Runner:
         error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}
 
     def _measured(self, episodes: Episodes) -> Episodes:
-        """Add the metrics of environments and operators at the sampler since the last rollout."""
+        """Add what environments and operators at the sampler did since the last rollout."""
+        if self.reset_environments:
+            episodes = replace(episodes, reset=self.reset_environments)
+            self.reset_environments = 0
         metrics = summed(self.local.metrics.drain()) if self.local is not None else {}
         if self.infos is not None:
             metrics = {**metrics, **self.infos.drain()}
@@ -228,7 +291,7 @@ class Runner:
             seed: of the first episode.
             max_steps: after so many steps an episode is cut.
         """
-        self.take(published)
+        self.use(published)
         spec = self.spec
         with EVALUATION:
             return play(

@@ -27,6 +27,8 @@ class Episodes:
         skipped: steps that were taken and are in no rollout.
         metrics: what environments and operators at the sampler measured, by column.
         infos: the keys of `info` that came while one that is wanted did not.
+        reset: environments that were reset because they could not be brought back when the run was
+            resumed.
     """
 
     env_steps: int
@@ -35,6 +37,7 @@ class Episodes:
     skipped: int = 0
     metrics: dict[str, Summed] = field(default_factory=dict)
     infos: tuple[str, ...] = ()
+    reset: int = 0
 
 
 @jax.tree_util.register_dataclass

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.events import Warned
+from flowrl.core.keeping import Keeping
+from flowrl.core.texts import plural
 from flowrl.errors import unknown
 from flowrl.graph.protocols import Site
 from flowrl.rollout.evaluation import Evaluation
@@ -18,7 +20,7 @@ from flowrl.rollout.infos import column
 from flowrl.rollout.sample import Episodes
 
 
-class EpisodeStatistics:
+class EpisodeStatistics(Keeping):
     """Gathers episodes, evaluations, restarts and metrics of runners until a Row reports them.
 
     Any stage may call it, so what is counted is changed under a lock.
@@ -27,6 +29,11 @@ class EpisodeStatistics:
         site: the site of the runners, which gets metrics and warnings.
         keys: the keys of `info` that are metrics.
     """
+
+    lasting = (
+        "missing_keys", "other_keys", "evaluated", "restarted", "_recent", "_since_last",
+    )  # fmt: skip
+    remade = ("site", "_lock")
 
     def __init__(self, site: Site, keys: tuple[str, ...]) -> None:
         self.site = site
@@ -59,6 +66,10 @@ class EpisodeStatistics:
                     if not episodes.metrics[column(key)].number
                 }
                 self.other_keys.update(dict.fromkeys(episodes.infos))
+        if episodes.reset:
+            many = f"{episodes.reset} {plural(episodes.reset, 'environment')}"
+            text = f"{many} could not be brought back to where they were, and began a new episode"
+            self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
         if episodes.metrics:
             self.site.metrics.merge(episodes.metrics, self.site.name)
 

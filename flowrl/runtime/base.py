@@ -17,7 +17,7 @@ from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.machine import machine
 from flowrl.core.profile import Profile
-from flowrl.errors import SettingError
+from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
@@ -93,6 +93,8 @@ class Session:
         place of the first when the age of the run has doubled."""
         self.spans: dict[str, deque[Span | Mark]] = {}
         """By process: the newest of what it did, in seconds since 1970, if `TRACE` asks for it."""
+        self.between_rounds = True
+        """Whether no round is under way, and none ended by an error."""
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         self.pending_rows = 0
@@ -126,9 +128,10 @@ class Session:
         while True:
             self.turns.wait()
             began, dropped_before = self.rows.last, self._dropped()
+            self.between_rounds = False
             with interrupts_wait() as pressed:
                 tallies = self.turns.round(self._rows_wanted())
-            self.interrupted = pressed()
+            self.interrupted, self.between_rounds = pressed(), True
             # Rows that one round closed share its time and what was dropped in it.
             seconds_each = (time.perf_counter() - began) / max(len(tallies), 1)
             for number, tally in enumerate(tallies, 1):
@@ -183,6 +186,39 @@ class Session:
         """Yield a resource's handle. Its state may be read meanwhile: no stage is within a pass."""
         with self.turns.still():
             yield self.place.handles[name]
+
+    def keep(self) -> Any:
+        """Return all that lasts of the run, to be encoded before it goes on.
+
+        A run is kept between two rounds, and never after an error within one.
+        """
+        place = self.place
+        with self.turns.still():
+            return {
+                "handles": {name: handle.keep() for name, handle in place.handles.items()},
+                "turns": self.turns.keep(),
+                "ledger": place.ledger.keep(),
+                "metrics": place.metrics.keep(),
+                "rows": self.rows.keep(),
+                "clock": place.site.seconds(),
+            }
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept of a run of the same plan, before the first round.
+
+        Raises:
+            SaveError: it is not of such a run.
+        """
+        place = self.place
+        if set(state["handles"]) != set(place.handles):
+            raise SaveError("it holds other resources than this graph")
+        place.earlier += state["clock"] - place.site.seconds()
+        for name, handle in place.handles.items():
+            handle.take(state["handles"][name])
+        self.turns.take(state["turns"])
+        place.ledger.take(state["ledger"])
+        place.metrics.take(state["metrics"])
+        self.rows.take(state["rows"])
 
     def counts(self) -> Counter[str]:
         """Return what the nodes did so far, by the counters that the plan predicts.

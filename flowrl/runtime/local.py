@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import numpy as np
-
 from flowrl.core.events import Stream
+from flowrl.core.keeping import Draws
 from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
@@ -39,9 +38,8 @@ class LocalRuntime:
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the graph's resources in this process."""
         # A generator of its own: picking a stage takes no random numbers from anything else.
-        rng = np.random.default_rng(seed)
         # It picks the stage that goes on, and which of several results is taken first.
-        pick = None if self.schedule == "lockstep" else lambda n: int(rng.integers(n))
+        pick = None if self.schedule == "lockstep" else Draws(seed)
         graph = plan.graph
         place = Place(
             graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=pick

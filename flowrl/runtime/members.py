@@ -14,6 +14,7 @@ import numpy as np
 from flowrl.core.arguments import Argument
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row, Tally
+from flowrl.core.keeping import Keeping
 from flowrl.errors import EnvError, NotFiniteError, SettingError, unknown
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.values import settings, with_setting
@@ -260,8 +261,10 @@ def _with_number(graph: Graph, path: str, value: float) -> Graph:
     return graph.set(path, value)
 
 
-class MemberRows:
+class MemberRows(Keeping):
     """Makes the Rows of many runs: each run's own, and their means."""
+
+    remade = ("members", "makers", "rows", "runs")
 
     def __init__(self, graph: str, started: float, members: Members) -> None:
         self.members = members
@@ -269,6 +272,17 @@ class MemberRows:
         self.rows: list[list[Row]] = [[] for _ in range(members.count)]
         """By run: its Rows so far."""
         self.runs = members.count
+
+    def keep(self) -> Any:
+        """Return the rows of every run, and what their makers keep."""
+        rows = [[dict(row) for row in rows] for rows in self.rows]
+        return {"makers": [maker.keep() for maker in self.makers], "rows": rows}
+
+    def take(self, state: Any) -> None:
+        """Go on from the rows that were kept."""
+        for maker, kept in zip(self.makers, state["makers"], strict=True):
+            maker.take(kept)
+        self.rows = [[Row(row) for row in rows] for rows in state["rows"]]
 
     @property
     def last(self) -> float:

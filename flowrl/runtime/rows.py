@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from flowrl.core.items import Row, Tally, Trained
+from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import summed
 from flowrl.errors import EnvError, NotFiniteError
 
@@ -18,9 +19,11 @@ TOTALS = ("row", "env_steps", "trained_steps", "updates", "gradient_steps", "epi
 """The columns of a Row that count from the beginning of the run."""
 
 
-class RowMaker:
+class RowMaker(Keeping):
     """Makes Rows: it holds the running totals, and takes the means of all updates since a Row."""
 
+    lasting: ClassVar[tuple[str, ...]] = ("totals",)
+    remade: ClassVar[tuple[str, ...]] = ("graph", "started", "last")
     runs = 1
     """How many runs go on at once."""
 
@@ -34,6 +37,16 @@ class RowMaker:
         self.graph = graph
         self.started = self.last = started
         self.totals = dict.fromkeys(TOTALS, 0)
+
+    def keep(self) -> Any:
+        """Return the totals, and how long the run has gone on."""
+        return {**super().keep(), "seconds": self.last - self.started}
+
+    def take(self, state: Any) -> None:
+        """Count on from what was kept; the time until now does not count."""
+        super().take({name: state[name] for name in self.lasting})
+        self.last = time.perf_counter()
+        self.started = self.last - state["seconds"]
 
     def row(self, tally: Tally, now: float | None = None, **extra: float) -> Row:
         """Make the next Row. Waits for the device.

@@ -17,7 +17,7 @@ from flowrl.core.items import Tally
 from flowrl.errors import raised
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop
-from flowrl.graph.stages import Channel, Make, channels_of
+from flowrl.graph.stages import Channel, Make, Turns, channels_of
 
 CLOSING_SECONDS = 5.0
 """How long a stage may take to end its pass."""
@@ -45,8 +45,12 @@ class SharedChannel(Channel):
         return taken
 
 
-class Threads:
+class Threads(Turns):
     """Runs the stage of the reporting operator in the caller's thread, each other in its own."""
+
+    remade = (
+        *Turns.remade, "turn", "main", "ending", "error", "raised", "locks", "threads", "started",
+    )  # fmt: skip
 
     def __init__(self, graph: Graph, make: Make) -> None:
         """Make the stages. Their threads start with the first `wait`.

@@ -21,9 +21,8 @@ from flowrl.core.items import Tally
 from flowrl.core.mesh import split
 from flowrl.errors import CheckError, GraphError, SettingError
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Loop
 from flowrl.graph.plan import Plan
-from flowrl.graph.stages import Channel, Make, Schedule
+from flowrl.graph.stages import Make, Schedule, Turns
 from flowrl.graph.versions import later
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.counted import add
@@ -40,11 +39,18 @@ SECONDS = 0.5
 """About how long a chunk takes: rows come this often, and an interrupt is heeded this soon."""
 
 
-class Fused:
+class Fused(Turns):
     """Runs a graph as a program of its steady period, which goes on in chunks.
 
     The rounds before the steady period run function by function.
     """
+
+    lasting = ("warmup_left",)
+    # The state of many runs is kept as arrays beside that of the best one, which handles show.
+    remade = (
+        *Turns.remade, "graph", "place", "members", "best", "periodicity", "chunk_size",
+        "next_periods", "compiled", "numbers", "period", "tracing", "arrays", "structure", "newest",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,22 +100,29 @@ class Fused:
 
         def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
             self.place.begin(seed, swept)
-            self.tracing = Tracing(self.graph, self.place, Schedule(self.graph, make))
+            schedule = Schedule(self.graph, make)
+            self.tracing = Tracing(self.graph, self.place, schedule)
+            self.loops, self.channels = schedule.loops, schedule.channels
             arrays, self.structure, self.newest = self.tracing.state.get()
             return strong(arrays)
 
         many = self.members.many
         seeds, swept = self.members.inputs()
-        # Many runs have a new first axis, along which they are split over the devices. Of one run
-        # only arrays with an axis of environments are split; the others get a copy on each device.
-        arrays = jax.vmap(start)(seeds, swept) if many else start(seeds, swept)
-        flags = self.tracing.state.environment_axes()
+        self.arrays = self._laid_out(jax.vmap(start)(seeds, swept) if many else start(seeds, swept))
+        self._show()
+
+    def _laid_out(self, arrays: list[Array]) -> list[Array]:
+        """Return the arrays of the state, split over the devices.
+
+        Many runs have a new first axis, along which they are split. Of one run only arrays with an
+        axis of environments are split; the others get a copy on each device.
+        """
+        flags, many = self.tracing.state.environment_axes(), self.members.many
         # An array has no axis `x.ndim`: split along that, each device gets a copy.
-        self.arrays = [
+        return [
             split(x, 0) if many or of_environments else split(x, x.ndim)
             for x, of_environments in zip(arrays, flags, strict=True)
         ]
-        self._show()
 
     def _trace(self) -> None:
         """Trace the steady period.
@@ -161,20 +174,24 @@ class Fused:
             )
         return made
 
+    def keep(self) -> Any:
+        """Return what lasts: of many runs the arrays of all of them, too."""
+        return {**super().keep(), "many": self.arrays if self.members.many else None}
+
+    def take(self, state: Any) -> None:
+        """Go on with the state that all resources took."""
+        super().take(state)
+        arrays, self.structure, self.newest = self.tracing.state.get()
+        if self.members.many:
+            arrays = state["many"]
+        self.arrays = self._laid_out(strong(arrays))
+        self.compiled = self.period = None
+        self._show()
+
     def _show(self) -> None:
         """Let the handles hold the present state; of many runs that of the best."""
         arrays = [x[self.best()] for x in self.arrays] if self.members.many else self.arrays
         self.tracing.state.put(arrays, self.structure, self.newest)
-
-    @property
-    def loops(self) -> list[Loop]:
-        """The loops, by stage."""
-        return self.tracing.schedule.loops
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        """The channels, by queue."""
-        return self.tracing.schedule.channels
 
     def stages(self) -> dict[str, tuple[str, ...]]:
         """Return no nodes: the time of a program can't be divided among its parts."""

@@ -28,7 +28,8 @@ from flowrl.graph.graph import Graph
 from flowrl.observe.about import runtime_name
 from flowrl.observe.saving import to_json
 from flowrl.observe.sinks import sink
-from flowrl.running import as_runtime, run
+from flowrl.run_arguments import as_runtime
+from flowrl.running import run
 from flowrl.runtime.driver import DriverContext
 
 Send = Callable[..., None]

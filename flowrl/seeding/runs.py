@@ -35,7 +35,8 @@ from flowrl.observe.about import runtime_name
 from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
 from flowrl.observe.saver import first_files
 from flowrl.observe.saving import check_free
-from flowrl.running import as_runtime, check_arguments, run
+from flowrl.run_arguments import as_runtime, check_arguments
+from flowrl.running import run
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
 from flowrl.runtime.members import SEEDS

@@ -24,7 +24,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.values import to_text
 from flowrl.observe.about import runtime_settings
 from flowrl.observe.sinks import columns
-from flowrl.running import as_runtime
+from flowrl.run_arguments import as_runtime
 from flowrl.runtime import NAMES
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.tuning import results

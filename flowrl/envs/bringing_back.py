@@ -1,0 +1,243 @@
+"""Bring environments back to where they were when a run was kept.
+
+A single environment is brought back by what it did: its generators are set to what they were
+before its last reset, and the actions since are taken again. A vector whose attributes are all
+plain values is kept by these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import gymnasium as gym
+import jax
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
+
+from flowrl.core.keeping import Keeping
+
+Array = np.ndarray[Any, Any]
+MOST = 10_000
+"""The most steps of an episode that are taken again; a longer one is given up."""
+PLAIN = (bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator, jax.Array)
+INERT = (gym.Space, EnvSpec, Enum, type)
+"""What does not change while a vector is stepped."""
+LEFT_OUT = ("env", "envs", "env_fns", "metadata")
+"""Attributes of vectors that are kept in another way, or never change."""
+
+
+class Retraced(gym.Wrapper[Any, Any, Any, Any]):
+    """Wraps one environment, and notes what brings it back to where it is."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.begun: dict[str, Any] | None = None
+        """How the episode began: the generators before the reset, and its arguments."""
+        self.actions: list[Any] = []
+        """The actions since; more than `MOST` are of no use."""
+        self.seen: Any = None
+        """The last observation."""
+        self.reward = 0.0
+        """The sum of the rewards since the reset."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment, and note what its generators were before."""
+        self.begun = {"generators": _generators(self.env), "seed": seed, "options": options}
+        self.actions, self.reward = [], 0.0
+        result = self.env.reset(seed=seed, options=options)
+        self.seen = result[0] if isinstance(result, tuple) else None
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment, and note the action."""
+        if len(self.actions) <= MOST:
+            self.actions.append(action)
+        result = self.env.step(action)
+        if isinstance(result, tuple) and len(result) == 5:
+            self.seen, self.reward = result[0], self.reward + float(result[1])
+        return result
+
+    def keep(self) -> Any:
+        """Return what brings it back; None where its episode is too long."""
+        if self.begun is None or len(self.actions) > MOST:
+            return None
+        actions = jax.tree.map(lambda *x: np.stack(x), *self.actions) if self.actions else None
+        what = {"begun": self.begun, "count": len(self.actions), "actions": actions}
+        if not all(map(_is_plain, jax.tree.leaves((what, self.seen)))):
+            return None
+        return {**what, "seen": self.seen, "reward": float(self.reward)}
+
+    def bring_back(self, kept: Any) -> bool:
+        """Go through the episode again; return whether it came out as it was."""
+        if kept is None:
+            return False
+        begun = kept["begun"]
+        # Generators that a first reset makes are not there before it.
+        _set_generators(self.env, begun["generators"])
+        Retraced.reset(self, seed=begun["seed"], options=begun["options"])
+        for i in range(kept["count"]):
+            Retraced.step(self, jax.tree.map(lambda x, i=i: x[i], kept["actions"]))
+        self.begun = begun
+        return _same(self.seen, kept["seen"]) and _same(float(self.reward), kept["reward"])
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield an environment's wrappers, the outermost first, and then itself."""
+    while True:
+        yield env
+        inner = getattr(env, "env", None)
+        if not isinstance(env, gym.Wrapper) or inner is None:
+            return
+        env = inner
+
+
+def _generators(env: Any) -> list[tuple[int, str, Any]]:
+    """Return the states of all generators of an environment and its wrappers."""
+    found = []
+    for number, layer in enumerate(_layers(env)):
+        for name, value in vars(layer).items():
+            if isinstance(value, np.random.Generator):
+                found.append((number, name, value.bit_generator.state))
+    return found
+
+
+def _set_generators(env: Any, states: list[tuple[int, str, Any]]) -> None:
+    """Give an environment the generators that it had, whether it has any now or not."""
+    layers = list(_layers(env))
+    for number, name, state in states:
+        made = getattr(np.random, state["bit_generator"])()
+        made.state = state
+        setattr(layers[number], name, np.random.Generator(made))
+
+
+def _is_plain(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return not x.dtype.hasobject
+    return x is None or isinstance(x, PLAIN)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two observations, or rewards, are equal bit for bit."""
+    if isinstance(one, Mapping):
+        return (
+            isinstance(other, Mapping)
+            and set(one) == set(other)
+            and all(_same(one[k], other[k]) for k in one)
+        )
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    a, b = np.asarray(one), np.asarray(other)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+# -- vectors
+
+
+def retraced(vector: VectorEnv[Any, Any, Any]) -> None:
+    """Let each single environment of a vector note what brings it back, if none does so yet."""
+    inner = list(_vectors(vector))[-1]
+    if isinstance(inner, SyncVectorEnv):
+        inner.envs = [env if _tracer(env) else Retraced(env) for env in inner.envs]
+
+
+def _tracer(env: Any) -> Retraced | None:
+    return next((layer for layer in _layers(env) if isinstance(layer, Retraced)), None)
+
+
+def _vectors(vector: Any) -> Iterator[Any]:
+    """Yield a vector's wrappers, the outermost first, and then itself."""
+    while isinstance(vector, VectorWrapper):
+        yield vector
+        vector = vector.env
+    yield vector
+
+
+def kept_environments(vector: Any) -> Any:
+    """Return what brings a vector back; None where it holds what can't be kept."""
+    layers = []
+    for layer in _vectors(vector):
+        if isinstance(layer, Keeping):
+            layers.append({"own": layer.keep()})
+            continue
+        attributes = _attributes(layer)
+        if attributes is None:
+            return None
+        layers.append({"attributes": attributes})
+        if isinstance(layer, SyncVectorEnv):
+            tracers = [_tracer(env) for env in layer.envs]
+            layers[-1]["envs"] = [tracer.keep() if tracer else None for tracer in tracers]
+    return layers
+
+
+def _attributes(layer: Any) -> dict[str, Any] | None:
+    """Return the attributes of a vector that may change; None if one of them can't be kept."""
+    found = {}
+    for name, value in vars(layer).items():
+        if name in LEFT_OUT or isinstance(value, INERT):
+            continue
+        if not all(map(_is_plain, jax.tree.leaves(value, is_leaf=lambda x: x is None))):
+            return None
+        found[name] = value
+    return found
+
+
+def bring_back(vector: Any, kept: Any, seed: int, put: Callable[[int | None, Any], None]) -> Array:
+    """Bring the environments of a new vector back, and reset those that can't be.
+
+    Args:
+        vector: the new vector.
+        kept: what `kept_environments` returned of one like it.
+        seed: of the environments that are reset.
+        put: takes an environment's number and its first observation; with None in place of the
+            number, the observations of all.
+
+    Returns:
+        ``bool[B]``: which environments were reset.
+    """
+    layers = list(_vectors(vector))
+    if kept is None or len(kept) != len(layers):
+        put(None, vector.reset(seed=seed)[0])
+        return np.ones(vector.num_envs, bool)
+    # A first reset makes the arrays that are then filled in place: some may be views of others.
+    vector.reset(seed=seed)
+    for layer, state in zip(layers, kept, strict=True):
+        if isinstance(layer, Keeping):
+            layer.take(state["own"])
+            continue
+        for name, value in state["attributes"].items():
+            now = getattr(layer, name, None)
+            if isinstance(now, np.ndarray) and _alike(now, value):
+                np.copyto(now, value)
+            else:
+                setattr(layer, name, value)
+    if not isinstance(layers[-1], SyncVectorEnv):
+        return np.zeros(vector.num_envs, bool)
+    return _bring_back_each(layers[-1], kept[-1]["envs"], seed, put)
+
+
+def _alike(one: Array, other: Any) -> bool:
+    same = isinstance(other, np.ndarray) and one.dtype == other.dtype and one.shape == other.shape
+    return same and one.flags.writeable
+
+
+def _bring_back_each(
+    vector: Any, kept: list[Any], seed: int, put: Callable[[int | None, Any], None]
+) -> Array:
+    """Bring back the single environments of a vector; return which of them were reset."""
+    lost = np.zeros(len(kept), bool)
+    for i, (env, state) in enumerate(zip(vector.envs, kept, strict=True)):
+        tracer = _tracer(env)
+        try:
+            lost[i] = tracer is None or not tracer.bring_back(state)
+        except Exception:  # noqa: BLE001 - it raises where it did not before: it is another one
+            lost[i] = True
+        if lost[i]:
+            obs = env.reset(seed=seed + i)[0]
+            vector._env_obs[i], vector._autoreset_envs[i] = obs, False  # noqa: SLF001
+            put(i, obs)
+    return lost

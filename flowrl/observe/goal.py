@@ -1,0 +1,48 @@
+"""`Goal`: a goal of a run that is written as a comparison, such as ``return_mean>=475``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.core.items import Row
+from flowrl.errors import SettingError, unknown
+from flowrl.observe.looking import comparison
+
+
+def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
+    """Return a goal such as ``return_mean>=475`` as a function of a Row.
+
+    Args:
+        text: a comparison of a column with a number.
+        names: the columns that rows of this graph have.
+
+    Raises:
+        SettingError: the text is no comparison, or names no column.
+    """
+    # The message of `comparison` speaks of items, of which the command line knows nothing.
+    try:
+        goal = comparison(text)
+    except SettingError:
+        raise SettingError(
+            f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
+        ) from None
+    if goal.name not in names:
+        raise SettingError(f"--until: {unknown('column', goal.name, names)}")
+    return Goal(text, goal)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal of a run, as a function of a Row."""
+
+    text: str
+    """The goal as the user wrote it, which a saved run notes."""
+    comparison: Any
+    """It compares a column with a number."""
+
+    def __call__(self, row: Row) -> bool:
+        """Return whether a row reaches it."""
+        name = self.comparison.name
+        return name in row and bool(self.comparison.holds(row[name]))

@@ -1,0 +1,97 @@
+"""The arguments of `fl.run` and `fl.resume`: each is checked, and made into what a run takes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flowrl.core.events import Observer
+from flowrl.errors import SettingError, unknown
+from flowrl.graph.graph import Graph
+from flowrl.graph.plan import Plan
+from flowrl.observe.record import Record, Recorder
+from flowrl.observe.saving import RECORDS
+from flowrl.observe.snapshots import Snapshots
+from flowrl.runtime.base import Runtime
+
+RUNTIMES = {
+    "local": ("flowrl.runtime.local", "LocalRuntime"),
+    "ray": ("flowrl.runtime.ray", "RayRuntime"),
+    "xla": ("flowrl.runtime.xla", "XlaRuntime"),
+}
+"""By name of a runtime: its module and class, imported when it is used."""
+
+
+def check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
+    """Refuse arguments of `run` that it can't take."""
+    if not 0 <= seed < 2**32:
+        raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
+    if not isinstance(graph, Graph | Plan):
+        raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
+    if until is not None and not callable(until):
+        raise SettingError(
+            "until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got "
+            f"{until!r}"
+        )
+
+
+def checked_observers(observers: Any) -> tuple[Observer, ...]:
+    """Return the observers, or refuse what is none."""
+    if not isinstance(observers, Iterable):
+        raise SettingError(f"observers must be a list of them, got {observers!r}")
+    checked = tuple(observers)
+    for observer in checked:
+        if (
+            isinstance(observer, type)
+            or not callable(observer)
+            or not isinstance(getattr(observer, "kinds", None), tuple)
+        ):
+            raise SettingError(
+                f"observers: {observer!r} is none; it needs `kinds`, a tuple of the events that it "
+                "takes, and is called with each, as fl.Csv(path) is"
+            )
+    return checked
+
+
+def recorder_of(record: Any, out: str | Path | None, seed: int) -> Recorder | None:
+    """Return the observer that keeps updates in the run's directory, if this is wanted."""
+    if not isinstance(record, bool | Record):
+        raise SettingError(
+            f"record must be True, False or one such as fl.Record(every=100), got {record!r}"
+        )
+    if not record:
+        return None
+    if out is None:
+        raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
+    return Recorder(Path(out) / RECORDS, Record() if record is True else record, seed)
+
+
+def checked_snapshots(snapshots: Any) -> Snapshots | None:
+    """Return how often snapshots are made, None for never, or refuse what does not say so."""
+    if not isinstance(snapshots, bool | Snapshots):
+        raise SettingError(
+            "snapshots must be True, False or some such as fl.Snapshots(every=60), got "
+            f"{snapshots!r}"
+        )
+    if isinstance(snapshots, Snapshots):
+        return snapshots
+    return Snapshots() if snapshots else None
+
+
+def as_runtime(runtime: str | Runtime) -> Runtime:
+    """Return a runtime by its name, or as it is.
+
+    Raises:
+        SettingError: the name is unknown.
+    """
+    if not isinstance(runtime, str):
+        return runtime
+    if runtime not in RUNTIMES:
+        raise SettingError(unknown("runtime", runtime, RUNTIMES))
+    module, name = RUNTIMES[runtime]
+    made: Runtime = getattr(importlib.import_module(module), name)()
+    return made
