@@ -157,7 +157,7 @@ def _goal(
 def _runtime(facts: dict[str, Any], root: Path) -> Runtime:
     """Return the runtime of the run, with its settings."""
     kind = type(as_runtime(facts["runtime"]))
-    made: Runtime = kind(**settings_of_runtime(facts, root))
+    made: Runtime = kind(**settings_of_runtime(facts, root, kind))
     return made
 
 

@@ -342,6 +342,7 @@ def repeat(args: argparse.Namespace) -> str:
         SaveError: the file of the run is damaged.
     """
     from flowrl.observe.about import OF_PYTHON, differences, read, settings_of_runtime
+    from flowrl.run_arguments import as_runtime
 
     said = []
     if (saved := read(args.graph)) is not None:
@@ -354,7 +355,8 @@ def repeat(args: argparse.Namespace) -> str:
                 args.until = saved["until"]
         if args.runtime is None:
             args.runtime = saved["runtime"]
-            args.runtime_settings = settings_of_runtime(saved, args.graph)
+            kind = type(as_runtime(args.runtime))
+            args.runtime_settings = settings_of_runtime(saved, args.graph, kind)
             seeds = args.runtime_settings.pop("seeds", None)
             args.seeds = seeds if args.seeds is None else args.seeds
             if left_out := saved.get("runtime_left_out"):

@@ -111,6 +111,10 @@ class Place:
         """
         return self.site
 
+    def seconds(self) -> float:
+        """Return the time of `time.perf_counter`, which goes on when the run is resumed."""
+        return time.perf_counter() + self.earlier
+
     def clocks(self) -> dict[str, Reading]:
         """Return the seconds by kind of work of each process that works for this run."""
         readings: dict[str, Reading] = {}
@@ -214,7 +218,7 @@ class HereSite:
 
     def seconds(self) -> float:
         """Return the time of `time.perf_counter`, which goes on when the run is resumed."""
-        return time.perf_counter() + self.place.earlier
+        return self.place.seconds()
 
     def resource(self, name: Any) -> Any:
         """Return the handle of another resource of this run."""

@@ -201,21 +201,23 @@ def read(path: str | Path) -> dict[str, Any] | None:
     return dict(facts)
 
 
-def settings_of_runtime(facts: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def settings_of_runtime(facts: dict[str, Any], path: str | Path, kind: Any) -> dict[str, Any]:
     """Return the settings of a saved run's runtime that are not the default ones.
 
     Args:
         facts: as `read` returned them.
         path: the directory of the run.
+        kind: the class of the runtime. The metadata of a field may hold the function that reads it.
 
     Raises:
         SaveError: one of them is no value of flowrl, so that it can't be read back.
     """
-    found = {}
+    found, own = {}, {f.name: f.metadata.get("read") for f in fields(kind)}
     for name, text in facts.get("runtime_settings", {}).items():
+        read = own.get(name) or partial(from_text, what="value")
         try:
-            found[name] = from_text(text, what="value")
-        except FlowrlError:
+            found[name] = read(text)
+        except (FlowrlError, ValueError, SyntaxError):
             raise SaveError(
                 f"{Path(path) / FILE}: {name}={text} of its runtime can't be read back; name the "
                 "runtime yourself: --runtime local, or fl.run(..., runtime=...)"

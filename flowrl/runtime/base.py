@@ -200,7 +200,7 @@ class Session:
                 "ledger": place.ledger.keep(),
                 "metrics": place.metrics.keep(),
                 "rows": self.rows.keep(),
-                "clock": place.site.seconds(),
+                "clock": place.seconds(),
             }
 
     def take(self, state: Any) -> None:
@@ -212,7 +212,7 @@ class Session:
         place = self.place
         if set(state["handles"]) != set(place.handles):
             raise SaveError("it holds other resources than this graph")
-        place.earlier += state["clock"] - place.site.seconds()
+        place.earlier += state["clock"] - place.seconds()
         for name, handle in place.handles.items():
             handle.take(state["handles"][name])
         self.turns.take(state["turns"])

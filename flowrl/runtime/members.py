@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -71,6 +72,24 @@ class Sweep:
         made.listed = True
         return made
 
+    @staticmethod
+    def read(text: str) -> Sweep:
+        """Return the sweep whose `repr` is this text; nothing in it is executed.
+
+        Raises:
+            ValueError: it is the text of no sweep.
+        """
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError(f"{text!r} is no sweep")  # noqa: TRY004 - the text is wrong
+        if call.args:
+            return Sweep.points(ast.literal_eval(call.args[0]))
+        settings: dict[str, Sequence[float]] = {}
+        for keyword in call.keywords:
+            value = ast.literal_eval(keyword.value)
+            settings |= value if keyword.arg is None else {keyword.arg: value}
+        return Sweep(**settings)
+
     def runs(self) -> list[dict[str, float]]:
         """Return the values of each run, by name."""
         columns = self.settings.values()
@@ -80,6 +99,8 @@ class Sweep:
     def __repr__(self) -> str:
         if self.listed:
             return f"Sweep.points({self.runs()})"
+        if not all(name.isidentifier() for name in self.settings):
+            return f"Sweep(**{ {name: list(values) for name, values in self.settings.items()} })"
         settings = [f"{name}={list(values)}" for name, values in self.settings.items()]
         return f"Sweep({', '.join(settings)})"
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -181,6 +181,9 @@ class Fused(Turns):
     def take(self, state: Any) -> None:
         """Go on with the state that all resources took."""
         super().take(state)
+        # The program carries these on, which may be plain numbers of the run that is shown.
+        self.place.seed, swept = jnp.asarray(self.place.seed), self.place.site.swept
+        swept.update({name: jnp.asarray(value) for name, value in swept.items()})
         arrays, self.structure, self.newest = self.tracing.state.get()
         if self.members.many:
             arrays = state["many"]
@@ -409,7 +412,7 @@ class XlaRuntime:
 
     chunk: int | None = None
     seeds: int | None = None
-    sweep: Sweep | None = None
+    sweep: Sweep | None = field(default=None, metadata={"read": Sweep.read})
 
     def __post_init__(self) -> None:
         check_positive("chunk", self.chunk)
