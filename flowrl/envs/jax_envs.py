@@ -319,6 +319,12 @@ class JaxVector(Keeping, VectorEnv[Any, Any, Any]):
         num_envs: how many.
     """
 
+    lasting = ("rng", "states", "done")
+    remade = (
+        "jax_env", "num_envs", "metadata", "single_observation_space", "single_action_space",
+        "observation_space", "action_space", "_begin", "_advance",
+    )  # fmt: skip
+
     def __init__(self, jax_env: JaxEnv, num_envs: int) -> None:
         self.jax_env = jax_env
         self.num_envs = num_envs

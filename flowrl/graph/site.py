@@ -16,14 +16,15 @@ import jax
 from flowrl.core.clock import COMPUTING, Reading
 from flowrl.core.compiled import check_count, jitted
 from flowrl.core.events import Stream
+from flowrl.core.keeping import Keeping
 from flowrl.core.ledger import Ledger
 from flowrl.core.metrics import Metered
 from flowrl.core.workers import HereWorkers
-from flowrl.errors import GraphError, unknown
+from flowrl.errors import GraphError, SaveError, unknown
 from flowrl.graph.protocols import Handle, Resource, Workers
 
 
-class Place:
+class Place(Keeping):
     """Place where the resources of one run are opened, each before those that ask for it.
 
     Args:
@@ -35,6 +36,11 @@ class Place:
         stream: what brings the events of the run to its observers; None for a stream of its own.
         **settings: further arguments of `kind`.
     """
+
+    lasting = ("handles", "ledger", "metrics")
+    remade: ClassVar[tuple[str, ...]] = (
+        "graph", "resources", "planned", "stream", "earlier", "compiled", "opening", "site",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -110,6 +116,25 @@ class Place:
         Here it is one site for all; a runtime that places stages gives each its own.
         """
         return self.site
+
+    def keep(self) -> Any:
+        """Return what lasts of all resources, what was counted, and the time."""
+        handles = {name: handle.keep() for name, handle in self.handles.items()}
+        return {**super().keep(), "handles": handles, "clock": self.seconds()}
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept of a place with the same resources, which are open.
+
+        Raises:
+            SaveError: they are others, or have other settings.
+        """
+        if set(state["handles"]) != set(self.handles):
+            raise SaveError("it holds other resources than this graph")
+        self.earlier += state["clock"] - self.seconds()
+        for name, handle in self.handles.items():
+            handle.take(state["handles"][name])
+        self.ledger.take(state["ledger"])
+        self.metrics.take(state["metrics"])
 
     def seconds(self) -> float:
         """Return the time of `time.perf_counter`, which goes on when the run is resumed."""

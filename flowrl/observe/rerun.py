@@ -236,6 +236,8 @@ class KnownHandle(Handle):
         spaces: of the environment.
     """
 
+    remade = ("spaces",)
+
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
         self.state = {}

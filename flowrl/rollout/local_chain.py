@@ -93,6 +93,10 @@ class Acting(Handle):
         site: the site that runs it.
     """
 
+    # It lasts no longer than a call.
+    lasting = ()
+    remade = ("network", "site", "state")
+
     def __init__(self, net: Network, site: Site) -> None:
         self.network, self.site = net, site
         self.state: Weights | None = None

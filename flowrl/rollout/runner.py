@@ -72,10 +72,11 @@ class Runner(Keeping):
 
     lasting = ("facts", "obs", "seed", "noise", "key", "turn", "version", "scale")
     # Its next request carries its weights, and `localize` is called before that. What begins with
-    # the first rollout goes on from `_resumed`.
+    # the first rollout is kept apart, and goes on from `_resumed`.
     remade = (
         "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
         "weights", "local", "infos", "_started", "_resumed", "reset_environments",
+        "mode", "done", "memory", "counters",
     )  # fmt: skip
 
     def __init__(

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from flowrl.core.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
+from flowrl.core.keeping import Keeping
 from flowrl.core.machine import machine
 from flowrl.core.profile import Profile
-from flowrl.errors import SaveError, SettingError
+from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
@@ -58,8 +59,15 @@ def check_positive(name: str, value: Any, or_none: bool = True) -> None:
         raise SettingError(f"{name} must be {wanted}, got {value!r}")
 
 
-class Session:
+class Session(Keeping):
     """A graph at work in one runtime: its opened resources and its stage loops; it yields rows."""
+
+    # `keep` has all that lasts of these; profiles are those of the part of the run since it began
+    # or was resumed.
+    remade = (
+        "graph", "place", "per_row", "stop", "rows", "turns", "steps", "began", "marks", "spans",
+        "between_rounds", "interrupted", "pending_rows", "_profile_lock",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -192,15 +200,11 @@ class Session:
 
         A run is kept between two rounds, and never after an error within one.
         """
-        place = self.place
         with self.turns.still():
             return {
-                "handles": {name: handle.keep() for name, handle in place.handles.items()},
+                "place": self.place.keep(),
                 "turns": self.turns.keep(),
-                "ledger": place.ledger.keep(),
-                "metrics": place.metrics.keep(),
                 "rows": self.rows.keep(),
-                "clock": place.seconds(),
             }
 
     def take(self, state: Any) -> None:
@@ -209,15 +213,9 @@ class Session:
         Raises:
             SaveError: it is not of such a run.
         """
-        place = self.place
-        if set(state["handles"]) != set(place.handles):
-            raise SaveError("it holds other resources than this graph")
-        place.earlier += state["clock"] - place.seconds()
-        for name, handle in place.handles.items():
-            handle.take(state["handles"][name])
+        self.place.take(state["place"])
+        # Stages need what the resources hold.
         self.turns.take(state["turns"])
-        place.ledger.take(state["ledger"])
-        place.metrics.take(state["metrics"])
         self.rows.take(state["rows"])
 
     def counts(self) -> Counter[str]:

@@ -195,6 +195,7 @@ class ProgramPlace(Place):
     They are opened for a seed that may be a tracer.
     """
 
+    remade = (*Place.remade, "number", "many", "seed")
     site: InlineSite
     number: Callable[[Number], Any] | None = None
     """While a program is being traced: returns what stands for a number in it."""
