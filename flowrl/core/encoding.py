@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from flowrl.core.keeping import Leaves
+from flowrl.core.remote import RemoteArray
 from flowrl.errors import SaveError, a
 
 Put = Callable[[np.ndarray[Any, Any]], Any]
@@ -100,6 +101,10 @@ class _Encoder:
         x = np.ascontiguousarray(x).reshape(x.shape)
         return {kind: str(x.dtype), "shape": list(x.shape), "at": self.put(x)}
 
+    def remote_(self, value: RemoteArray, where: str) -> Any:
+        # Its values come here; what it becomes again is sent to its process when it is used.
+        return {"device": self.array_(np.asarray(value), where)}
+
     def device_(self, value: jax.Array, where: str) -> Any:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = self.array_(jax.random.key_data(value), where)
@@ -138,6 +143,7 @@ _HOW: dict[Any, Callable[[_Encoder, Any, str], Any]] = {
     tuple: _Encoder.tuple_,
     deque: _Encoder.deque_,
     jax.Array: _Encoder.device_,
+    RemoteArray: _Encoder.remote_,
     (np.ndarray, np.generic): _Encoder.array_,
     np.random.Generator: _Encoder.generator_,
     Fraction: _Encoder.fraction_,

@@ -67,6 +67,13 @@ def taken(now: Any, state: Any) -> Any:
     return state
 
 
+def writable(state: Any) -> Any:
+    """Return a tree whose NumPy arrays can be written to, which those that Ray sent can't."""
+    return jax.tree.map(
+        lambda x: x.copy() if isinstance(x, np.ndarray) and not x.flags.writeable else x, state
+    )
+
+
 @dataclass(frozen=True)
 class Leaves:
     """The arrays of a tree by their paths, for trees of classes that nobody here knows.

@@ -8,7 +8,7 @@ import numpy as np
 
 from flowrl.core.clock import REPLAY
 from flowrl.core.items import Batch
-from flowrl.core.keeping import Keeping
+from flowrl.core.keeping import Keeping, writable
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
 from flowrl.replay.sum_tree import SumTree, scattered
@@ -116,7 +116,7 @@ class Ring(Keeping):
 
     def take(self, state: Any) -> None:
         """Go on with the rows that were kept."""
-        super().take(state)
+        super().take(writable(state))
         self._view()
 
     def _view(self) -> None:

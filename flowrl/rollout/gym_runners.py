@@ -27,7 +27,7 @@ from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.published import Published, WeightsByRunner
-from flowrl.rollout.requests import AsyncRequests, LateError
+from flowrl.rollout.requests import AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 from flowrl.rollout.sample import Sample
@@ -100,14 +100,23 @@ class GymRunners(RunnersHandle):
         self.pool.close()
 
     def keep(self) -> Any:
-        """Return what lasts, the runners' own state among it, after their calls have ended."""
+        """Return what lasts, the runners' own state among it, after their calls have ended.
+
+        Of a runner that is lost or hangs there is None: when the run is resumed, it is a new one.
+        """
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
-        return {**super().keep(), "runners": [runner.result() for runner in runners]}
+        # Their older calls end first.
+        state = super().keep()
+        return {**state, "runners": [kept_result(r, self.pool.wait)[1] for r in runners]}
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""
         super().take({name: state[name] for name in self.lasting})
-        calls = [self.pool.submit(i, "take", kept) for i, kept in enumerate(state["runners"])]
+        calls = []
+        for runner, kept in enumerate(state["runners"]):
+            turn = self._rollouts_received[runner] * self.spec.rollout_length
+            verb, what = ("go_on", turn) if kept is None else ("take", kept)
+            calls.append(self.pool.submit(runner, verb, what))
         for call in calls:
             call.result()
         # A call that had failed is made again.

@@ -12,8 +12,11 @@ from typing import Any
 
 from flowrl.core.clock import TRANSFER, WAITING
 from flowrl.core.keeping import Keeping
-from flowrl.core.workers import Done
+from flowrl.core.workers import Done, Failed
 from flowrl.graph.protocols import Future
+
+KEEP_SECONDS = 30.0
+"""How long a snapshot waits for one call to end. What hangs for longer is left out of it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,18 @@ def whom_to_ask(
     return calls if math.isinf(most) else calls[: int(most)]
 
 
-def _result(request: Request) -> tuple[bool, Any]:
-    """Return whether a call has a result, and the result."""
+def kept_result(future: Any, wait: Callable[..., int | None]) -> tuple[bool, Any]:
+    """Return whether a call has a result within `KEEP_SECONDS`, and the result.
+
+    Args:
+        future: the result to come.
+        wait: as `AsyncRequests` takes it.
+    """
+    # Where it is there already nothing is waited for, nor any random number drawn.
+    if not isinstance(future, Done | Failed) and wait([future], KEEP_SECONDS) is None:
+        return False, None
     try:
-        return True, request.result()
+        return True, future.result()
     except Exception:  # noqa: BLE001 - its caller finds the error once it asks for the result
         return False, None
 
@@ -143,9 +154,12 @@ class AsyncRequests(Keeping):
     def keep(self) -> Any:
         """Return the calls that go on with their results, which are waited for.
 
-        A call that failed is left out: it is made again.
+        A call that failed, or hangs, is left out: it is made again.
         """
-        going = [[(r.number, *_result(r)) for r in requests] for requests in self.going]
+        going = [
+            [(r.number, *kept_result(r.future, self.wait)) for r in requests]
+            for requests in self.going
+        ]
         return {**super().keep(), "going": [[r for r in calls if r[1]] for calls in going]}
 
     def take(self, state: Any) -> None:

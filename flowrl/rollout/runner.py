@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Batch, read_only
-from flowrl.core.keeping import Keeping, into, leaves
+from flowrl.core.keeping import Keeping, into, leaves, writable
 from flowrl.core.mesh import on_one
 from flowrl.core.metrics import summed
 from flowrl.envs.bringing_back import bring_back, kept_environments
@@ -152,6 +152,7 @@ class Runner(Keeping):
 
     def take(self, state: Any) -> None:
         """Go on from what was kept, once the next request brings weights."""
+        state = writable(state)
         super().take({name: state[name] for name in self.lasting})
         self._resumed = state["begun"]
 

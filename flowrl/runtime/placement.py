@@ -311,6 +311,8 @@ class PlacedSite(HereSite):
 class Placed(Place):
     """The resources of a run, of which some, like some stages, have processes of their own."""
 
+    remade = (*Place.remade, "start", "wanted", "owners", "remotes", "sites")
+
     def __init__(
         self,
         plan: Plan,

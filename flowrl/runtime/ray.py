@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
+from flowrl.core.workers import Done
 from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
@@ -233,6 +234,10 @@ class RayWorkers:
 
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Return the index of the future that is done first; None after `timeout` seconds."""
+        # Results of a run that was resumed are there already.
+        for index, future in enumerate(futures):
+            if isinstance(future, Done):
+                return index
         refs = [future.ref for future in futures]
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
