@@ -103,7 +103,10 @@ class _Encoder:
 
     def remote_(self, value: RemoteArray, where: str) -> Any:
         # Its values come here; what it becomes again is sent to its process when it is used.
-        return {"device": self.array_(np.asarray(value), where)}
+        values = self.array_(np.asarray(value), where)
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return {"key": str(jax.random.key_impl(jax.random.key(0))), "of": values}
+        return {"device": values}
 
     def device_(self, value: jax.Array, where: str) -> Any:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

@@ -18,6 +18,7 @@ import numpy as np
 from flowrl.core.clock import TRANSFER, UPDATE, Reading, here
 from flowrl.core.events import Restarted, Warned
 from flowrl.core.items import Batch
+from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
 from flowrl.errors import EnvError, FlowrlError, GraphError, RunError
@@ -107,7 +108,8 @@ class GymRunners(RunnersHandle):
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
         # Their older calls end first.
         state = super().keep()
-        return {**state, "runners": [kept_result(r, self.pool.wait)[1] for r in runners]}
+        # Where something is placed, arrays come as remote ones.
+        return {**state, "runners": [near(kept_result(r, self.pool.wait)[1]) for r in runners]}
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""

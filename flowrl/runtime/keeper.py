@@ -74,6 +74,14 @@ def dig(tree: Any, least: int = 0) -> tuple[Any, list[Any]]:
     return jax.tree.map(hole, tree), arrays
 
 
+def _as_numpy(x: Any) -> Any:
+    """Return an array as it travels: one of NumPy, and of random keys their numbers."""
+    if not isinstance(x, jax.Array):
+        return x
+    is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
+
+
 class Keeper:
     """Runs functions in its process, and keeps the arrays they return while they are needed."""
 
@@ -152,10 +160,7 @@ class Keeper:
         with By(self.clock), TRANSFER:
             leaves, structure = jax.tree.flatten(tree)
             # Arrays leave the process as NumPy's.
-            arrays = [
-                np.asarray(x) if isinstance(x, jax.Array) else x
-                for x in self._resolved(leaves, sent)
-            ]
+            arrays = [_as_numpy(x) for x in self._resolved(leaves, sent)]
             self._drop(dropped)
             # A list is what `Kept.store` and `PlacedSite.settle` ask for: only arrays, whose places
             # the driver knows, so they travel as one buffer. Any other tree is weights for runners,
