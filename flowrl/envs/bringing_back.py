@@ -40,26 +40,27 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         """The actions since; more than `MOST` are of no use."""
         self.seen: Any = None
         """The last observation."""
-        self.reward = 0.0
-        """The sum of the rewards since the reset."""
+        self.rewards: list[Any] = []
+        """The rewards since the reset."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, and note what its generators were before."""
         self.begun = {"generators": _generators(self.env), "seed": seed, "options": options}
-        self.actions, self.reward = [], 0.0
+        self.actions, self.rewards = [], []
         result = self.env.reset(seed=seed, options=options)
         self.seen = result[0] if isinstance(result, tuple) else None
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, and note the action."""
-        if len(self.actions) <= MOST:
-            self.actions.append(action)
         result = self.env.step(action)
-        if isinstance(result, tuple) and len(result) == 5:
-            self.seen, self.reward = result[0], self.reward + float(result[1])
+        # What is no step at all raises an error in the vector, which says so better.
+        if isinstance(result, tuple) and len(result) == 5 and len(self.actions) <= MOST:
+            self.actions.append(action)
+            self.rewards.append(result[1])
+            self.seen = result[0]
         return result
 
     def keep(self) -> Any:
@@ -70,7 +71,7 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         what = {"begun": self.begun, "count": len(self.actions), "actions": actions}
         if not all(map(_is_plain, jax.tree.leaves((what, self.seen)))):
             return None
-        return {**what, "seen": self.seen, "reward": float(self.reward)}
+        return {**what, "seen": self.seen, "rewards": np.array(self.rewards)}
 
     def bring_back(self, kept: Any) -> bool:
         """Go through the episode again; return whether it came out as it was."""
@@ -83,7 +84,7 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         for i in range(kept["count"]):
             Retraced.step(self, jax.tree.map(lambda x, i=i: x[i], kept["actions"]))
         self.begun = begun
-        return _same(self.seen, kept["seen"]) and _same(float(self.reward), kept["reward"])
+        return _same(self.seen, kept["seen"]) and _same(np.array(self.rewards), kept["rewards"])
 
 
 def _layers(env: Any) -> Iterator[Any]:

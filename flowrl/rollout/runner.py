@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,23 +12,22 @@ import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, RESET, START, STEP, WEIGHTS, here
+from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, START, STEP, WEIGHTS, here
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Batch, read_only
 from flowrl.core.keeping import Keeping, into, leaves, writable
 from flowrl.core.mesh import on_one
 from flowrl.core.metrics import summed
-from flowrl.envs.bringing_back import bring_back, kept_environments
-from flowrl.envs.gym_envs import env_name, make_vector
-from flowrl.errors import EnvError, raised
+from flowrl.envs.gym_envs import env_name
+from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
 from flowrl.rollout.columns import column_of, copies, write
 from flowrl.rollout.counters import Counters, Skipped
+from flowrl.rollout.environments import Environments
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
 from flowrl.rollout.finite import all_finite, check_allowed, first_not_finite, not_finite_error
-from flowrl.rollout.infos import Infos
 from flowrl.rollout.local_chain import Local
 from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.sample import Episodes, Sample, numbers, seed_of
@@ -75,8 +72,8 @@ class Runner(Keeping):
     # the first rollout is kept apart, and goes on from `_resumed`.
     remade = (
         "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
-        "weights", "local", "infos", "_started", "_resumed", "reset_environments",
-        "mode", "done", "memory", "counters",
+        "weights", "local", "environments", "_started", "_resumed", "reset_environments",
+        "done", "memory", "counters",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +84,7 @@ class Runner(Keeping):
         self.label = f"{name}, runner {index}"
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
         self.spaces = spec.spaces()
+        self.environments = Environments(spec, self.spaces)
         self.obs: dict[str, Array] = {}
         """The observations to act on next, by the names of their fields."""
         self.env = numbers(index, spec.envs_per_runner)
@@ -112,7 +110,6 @@ class Runner(Keeping):
             else None
         )
         self.local: Local | None = None
-        self.infos: Infos | None = None
         self._started = False
         self.reset_environments = 0
         """Environments that could not be brought back, until the next rollout says so."""
@@ -121,32 +118,22 @@ class Runner(Keeping):
 
     def close(self) -> None:
         """Close the environments."""
-        # They may have been made even if their first reset failed. The reference to them goes too,
-        # for Atari games end their threads only then.
-        if "vector" in self.__dict__:
-            self.__dict__.pop("vector").close()
+        self.environments.close()
 
-    @cached_property
+    @property
     def vector(self) -> Any:
         """The environments, made at first use."""
-        return make_vector(
-            self.spec.env,
-            self.spec.envs_per_runner,
-            self.spec.wrappers,
-            self.spec.env_settings,
-            self.spaces,
-        )
+        return self.environments.vector
 
     def keep(self) -> Any:
         """Return what lasts: the environments too, if they have begun."""
         if not self._started:
             return {**super().keep(), "begun": self._resumed}
         begun = {
-            "environments": kept_environments(self.vector),
+            "environments": self.environments.keep(),
             "done": self.done,
             "memory": leaves(self.memory),
             "counters": self.counters.keep(),
-            "infos": self.infos.keep() if self.infos is not None else None,
         }
         return {**super().keep(), "begun": begun}
 
@@ -160,15 +147,13 @@ class Runner(Keeping):
         """Reset the environments for the first time, and compile the policy."""
         if self._started:
             return
-        spec, envs = self.spec, self.spec.envs_per_runner
-        self.mode = AutoresetMode(self.vector.metadata["autoreset_mode"])
-        if spec.metrics:
-            self.infos = Infos(spec.metrics, envs, env_name(spec.env), self.mode)
+        envs = self.spec.envs_per_runner
+        self.environments.begin()
         # The first request to a runner always carries weights.
         self.memory = self.network.memory(cast("Weights", self.weights), envs)
         self.counters = Counters(envs)
         if self._resumed is None:
-            self.obs = self._reset(seed=self.seed)
+            self.obs = self.environments.reset(seed=self.seed)
             self.done = np.zeros(envs, bool)
         else:
             self._go_on_from(self._resumed)
@@ -177,21 +162,11 @@ class Runner(Keeping):
             self._decide_on(self.obs, self._noise()[0])
         self._started = True
 
-    def _reset(self, **how: Any) -> dict[str, Array]:
-        try:
-            with RESET:
-                return self._checked(self.vector.reset(**how)[0], "reset")
-        except EnvError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
-
     def _go_on_from(self, begun: dict[str, Any]) -> None:
         """Bring environments and episodes back to where they were."""
-        with RESET:
-            # Those that are reset begin another episode than any before.
-            seed = (self.seed + self.turn) % 2**31
-            lost = bring_back(self.vector, begun["environments"], seed, self._put_obs)
+        # Those that are reset begin another episode than any before.
+        seed = (self.seed + self.turn) % 2**31
+        lost = self.environments.bring_back(begun["environments"], seed, self.obs)
         self.done = begun["done"] & ~lost
         memory = into(self.memory, begun["memory"], f"{self.label}, its recurrent state")
         recurs = self.network.recurrent
@@ -199,17 +174,7 @@ class Runner(Keeping):
         self.counters.take(begun["counters"])
         self.counters.begin_anew(lost)
         self.reset_environments = int(lost.sum())
-        if self.infos is not None:
-            self.infos.take(begun["infos"])
         self._resumed = None
-
-    def _put_obs(self, env: int | None, obs: Any) -> None:
-        """Act on the observation of an environment that was reset, or of all of them."""
-        if env is None:
-            self.obs = self._checked(obs, "reset")
-            return
-        for name, x in self.spaces.arrays(obs).items():
-            self.obs[name][env] = x
 
     def localize(self, chain: Chain) -> None:
         """Pass every later rollout through these operators before it is sent."""
@@ -246,7 +211,7 @@ class Runner(Keeping):
             with STEP:
                 sample = (
                     self._fill_next_step()
-                    if self.mode is AutoresetMode.NEXT_STEP
+                    if self.environments.mode is AutoresetMode.NEXT_STEP
                     else self._fill_same_step()
                 )
         except EnvError as error:
@@ -273,10 +238,10 @@ class Runner(Keeping):
             episodes = replace(episodes, reset=self.reset_environments)
             self.reset_environments = 0
         metrics = summed(self.local.metrics.drain()) if self.local is not None else {}
-        if self.infos is not None:
-            metrics = {**metrics, **self.infos.drain()}
-            return replace(episodes, metrics=metrics, infos=tuple(self.infos.other_keys))
-        return replace(episodes, metrics=metrics) if metrics else episodes
+        of_infos, other_keys = self.environments.measured()
+        if not (metrics or of_infos or other_keys):
+            return episodes
+        return replace(episodes, metrics={**metrics, **of_infos}, infos=other_keys)
 
     def evaluate(
         self,
@@ -440,57 +405,8 @@ class Runner(Keeping):
     def _step(
         self, packed: Array
     ) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Array]]:
-        """Step all environments.
-
-        Returns:
-            Observations to act on, rewards, flags of terminated and of truncated episodes, and the
-            observations that the steps led to.
-        """
-        action = self.network.head.to_env(self.network.unpack(packed)[0])
-        try:
-            obs, reward, terminated, truncated, info = self.vector.step(action)
-            # Steps led to these observations, except where the vector has reset already.
-            final = obs = self._checked(obs, "step")
-            if self.infos is not None:
-                self.infos.note(info, terminated | truncated)
-            if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
-                final = copies(obs)  # a vector may return the same arrays again
-                if self.mode is AutoresetMode.SAME_STEP:
-                    for i in np.flatnonzero(ended):
-                        for name, x in self.spaces.arrays(info["final_obs"][i]).items():
-                            final[name][i] = x
-                else:
-                    obs = self._reset(options={"reset_mask": ended})
-        except EnvError:
-            raise
-        except Exception as error:
-            name = env_name(self.spec.env)
-            # Gymnasium's vector fails only where it writes the reward into its array of them.
-            if "_rewards[" in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
-                raise EnvError(
-                    f"{name} gave a reward that is no single number ({raised(error)}); let its "
-                    "step return float(reward)"
-                ) from error
-            raise EnvError(f"{name} raised in step: {raised(error)}") from error
-        return obs, reward, terminated, truncated, final
-
-    def _checked(self, obs: Any, verb: str) -> dict[str, Array]:
-        """Return observations by the names of their fields, in the types that batches have.
-
-        Raises:
-            EnvError: they have another shape than the space declares.
-        """
-        checked, envs = {}, self.spec.envs_per_runner
-        for part in self.spaces.parts:
-            x = part.of(obs)
-            if x.shape != (envs, *part.shape):
-                raise EnvError(
-                    f"{env_name(self.spec.env)} returned observations of shape {list(x.shape)} "
-                    f"from {verb}, but its space declares {[envs, *part.shape]}; fix the "
-                    "environment or its space"
-                )
-            checked[part.name] = x.astype(part.dtype, copy=False)
-        return checked
+        """Step all environments by packed actions; what it returns is that of `Environments`."""
+        return self.environments.step(self.network.head.to_env(self.network.unpack(packed)[0]))
 
     @CONCAT
     def _finish(
