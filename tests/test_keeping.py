@@ -49,7 +49,7 @@ def test_every_attribute_is_kept_or_made_again(kind):
     assert not set(kind.lasting) & set(kind.remade)
     state = {"state"} if isinstance(getattr(kind, "state", None), property) else set()
     fields = {*getattr(kind, "__dataclass_fields__", {})}
-    fields |= {name for k in kind.__mro__ for name in inspect.get_annotations(k)}
+    fields |= {name for k in kind.__mro__ for name in {*inspect.get_annotations(k), *vars(k)}}
     assert not named - held - state - fields, f"{kind.__name__} has no {named - held}"
 
 

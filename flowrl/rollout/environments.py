@@ -65,10 +65,10 @@ class Environments(Keeping):
         return AutoresetMode(self.vector.metadata["autoreset_mode"])
 
     def begin(self) -> None:
-        """Gather infos from now on, where any are wanted."""
-        if self.spec.metrics:
-            count = self.spec.envs_per_runner
-            self.infos = Infos(self.spec.metrics, count, env_name(self.spec.env), self.mode)
+        """Make the environments, and gather infos from now on, where any are wanted."""
+        mode, spec = self.mode, self.spec
+        if spec.metrics:
+            self.infos = Infos(spec.metrics, spec.envs_per_runner, env_name(spec.env), mode)
 
     def measured(self) -> tuple[dict[str, Summed], tuple[str, ...]]:
         """Return what infos held since the last call, by column, and the keys of other infos."""
