@@ -1,0 +1,215 @@
+"""A run that is resumed goes on as if it had never been ended, bit for bit."""
+
+import dataclasses
+import json
+import shutil
+from functools import partial
+
+import gymnasium as gym
+import jax
+import numpy as np
+import pytest
+from gymnasium.wrappers import FrameStackObservation
+
+import environments
+import flowrl as fl
+from conftest import same, timeless
+from flowrl.core.events import Tap, Warned
+from flowrl.errors import SaveError, SettingError
+
+SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
+PPO = fl.PPOSettings(
+    **SMALL, minibatch_size=32, epochs=2, policy=fl.Policy(fl.networks.MLP, hidden=(8,))
+)
+JAX = "gymnax:CartPole-v1"
+EVERY = fl.Snapshots(every=0, keep=99)
+
+
+def values(tree):
+    """Return the arrays of a tree as lists of NumPy arrays, random keys as their numbers."""
+
+    def plain(x):
+        is_key = jax.numpy.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return [plain(x) for x in jax.tree.leaves(tree)]
+
+
+def rows_of(path):
+    return timeless([json.loads(x) for x in (path / "rows.jsonl").read_text().splitlines()])
+
+
+def whole(graph, path, count=5, runtime="local", seed=1):
+    """Make a run with a snapshot after each of its rows."""
+    with fl.run(graph, out=path, seed=seed, snapshots=EVERY, runtime=runtime) as run:
+        for row in run:
+            if len(run.rows) == count:
+                break
+    return run
+
+
+def cut(path, row, to):
+    """Make a copy of a run's directory as a kill -9 after a row leaves it."""
+    shutil.copytree(path, to)
+    (to / "manifest.json").unlink()
+    for file in (to / "snapshots").glob("row-*.json"):
+        if int(file.stem[4:]) > row:
+            file.unlink()
+    (to / "snapshots" / "newest.txt").write_text(f"row-{row:010}.json")
+    with (to / "rows.jsonl").open("a") as file:
+        file.write('{"row": 6, "env_st')
+    return to
+
+
+def resumed(path, graph, count=5, **how):
+    with fl.resume(path, graph, until=lambda row: row["row"] >= count, **how) as run:
+        new = list(run)
+    assert len(run.rows) == len(rows_of(path))
+    return run, new
+
+
+def small(kind, **settings):
+    """Return small settings of a stock graph."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    network = fl.networks.QNetwork if "double" in names else fl.networks.MLP
+    given = {
+        "num_runners": 2, "envs_per_runner": 2, "rollout_length": 8, "batch_size": 32,
+        "policy": fl.Policy(network, hidden=(8,)), "report_every": 3, "minibatch_size": None,
+        **settings,
+    }  # fmt: skip
+    return kind(**{name: x for name, x in given.items() if name in names})
+
+
+Q = {"learning_starts": 40, "buffer_size": 300, "rollout_length": 4, "batch_size": 16}
+RNN = fl.Policy(fl.networks.RNN, cell="lstm")
+SAC = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
+
+
+def moments(env):
+    changed = {"policy": None, "normalize": True, "normalize_rewards": True}
+    return fl.ppo(env, dataclasses.replace(PPO, **changed, lr=fl.Linear(1e-3, 0.0, 20)))
+
+
+def vector(mode):
+    """PPO over a vector of Gymnasium's own kind that resets in one of its modes."""
+    settings = dataclasses.replace(PPO, envs_per_runner=8)
+    return fl.ppo(partial(environments.cut_short, mode), settings)
+
+
+CASES = {
+    "ppo": lambda: fl.ppo("CartPole-v1", PPO),
+    "ppo over moments, with a schedule": lambda: moments("Pendulum-v1"),
+    "ppo, SAME_STEP": lambda: vector("SameStep"),
+    "ppo, DISABLED": lambda: vector("Disabled"),
+    "a2c with an evaluation": lambda: fl.a2c("CartPole-v1", small(fl.A2CSettings)).insert(
+        after="train", check=fl.Evaluate(every=2, episodes=2, max_steps=50)
+    ),
+    "pg": lambda: fl.pg("CartPole-v1", small(fl.PGSettings)),
+    "impala, recurrent": lambda: fl.impala("CartPole-v1", small(fl.IMPALASettings, policy=RNN)),
+    "impala with MixIn": lambda: fl.impala("CartPole-v1", small(fl.IMPALASettings)).insert(
+        after="batch", mix=fl.MixIn(3, 2)
+    ),
+    "appo over frames": lambda: fl.appo("Pendulum-v1", small(fl.APPOSettings)).set(
+        "runners.wrappers", (partial(FrameStackObservation, stack_size=2),)
+    ),
+    "dqn": lambda: fl.dqn("CartPole-v1", small(fl.DQNSettings, **Q, prioritized=True, n_step=2)),
+    "apex": lambda: fl.apex("CartPole-v1", small(fl.ApexSettings, **Q)),
+    "sac": lambda: fl.sac("Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC)),
+    "ppo in JAX": lambda: fl.ppo("gymnax:Pendulum-v1", PPO),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
+    graph, schedule = CASES[name](), "random" if "impala" in name else "lockstep"
+    runtime = fl.LocalRuntime(schedule=schedule)
+    run = whole(graph, tmp_path / "whole", runtime=runtime)
+    again, new = resumed(cut(tmp_path / "whole", 2, tmp_path / "cut"), graph)
+    assert len(new) == 3
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    assert same(values(again.policy.weights), values(run.policy.weights))
+    assert again.counts() == run.counts() and again.audit().closed
+    assert str(again.audit()) == str(run.audit())
+
+
+PROGRAMS = {
+    "ppo": (lambda: fl.ppo(JAX, PPO), {}),
+    "ppo with many seeds": (lambda: fl.ppo(JAX, PPO), {"seeds": 2}),
+    "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
+    "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
+    "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
+    make, settings = PROGRAMS[name]
+    run = whole(make(), tmp_path / "whole", runtime=fl.XlaRuntime(chunk=1, **settings))
+    again, _ = resumed(cut(tmp_path / "whole", 2, tmp_path / "cut"), None)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    assert same(values(again.policy.weights), values(run.policy.weights))
+    if settings:
+        assert [timeless(rows) for rows in again.curves().rows] == [
+            timeless(rows) for rows in run.curves().rows
+        ]
+
+
+def test_snapshots_change_nothing(tmp_path):
+    graph = CASES["dqn"]()
+    whole(graph, tmp_path / "kept", count=3)
+    with fl.run(graph, out=tmp_path / "not", seed=1, snapshots=False) as run:
+        for _ in range(3):
+            next(run)
+    assert rows_of(tmp_path / "kept") == rows_of(tmp_path / "not")
+    assert not (tmp_path / "not" / "snapshots").exists()
+
+
+class Hidden(gym.Wrapper):
+    """Adds to each observation what it counted since it was made."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        obs, *rest = self.env.step(action)
+        return obs + np.float32(1e-3 * self.steps), *rest
+
+
+def test_what_can_not_be_brought_back_begins_a_new_episode(tmp_path):
+    graph = fl.ppo("CartPole-v1", PPO).set("runners.wrappers", (Hidden,))
+    whole(graph, tmp_path / "whole", count=2)
+    warned = []
+    path = cut(tmp_path / "whole", 1, tmp_path / "cut")
+    watch = Tap(lambda event: warned.append(event.text), Warned)
+    run, _ = resumed(path, graph, 2, observers=[watch])
+    said = "could not be brought back to where they were, and began a new episode"
+    assert [text for text in warned if said in text] == [f"runners: 2 environments {said}"] * 2
+    assert run.audit().closed and rows_of(path)[0] == rows_of(tmp_path / "whole")[0]
+
+
+def test_what_a_user_gets_wrong(tmp_path):
+    graph = CASES["ppo"]()
+    with pytest.raises(SaveError, match="there is no directory"):
+        fl.resume(tmp_path / "nothing")
+    with fl.run(graph, steps=64, out=tmp_path / "run") as run:
+        list(run)
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(SettingError, match="has reached its goal of 64 steps: name a later one"):
+        fl.resume(tmp_path / "run", graph)
+    other = graph.set("learner.optimizer.lr", 0.5)
+    with pytest.raises(SaveError, match=r"its graph is another one now:\n(.*\n)*.*lr=0.5"):
+        fl.resume(tmp_path / "run", other, steps=200)
+    with fl.run(graph, steps=64, out=tmp_path / "unkept", snapshots=False) as run:
+        list(run)
+    with pytest.raises(SaveError, match="was kept without snapshots"):
+        fl.resume(tmp_path / "unkept", steps=200)
+    with pytest.raises(SettingError, match="snapshots must be True, False or some such as"):
+        fl.run(graph, snapshots=60)
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    with fl.resume(tmp_path / "run", steps=200) as run:
+        with pytest.raises(SaveError, match="another process is still at work on this run"):
+            fl.resume(tmp_path / "run", steps=200)
+        assert [row["row"] for row in run] == [2, 3, 4]
+    assert fl.load(tmp_path / "run")
