@@ -114,7 +114,9 @@ CASES = {
     ),
     "dqn": lambda: fl.dqn("CartPole-v1", small(fl.DQNSettings, **Q, prioritized=True, n_step=2)),
     "apex": lambda: fl.apex("CartPole-v1", small(fl.ApexSettings, **Q)),
-    "sac": lambda: fl.sac("Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC)),
+    "sac": lambda: fl.sac(
+        "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
+    ),
 }
 
 
