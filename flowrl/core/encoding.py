@@ -418,7 +418,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     Raises:
         TypeError, ValueError: it is not the name of a type that is kept.
     """
-    if not re.fullmatch(r"[<>|]?[a-zA-Z]+[0-9a-z_]*(\[[0-9a-z]+\])?", name):
+    if not re.fullmatch(r"[<>|]?[a-zA-Z]+[0-9a-z_]*(\[[0-9a-zA-Z]+\])?", name):
         raise ValueError(f"an array of {name!r}")
     own = getattr(ml_dtypes, name, None)
     is_own = isinstance(own, type) and issubclass(own, np.generic)
