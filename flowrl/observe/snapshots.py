@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -46,8 +47,11 @@ class Snapshots:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.every, bool) or not isinstance(self.every, Real) or not self.every >= 0:
+        is_number = isinstance(self.every, Real) and not isinstance(self.every, bool)
+        if not is_number or not 0 <= self.every < math.inf:
             raise SettingError(f"every must be a number of seconds, at least 0, got {self.every!r}")
+        # As a plain number it can be written to ``run.json``.
+        object.__setattr__(self, "every", float(self.every))
         if type(self.keep) is not int or self.keep < 1:
             raise SettingError(
                 f"keep must be a whole number, at least 1, got {self.keep!r}; for no snapshots at "
@@ -147,7 +151,9 @@ class SnapshotWriter:
         }
         text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode()
         if len(text) > MOST_TEXT:
-            raise EncodingError(f"it is {len(text):,} bytes beside its arrays, of {MOST_TEXT:,}")
+            raise EncodingError(
+                f"it has {len(text):,} bytes beside its arrays, and {MOST_TEXT:,} are the most"
+            )
         header = {"format": FORMAT, "bytes": len(text), "sha256": _sum(FORMAT, text)}
         file = self.folder / f"row-{row:010}.json"
         write_whole(file, json.dumps(header).encode() + b"\n" + text)
@@ -224,7 +230,7 @@ def _read(file: Path) -> dict[str, Any]:
         is_so_long = size <= MOST_TEXT and size + len(line) == file.stat().st_size
         text = data.read(size) if is_so_long else b""
         if len(text) != size or _sum(number, text) != header["sha256"]:
-            raise SaveError(f"{file} is not what was written: its size or SHA-256 sum differs")
+            raise SaveError("it is not what was written: its size or SHA-256 sum differs")
         if number != FORMAT:
             raise _NewerError(
                 f"{file} has format {number}, and this flowrl reads format {FORMAT}: install a "
@@ -232,20 +238,22 @@ def _read(file: Path) -> dict[str, Any]:
             )
         found: dict[str, Any] = json.loads(text, object_pairs_hook=_without_doubles)
         if whole(found["row"]) != _row_of(file):
-            raise SaveError(f"{file} is not what was written: it is of row {found['row']}")
+            raise SaveError(f"it is not what was written: it is of row {found['row']}")
         whole(found["rows_bytes"])
         return found
 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Raise a SaveError whatever fails, for then the file is not what was written."""
+    """Raise a SaveError that names the file, whatever fails."""
     try:
         yield
-    except SaveError:
+    except _NewerError:
         raise
+    except SaveError as error:
+        raise SaveError(f"{file.name}: {error.message}") from None
     except Exception as error:  # noqa: BLE001 - files of others may hold anything
-        raise SaveError(f"{file} is not what was written: {error!r}") from None
+        raise SaveError(f"{file.name}: it is not what was written: {error!r}") from None
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -274,8 +282,10 @@ def read_snapshot(file: Path, allow: Collection[str] = ()) -> Snapshot:
     with _reading(file):
         unpacker = Unpacker(Blocks(file.parent / "blocks"), found["small"], found["blocks"])
         state = decoded(found["state"], unpacker.get, allow)
-        numbers = found["row"], found["rows_bytes"]
-        return Snapshot(file, *numbers, found["graph"], found["plan"], state)
+        texts = found["graph"], found["plan"]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a graph that is no text")
+        return Snapshot(file, found["row"], found["rows_bytes"], *texts, state)
 
 
 def newest_snapshot(
@@ -300,7 +310,7 @@ def newest_snapshot(
         except _NewerError:
             raise
         except SaveError as error:
-            damaged(f"{file.name}: {error.message}; the snapshot before it is taken")
+            damaged(f"{error.message}; the snapshot before it is taken")
     return None
 
 
