@@ -1,7 +1,6 @@
 """Values as JSON and bytes: each comes back as the very kind that it is, or is refused."""
 
 import json
-import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from alike import alike
 from flowrl.core.blocks import Blocks, Packer, Unpacker
 from flowrl.core.encoding import (
     GENERATORS,
@@ -57,35 +57,6 @@ def back(value, allow=MINE):
     memory = Memory()
     text = json.dumps(encoded(value, memory.put), allow_nan=False)
     return decoded(json.loads(text), memory.get, allow)
-
-
-def alike(a, b):
-    """Whether two values are of the same kinds and equal bit for bit."""
-    assert type(a) is type(b), (a, b)
-    if isinstance(a, dict):
-        assert len(a) == len(b)
-        assert getattr(a, "default_factory", None) is getattr(b, "default_factory", None)
-        for (k, x), (m, y) in zip(a.items(), b.items(), strict=True):
-            alike(k, m)
-            alike(x, y)
-    elif isinstance(a, list | tuple | deque):
-        assert len(a) == len(b)
-        assert getattr(a, "maxlen", None) == getattr(b, "maxlen", None)
-        for x, y in zip(a, b, strict=True):
-            alike(x, y)
-    elif isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-        assert a.dtype == b.dtype
-        alike(jax.random.key_data(a), jax.random.key_data(b))
-    elif isinstance(a, np.ndarray | np.generic | jax.Array):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        assert np.asarray(a).dtype.byteorder == np.asarray(b).dtype.byteorder
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        assert getattr(a, "weak_type", None) == getattr(b, "weak_type", None)
-    elif isinstance(a, float) and a != a:
-        assert b != b
-    else:
-        assert a == b
-        assert math.copysign(1, a) == math.copysign(1, b) if isinstance(a, float) else True
 
 
 DTYPES = st.one_of(

@@ -197,6 +197,17 @@ def test_where_all_snapshots_are_damaged_nothing_is_changed(kept, tmp_path):
     assert digest(path) == before
 
 
+def test_a_run_of_a_newer_format_is_refused_and_not_changed(kept, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(kept, path)
+    put(snapshot_files(path / "snapshots")[0], '{"unknown": 1}', 2)
+    before = digest(path)
+    with pytest.raises(SaveError, match=r"row-0000000006\.json has format 2, and this flowrl reads "
+                       r"format 1: install a newer one"):  # fmt: skip
+        fl.resume(path, steps=32 * (ROWS + 1))
+    assert digest(path) == before
+
+
 def test_damage_to_what_snapshots_share_makes_all_of_them_bad(tmp_path):
     same, writer = np.arange(30_000.0), None
     for row in range(1, 5):
@@ -298,15 +309,6 @@ def test_what_never_ends_is_no_snapshot(tmp_path):
     (tmp_path / "snapshots" / NEWEST).unlink()
     os.mkfifo(tmp_path / "snapshots" / NEWEST)
     assert "no regular file" in newest(tmp_path)[1][0]
-
-
-def test_a_newer_format_is_refused_and_no_older_one_is_taken_in_its_place(tmp_path):
-    write(tmp_path, 1, {})
-    writer = write(tmp_path, 2, {})
-    put(snapshot_files(writer.folder)[0], '{"unknown": 1}', 2)
-    with pytest.raises(SaveError, match=r"row-0000000002\.json has format 2, and this flowrl reads "
-                       r"format 1: install a newer one"):  # fmt: skip
-        newest_snapshot(tmp_path, (), print)
 
 
 # -- writing
