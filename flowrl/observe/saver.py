@@ -96,7 +96,8 @@ class Saver:
         """What writes snapshots; None if nothing does, or something can't be kept."""
         if snapshots is not None:
             texts = self.files["graph.txt"], self.files["plan.txt"]
-            self.snapshots = SnapshotWriter(snapshots, self.path, *texts)
+            row = resumed.row if resumed else 0
+            self.snapshots = SnapshotWriter(snapshots, self.path, *texts, row)
         self.facts = facts
         self.files[about.FILE] = about.to_text(facts)
         self.log = EventLog()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import flowrl
-from flowrl.core.blocks import Blocks, Packer, Unpacker, write_whole
-from flowrl.core.encoding import decoded, encoded
+from flowrl.core.blocks import DRAFT, Blocks, Packer, Unpacker, open_regular, sync, write_whole
+from flowrl.core.encoding import EncodingError, decoded, encoded, whole
 from flowrl.errors import SaveError, SettingError
 
 FOLDER = "snapshots"
@@ -22,7 +25,7 @@ NEWEST = "newest.txt"
 """The file in it that holds the name of the newest snapshot."""
 FORMAT = 1
 """The number of the format, which rises when older versions could not read what is written."""
-MOST_TEXT = 1 << 30
+MOST_TEXT = 1 << 28
 """The most bytes of a snapshot's JSON."""
 
 
@@ -44,8 +47,11 @@ class Snapshots:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.every, bool) or not isinstance(self.every, Real) or not self.every >= 0:
+        is_number = isinstance(self.every, Real) and not isinstance(self.every, bool)
+        if not is_number or not 0 <= self.every < math.inf:
             raise SettingError(f"every must be a number of seconds, at least 0, got {self.every!r}")
+        # As a plain number it can be written to ``run.json``.
+        object.__setattr__(self, "every", float(self.every))
         if type(self.keep) is not int or self.keep < 1:
             raise SettingError(
                 f"keep must be a whole number, at least 1, got {self.keep!r}; for no snapshots at "
@@ -77,20 +83,24 @@ class SnapshotWriter:
     Args:
         settings: how often, and how many stay.
         path: the run's directory.
-        facts: the texts of graph and plan.
+        graph: the text of the graph.
+        plan: the text of its plan.
+        row: the rows of the snapshot from which the run goes on (default 0: it is a new one).
     """
 
-    def __init__(self, settings: Snapshots, path: Path, graph: str, plan: str) -> None:
+    def __init__(
+        self, settings: Snapshots, path: Path, graph: str, plan: str, row: int = 0
+    ) -> None:
         self.settings = settings
         self.folder = path / FOLDER
         self.blocks = Blocks(self.folder / "blocks")
         self.texts = {"graph": graph, "plan": plan}
         self.last = time.monotonic()
         """When the last one was written, or the run began."""
-        self.newest_row = -1
+        self.newest_row = row
         """The row after which the newest one was made."""
-        self.used: dict[Path, set[str]] = {}
-        """By snapshot: the blocks that it needs, as far as they are known."""
+        self.used: dict[Path, set[str] | None] = {}
+        """By snapshot: the blocks that it needs; None where it can't be read."""
 
     def due(self) -> bool:
         """Return whether enough time has passed since the last one."""
@@ -112,64 +122,98 @@ class SnapshotWriter:
             return
         # Also where it fails: a full disk must not be tried after each row.
         self.last = time.monotonic()
+        # What lies beyond the newest one is of a future that was given up when the run was resumed,
+        # for it was damaged. It goes first: a block that is written again might repair it.
+        for file in snapshot_files(self.folder):
+            if _row_of(file) > self.newest_row:
+                file.unlink(missing_ok=True)
+        try:
+            self._write(row, rows_bytes, keep)
+        finally:
+            # After a failure, too: what was written in vain would keep the disk full.
+            self._remove_old()
+        self.last = time.monotonic()
+
+    def _write(self, row: int, rows_bytes: int, keep: Callable[[], Any]) -> None:
+        """Write the blocks, then what names them, then what names that; each waits for the disk."""
         packer = Packer(self.blocks)
         state = encoded(keep(), packer.put)
         small = packer.end()
-        text = json.dumps(
-            {
-                "flowrl": flowrl.__version__,
-                "row": row,
-                "rows_bytes": rows_bytes,
-                **self.texts,
-                "small": small,
-                "blocks": packer.sizes,
-                "state": state,
-            },
-            allow_nan=False,
-            separators=(",", ":"),
-        ).encode()
-        header = {
-            "format": FORMAT,
-            "bytes": len(text),
-            "sha256": hashlib.sha256(text).hexdigest(),
+        sync(self.blocks.folder)
+        facts = {
+            "flowrl": flowrl.__version__,
+            "row": row,
+            "rows_bytes": rows_bytes,
+            **self.texts,
+            "small": small,
+            "blocks": packer.sizes,
+            "state": state,
         }
+        text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode()
+        if len(text) > MOST_TEXT:
+            raise EncodingError(
+                f"it has {len(text):,} bytes beside its arrays, and {MOST_TEXT:,} are the most"
+            )
+        header = {"format": FORMAT, "bytes": len(text), "sha256": _sum(FORMAT, text)}
         file = self.folder / f"row-{row:010}.json"
         write_whole(file, json.dumps(header).encode() + b"\n" + text)
-        # So that it is noticed if the newest one goes missing.
-        write_whole(self.folder / NEWEST, file.name.encode())
+        sync(self.folder)
         self.used[file] = set(packer.sizes)
-        self.newest_row, self.last = row, time.monotonic()
-        self._remove_old()
+        self.newest_row = row
+        # So that it is noticed if the newest one goes missing.
+        write_whole(self.folder / NEWEST, _naming(file.name))
+        sync(self.folder)
 
     def _remove_old(self) -> None:
-        """Remove the oldest snapshots, and the blocks that none of the others needs."""
+        """Remove the oldest snapshots, drafts, and the blocks that no other snapshot needs."""
         files = snapshot_files(self.folder)
-        # What lies beyond the newest one is of a future that was given up when it was resumed.
-        beyond = [file for file in files if _row_of(file) > self.newest_row]
-        stay = [file for file in files if file not in beyond][: self.settings.keep]
-        for file in files:
-            if file not in stay:
-                file.unlink(missing_ok=True)
-        self.blocks.keep_only(set().union(*map(self._blocks_of, stay)))
+        stay = files[: self.settings.keep]
+        for file in [*files[len(stay) :], *self.folder.glob(f"row-*.json{DRAFT}")]:
+            file.unlink(missing_ok=True)
+        self.used = {file: self._blocks_of(file) for file in stay}
+        wanted: set[str] = set()
+        for blocks in self.used.values():
+            # Nobody knows which blocks this one needs, and it may be readable again.
+            if blocks is None:
+                return
+            wanted |= blocks
+        self.blocks.keep_only(wanted)
 
-    def _blocks_of(self, file: Path) -> set[str]:
-        """Return the blocks that a snapshot needs; none where it is damaged."""
+    def _blocks_of(self, file: Path) -> set[str] | None:
+        """Return the blocks that a snapshot needs; None where it can't be read."""
         if file not in self.used:
             try:
-                self.used[file] = set(_read(file)["blocks"])
+                return set(_read(file)["blocks"])
             except SaveError:
-                self.used[file] = set()
+                return None
         return self.used[file]
 
 
 def snapshot_files(folder: Path) -> list[Path]:
     """Return the files of a folder's snapshots, the newest first."""
-    return sorted(folder.glob("row-*.json"), reverse=True)
+    files = [file for file in folder.glob("row-*.json") if _NAME.fullmatch(file.name)]
+    return sorted(files, key=_row_of, reverse=True)
+
+
+_NAME = re.compile(r"row-[0-9]{10,18}\.json")
 
 
 def _row_of(file: Path) -> int:
-    digits = file.stem.removeprefix("row-")
-    return int(digits) if digits.isdigit() else -1
+    return int(file.stem.removeprefix("row-"))
+
+
+def _sum(number: int, text: bytes) -> str:
+    """Return the SHA-256 sum of a snapshot's JSON and the number of its format."""
+    return hashlib.sha256(b"%d\n%b" % (number, text)).hexdigest()
+
+
+def _naming(name: str) -> bytes:
+    """Return what stands in the file that names the newest snapshot."""
+    return f"{name} {hashlib.sha256(name.encode()).hexdigest()}\n".encode()
+
+
+class _NewerError(SaveError):
+    """A snapshot is whole, and of a format that this version does not know."""
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -178,23 +222,49 @@ def _read(file: Path) -> dict[str, Any]:
     Raises:
         SaveError: it is damaged, or of a newer format.
     """
+    with _reading(file), open_regular(file) as data:
+        line = data.readline(4096)
+        header = json.loads(line)
+        size, number = whole(header["bytes"]), whole(header["format"])
+        # The size first, so that a file that is too large takes no memory.
+        is_so_long = size <= MOST_TEXT and size + len(line) == file.stat().st_size
+        text = data.read(size) if is_so_long else b""
+        if len(text) != size or _sum(number, text) != header["sha256"]:
+            raise SaveError("it is not what was written: its size or SHA-256 sum differs")
+        if number != FORMAT:
+            raise _NewerError(
+                f"{file} has format {number}, and this flowrl reads format {FORMAT}: install a "
+                "newer one"
+            )
+        found: dict[str, Any] = json.loads(text, object_pairs_hook=_without_doubles)
+        if whole(found["row"]) != _row_of(file):
+            raise SaveError(f"it is not what was written: it is of row {found['row']}")
+        whole(found["rows_bytes"])
+        return found
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise a SaveError that names the file, whatever fails."""
     try:
-        with file.open("rb") as data:
-            header = json.loads(data.readline(4096))
-            if header["format"] > FORMAT:
-                raise SaveError(
-                    f"{file} has format {header['format']}, and this flowrl reads up to {FORMAT}: "
-                    "install a newer one"
-                )
-            size = int(header["bytes"])
-            text = data.read(size + 1) if size < MOST_TEXT else b""
-        if len(text) != size or hashlib.sha256(text).hexdigest() != header["sha256"]:
-            raise SaveError(f"{file} is not what was written: its size or SHA-256 sum differs")
-        found: dict[str, Any] = json.loads(text)
-    except OSError as error:
-        raise SaveError(f"{file} can't be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SaveError(f"{file} is not what was written: {error!r}") from None
+        yield
+    except _NewerError:
+        raise
+    except SaveError as error:
+        raise SaveError(f"{file.name}: {error.message}") from None
+    except Exception as error:  # noqa: BLE001 - files of others may hold anything
+        raise SaveError(f"{file.name}: it is not what was written: {error!r}") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: it has a key twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object with a key twice")
     return found
 
 
@@ -209,15 +279,13 @@ def read_snapshot(file: Path, allow: Collection[str] = ()) -> Snapshot:
         SaveError: it is damaged, of a newer format, or needs another package.
     """
     found = _read(file)
-    blocks = Blocks(file.parent / "blocks")
-    try:
-        sizes = {str(name): int(size) for name, size in found["blocks"].items()}
-        unpacker = Unpacker(blocks, found["small"], sizes)
+    with _reading(file):
+        unpacker = Unpacker(Blocks(file.parent / "blocks"), found["small"], found["blocks"])
         state = decoded(found["state"], unpacker.get, allow)
-        numbers = int(found["row"]), int(found["rows_bytes"])
-        return Snapshot(file, *numbers, found["graph"], found["plan"], state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SaveError(f"{file} is not what was written: {error!r}") from None
+        texts = found["graph"], found["plan"]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a graph that is no text")
+        return Snapshot(file, found["row"], found["rows_bytes"], *texts, state)
 
 
 def newest_snapshot(
@@ -229,18 +297,37 @@ def newest_snapshot(
         path: the run's directory.
         allow: packages whose classes may be made, beside flowrl.
         damaged: is called with a text for each newer one that is not good.
+
+    Raises:
+        SaveError: a whole one is of a newer format. To go on from an older one would remove it.
     """
-    files, named = snapshot_files(path / FOLDER), path / FOLDER / NEWEST
-    name = named.read_bytes()[:100].decode(errors="replace") if named.is_file() else ""
-    if name not in [file.name for file in files] and (files or name):
-        damaged(
-            f"{path / FOLDER / name} is missing; the snapshot before it is taken"
-            if name
-            else f"{named} is missing, so that nobody knows whether there was a newer snapshot"
-        )
+    files = snapshot_files(path / FOLDER)
+    if problem := _missing(path / FOLDER, files):
+        damaged(problem)
     for file in files:
         try:
             return read_snapshot(file, allow)
+        except _NewerError:
+            raise
         except SaveError as error:
             damaged(f"{error.message}; the snapshot before it is taken")
     return None
+
+
+def _missing(folder: Path, files: list[Path]) -> str:
+    """Return what is wrong if the newest snapshot is not among the files."""
+    named = folder / NEWEST
+    if not files and not named.exists():
+        return ""
+    try:
+        with open_regular(named) as file:
+            line = file.read(200)
+    except SaveError as error:
+        problem = error.message
+    else:
+        name = line.partition(b" ")[0].decode(errors="replace")
+        if line == _naming(name):
+            is_there = name in [file.name for file in files]
+            return "" if is_there else f"{folder / name} is missing; the one before it is taken"
+        problem = f"{named} is not what was written"
+    return f"{problem}; so nobody knows whether a newer snapshot is missing"
