@@ -27,9 +27,9 @@ from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.record import Record
-from flowrl.observe.saver import Results, Saver, first_files
+from flowrl.observe.saver import Results, Resumed, Saver, first_files
 from flowrl.observe.saving import RunDir
-from flowrl.observe.snapshots import Snapshot, Snapshots
+from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
@@ -137,8 +137,7 @@ class Run:
         observers: tuple[Observer, ...],
         tracing: Tracing | None,
         snapshots: Snapshots | None,
-        resumed: Snapshot | None = None,
-        rows: Iterable[Row] = (),
+        resumed: Resumed | None = None,
     ) -> None:
         """Open the graph in the runtime; `run` describes the arguments.
 
@@ -151,8 +150,8 @@ class Run:
         self._about = partial(about, plan, runtime, seed, steps, until, time.time(), snapshots)
         saver = None if out is None else Saver(out, plan, self._about(), snapshots, resumed)
         self._resumed = resumed
-        """The snapshot from which it goes on; None for a new run."""
-        self.rows: list[Row] = [*rows]
+        """What it goes on from; None for a new run."""
+        self.rows: list[Row] = [] if resumed is None else [*resumed.rows]
         """The rows so far."""
         self.reason: str | None = None
         """``until``, ``steps``, ``closed``, ``interrupted``, ``failed``; None while it goes on."""
@@ -168,6 +167,9 @@ class Run:
         self._open(runtime, seed)
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan, self.profile))
+        # Its process may have been killed after its last row, and before it was saved.
+        if self.rows and self._note_goal(self.rows[-1]):
+            self._end(self._goal, None)
 
     def _open(self, runtime: Runtime, seed: int) -> None:
         """Open the session, then the directory, which is not made for a run that can't start."""
@@ -180,8 +182,6 @@ class Run:
             with rarely_collected():
                 self._session = runtime.open(self.plan, seed, self._stream)
             self._session.steps = self._steps
-            if self._resumed is not None and self._resumed.row:
-                self._session.take(self._resumed.state)
         except BaseException as error:
             self.reason = "failed"
             if self._tracing is not None:
@@ -190,6 +190,8 @@ class Run:
             self._stream.close()
             raise
         try:
+            if self._resumed is not None and self._resumed.rows:
+                self._session.take(self._resumed.snapshot.state)
             if self._saver is not None:
                 self._saver.open(self._profiles)
         except BaseException as error:
@@ -209,20 +211,24 @@ class Run:
             with nullcontext() if self.rows else rarely_collected():
                 row = next(self._iterator)
             self._add_row(row)
-            solved = self._until is not None and self._until(row)
+            self._note_goal(row)
         except BaseException as error:
             self._end(_reason_of(error), error)
             raise
-        if solved:
-            self._goal = "until"
-        elif self._steps is not None and row["env_steps"] >= self._steps:
-            self._goal = self._goal or "steps"
         # A program closes several rows at once: the run ends with the last of them.
         if self._goal and not self._session.pending_rows:
             self._end(self._goal, None)
         elif not self._session.pending_rows:
             self._keep()
         return row
+
+    def _note_goal(self, row: Row) -> bool:
+        """Note which goal a row reaches, and return whether one was reached."""
+        if self._until is not None and self._until(row):
+            self._goal = "until"
+        elif self._steps is not None and row["env_steps"] >= self._steps:
+            self._goal = self._goal or "steps"
+        return bool(self._goal)
 
     def warn(self, text: str) -> None:
         """Emit a warning on this run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,22 @@ def graph_of(args: argparse.Namespace) -> tuple[Graph, About]:
         own = [where if where.endswith(".py") else where.partition(".")[0]]
     registered = dict.fromkeys(_registered_since(known_before), (*own, *args.imports))
     return graph, About(config.env or "", settings, registered)
+
+
+def import_for_environments(args: argparse.Namespace) -> dict[str, Sequence[str]]:
+    """Import what ``--import`` names.
+
+    Args:
+        args: the parsed arguments, which `import_named` changes.
+
+    Returns:
+        What ``--import`` named, by the id of each environment that it registered.
+    """
+    import gymnasium as gym
+
+    known_before = dict(gym.registry)
+    import_named(args)
+    return dict.fromkeys(_registered_since(known_before), args.imports)
 
 
 def _config_of(args: argparse.Namespace) -> tuple[Config, str]:
@@ -273,6 +290,31 @@ def runtime_of(args: argparse.Namespace) -> Any:
     return type(as_runtime(args.runtime))(**args.runtime_settings)
 
 
+def runtime_in_place_of(args: argparse.Namespace, path: Path) -> Any:
+    """Return the runtime for a saved run: its own with what the arguments say, or None for that.
+
+    Args:
+        args: the parsed arguments of a command that goes on with a run.
+        path: the directory of the run.
+
+    Raises:
+        SaveError: the run's own one can't be read back.
+        SettingError: an argument does not fit the runtime.
+    """
+    from flowrl.observe.about import read, settings_of_runtime
+    from flowrl.run_arguments import as_runtime
+
+    given = any(getattr(args, name) not in (None, []) for name in ONLY_ON_RAY)
+    facts = read(path)
+    if facts is None or (args.runtime is None and not given):
+        return None
+    if args.runtime in (None, facts["runtime"]):
+        args.runtime = facts["runtime"]
+        kind = type(as_runtime(args.runtime))
+        args.runtime_settings = settings_of_runtime(facts, path, kind)
+    return runtime_of(args)
+
+
 def _ray_of(args: argparse.Namespace) -> Any:
     """Return the ray runtime with what a saved run had and the arguments say instead."""
     from flowrl.runtime.ray import RayRuntime
@@ -347,6 +389,9 @@ def repeat(args: argparse.Namespace) -> str:
     said = []
     if (saved := read(args.graph)) is not None:
         said.append(f"repeats {args.graph} from its start")
+        reason = saved.get("ended", {}).get("reason")
+        if saved.get("snapshots") and reason not in ("until", "steps"):
+            said.append(f"to go on where it stopped: flowrl resume {shlex.quote(args.graph)}")
         if args.steps is None and args.until is None:
             args.steps = saved["steps"]
             if saved["until"] == OF_PYTHON:

@@ -8,29 +8,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import os
 import re
-import signal
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from flowrl.cli.arguments import (
-    About,
     changes_of,
-    file_name,
     graph_of,
     import_named,
-    new_directory,
-    repeat,
-    runtime_of,
 )
-from flowrl.cli.ending import summary
-from flowrl.cli.seeds import train_seeds
 from flowrl.core.machine import usable_cores
 from flowrl.core.new_files import check_new
 from flowrl.core.texts import plural
@@ -38,8 +26,6 @@ from flowrl.errors import SettingError
 
 if TYPE_CHECKING:
     from flowrl.graph.graph import Graph
-    from flowrl.graph.plan import Plan
-    from flowrl.running import Run
 
 
 REPORTED = ("networkx", "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime", "optuna")
@@ -184,147 +170,7 @@ def diff(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- training
-
-
-def run(args: argparse.Namespace) -> int:
-    """Train; return 1 if there was a goal that was not reached."""
-    # With --json whatever else prints, such as Ray or an environment, must not come between rows.
-    rows = sys.stdout
-    with redirect_stdout(sys.stderr if args.json else sys.stdout):
-        return _train(args, rows)
-
-
-def _train(args: argparse.Namespace, rows: TextIO) -> int:
-    """Train, and print the rows in JSON to `rows` if that is asked for."""
-    # JAX reads the number of devices when it starts, so it is set before anything asks for them.
-    repeated = repeat(args)
-    if args.out is not None:
-        _check_free(args)
-    if args.seeds is not None and args.runtime == "xla":
-        _share_cores(args.seeds)
-    from flowrl.observe.goal import parse_until
-    from flowrl.observe.saving import to_json
-    from flowrl.observe.sinks import columns, sink
-
-    graph, about = graph_of(args)
-    planned = graph.compile()
-    until = parse_until(args.until, columns(planned)) if args.until else None
-    out = Path(args.out) if args.out else _default_directory(graph, about)
-    options = {"runtime": runtime_of(args), "record": _record(args), "until": until, "out": out}
-    print(_announcement(args, graph, about), file=sys.stderr)
-    if repeated:
-        print(repeated, file=sys.stderr)
-    if args.seeds is not None and args.runtime != "xla":
-        save_when_ended()
-        return train_seeds(args, planned, options, rows)
-    sinks = [sink(text, out) for text in args.to]
-    training = _start(args, planned, sinks, options)
-    try:
-        with training:
-            for row in training:
-                if args.json:
-                    print(to_json(row), file=rows, flush=True)
-    finally:
-        # However the run ended, its summary is printed; an error then goes on to `main`.
-        if training.reason is not None:
-            curves = f"\n{training.curves()}" if args.seeds and training.rows else ""
-            places = [each.place for each in sinks]
-            ending = summary(training, args.until, out, about.registered, places, args.trace)
-            print(f"{training.explain().short()}{curves}\n{ending}", file=sys.stderr)
-    return 0 if training.reason == "until" or not args.until else 1
-
-
-def _check_free(args: argparse.Namespace) -> None:
-    """Refuse ``--out`` where something is there already, before anything is said of the run."""
-    from flowrl.observe.saving import check_free
-
-    folders = [Path(args.out)]
-    if args.seeds is not None and args.runtime != "xla":
-        folders = [folders[0] / f"seed-{args.seed + i}" for i in range(args.seeds)]
-    for folder in folders:
-        check_free(folder)
-
-
-def _share_cores(runs: int) -> None:
-    """Give JAX as many CPU devices as there are cores, or fewer, so that they divide the runs.
-
-    XLA itself finds little to do in parallel in small networks. This has no effect once JAX has
-    started.
-    """
-    flag = "--xla_force_host_platform_device_count"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flag in flags:
-        return
-    devices = max(n for n in range(1, usable_cores() + 1) if runs % n == 0)
-    os.environ["XLA_FLAGS"] = f"{flags} {flag}={devices}".strip()
-
-
-def _default_directory(graph: Graph, about: About) -> Path:
-    """Return a new directory that is named by the graph, its environment and the time."""
-    environment = [file_name(about.env)] if about.env else []
-    return new_directory("-".join([graph.name, *environment, time.strftime("%Y%m%d-%H%M%S")]))
-
-
-def _record(args: argparse.Namespace) -> Any:
-    """Return which updates to record, as `fl.run` takes it."""
-    if args.record_every is None:
-        return args.record
-    from flowrl.observe.record import Record
-
-    return Record(every=args.record_every)
-
-
-def _announcement(args: argparse.Namespace, graph: Graph, about: About) -> str:
-    """Describe in a line what is trained, on what and how, and when it ends."""
-    goals = []
-    if args.until:
-        goals.append(args.until)
-    if args.steps:
-        goals.append(f"{args.steps:,} steps")
-    where = f" on {about.env}" if about.env else ""
-    seeds = f"seed {args.seed}"
-    if args.seeds is not None:
-        at_once = " at once" if args.runtime == "xla" else ""
-        seeds = f"seeds {args.seed} to {args.seed + args.seeds - 1}{at_once}"
-    return (
-        f"{graph.name}{where}, {about.settings}; {args.runtime} runtime, {seeds}; "
-        f"until {' or '.join(goals) or 'Ctrl-C'}"
-    )
-
-
-def _start(
-    args: argparse.Namespace, planned: Plan, sinks: Sequence[Any], options: dict[str, Any]
-) -> Run:
-    """Start a run; close the progress line again if it can't start."""
-    from flowrl.observe.progress import Progress
-    from flowrl.running import run as start
-
-    observers = [*sinks]
-    with ExitStack() as on_failure:
-        if not args.json:
-            progress = Progress(steps=args.steps)
-            observers.append(progress)
-            on_failure.callback(progress.close)
-        save_when_ended()
-        given = {name: getattr(args, name) for name in ("seed", "steps", "trace", "otlp")}
-        try:
-            started = start(planned, observers=observers, **given, **options)
-        except KeyboardInterrupt:
-            text = "interrupted while it was being opened; nothing was trained or saved"
-            print(text, file=sys.stderr)
-            raise
-        on_failure.pop_all()
-    return started
-
-
-def save_when_ended() -> None:
-    """Let the signals that end a process raise KeyboardInterrupt, so that the run is saved."""
-    # A shell's script lets what it starts with & ignore Ctrl-C; it must be possible to end it.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A job scheduler ends a process by SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+# -- looking at one run step by step, and at runs that are saved
 
 
 def debug(args: argparse.Namespace) -> int:
@@ -333,9 +179,6 @@ def debug(args: argparse.Namespace) -> int:
 
     step(graph_of(args)[0], seed=args.seed or 0)
     return 0
-
-
-# -- looking at runs
 
 
 def explain(args: argparse.Namespace) -> int:

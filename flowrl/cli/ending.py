@@ -1,4 +1,4 @@
-"""The summary that `flowrl run` prints when a run has ended."""
+"""The summary that `flowrl run` and `flowrl resume` print when a run has ended."""
 
 from __future__ import annotations
 
@@ -47,9 +47,51 @@ def summary(
         lines.append(f"  records {rerun}")
     if run.reason == "failed":
         lines.append(f"  why     {shlex.join([program(), 'why', str(out)])}")
+    if run.reason != "until" and (until or run.reason != "steps"):
+        later = [] if run.reason != "steps" or not row else _later_goal(row, until)
+        if command := resume_command(out, [out], registered, later):
+            lines.append(f"  resume  {command}")
     if row and (out / "policy").is_dir():
         lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
     return "\n".join(lines)
+
+
+def resume_command(
+    path: Path,
+    runs: Sequence[Path],
+    registered: Mapping[str, Sequence[str]],
+    more: Sequence[str] = (),
+) -> str:
+    """Return the command that goes on with runs, empty where they have no snapshot.
+
+    Args:
+        path: the directory that it names.
+        runs: the directory of each run.
+        registered: what ``--import`` must name, by the id of each environment that needs it.
+        more: more words of the command.
+    """
+    from flowrl.algos.named import imports_for
+    from flowrl.observe.saver import UNREADABLE
+    from flowrl.observe.snapshots import FOLDER, snapshot_files
+
+    kept = [each for each in runs if snapshot_files(each / FOLDER)]
+    if not kept:
+        return ""
+    text = (kept[0] / "graph.txt").read_text(encoding="utf-8")
+    # Only the script that makes such a graph can resume it.
+    if text.startswith(UNREADABLE):
+        return ""
+    needed = imports_for(text)
+    for env, names in registered.items():
+        needed += names if env in text else ()
+    options = _import_options(list(dict.fromkeys(needed)))
+    return shlex.join([program(), "resume", str(path), *options, *more])
+
+
+def _later_goal(row: Mapping[str, float], until: str | None) -> list[str]:
+    """Return the words that let a run go on which did not reach its goal in its steps."""
+    goal = ["--until", until] if until else []
+    return ["--steps", str(2 * int(row["env_steps"])), *goal]
 
 
 def _import_options(names: Sequence[str]) -> list[str]:

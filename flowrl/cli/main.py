@@ -9,9 +9,17 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from flowrl import __version__
-from flowrl.cli import commands, tuning
+from flowrl.cli import commands, training, tuning
 from flowrl.cli.arguments import take_config
 from flowrl.cli.logged import logged
+from flowrl.cli.options import (
+    count,
+    import_argument,
+    output_arguments,
+    ray_arguments,
+    record_arguments,
+    snapshot_arguments,
+)
 from flowrl.cli.parsing import Parser
 from flowrl.errors import FlowrlError, described
 from flowrl.runtime import NAMES
@@ -50,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
     _add_graph_commands(command)
     _add_run(command)
+    _add_resume(command)
     _add_tune(command)
     _add_debug(command)
     _add_run_readers(command)
@@ -92,7 +101,7 @@ def _add_graph_commands(command: Command) -> None:
 
 def _add_run(command: Command) -> None:
     """Add the command that trains."""
-    run = command("run", "train", commands.run)
+    run = command("run", "train", training.run)
     _graph_arguments(run)
     run.add_argument(
         "--runtime",
@@ -100,17 +109,17 @@ def _add_run(command: Command) -> None:
         help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
         "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
-    _ray_arguments(run)
+    ray_arguments(run)
     run.add_argument("--seed", type=int, help="of every random number (default 0)")
     run.add_argument(
         "--seeds",
-        type=_count,
+        type=count,
         metavar="N",
         help="train with N seeds from --seed on: each in a process of its own, as many at a time "
         "as there are cores, on Ray one after another, with xla all at once in one program",
     )
     run.add_argument(
-        "--steps", type=_count, metavar="N", help="stop after this many environment steps"
+        "--steps", type=count, metavar="N", help="stop after this many environment steps"
     )
     run.add_argument(
         "--until",
@@ -120,76 +129,40 @@ def _add_run(command: Command) -> None:
     # What `repeat` finds of a saved run's runtime.
     run.set_defaults(runtime_settings={})
     run.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
-    _record_arguments(run)
-    _output_arguments(run)
+    snapshot_arguments(run)
+    record_arguments(run)
+    output_arguments(run)
 
 
-def _ray_arguments(run: argparse.ArgumentParser) -> None:
-    """Add which Ray a run joins, and what of it runs where."""
-    run.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="join the Ray cluster with this head, or auto for the one of this machine (default "
-        "RAY_ADDRESS; without it, a Ray of its own)",
+def _add_resume(command: Command) -> None:
+    """Add the command that goes on with a saved run."""
+    resume = command(
+        "resume",
+        "go on with a saved run from its newest snapshot, to its goal or another one",
+        training.resume,
     )
-    run.add_argument(
-        "--processes",
-        type=_count,
+    resume.add_argument(
+        "dir", metavar="DIR", help="a run's directory, or that of all runs of --seeds"
+    )
+    resume.add_argument(
+        "--steps",
+        type=count,
         metavar="N",
-        help="how many Ray processes share the runners (default twice as many as cores)",
+        help="stop after this many environment steps, counted from the run's very beginning; with "
+        "this or --until the run's own goal no longer holds",
     )
-    run.add_argument(
-        "--place",
-        metavar="NAME[=ACTOR]",
-        action="append",
-        default=[],
-        help="run this resource, or the stage that begins with this node, in a Ray process of its "
-        "own, such as learner, or 'sample=Actor(count=2)'",
+    resume.add_argument("--until", metavar="'NAME>=NUMBER'", help="stop when this holds for a row")
+    resume.add_argument(
+        "--runtime",
+        choices=[name for name in NAMES if name != "xla"],
+        help="in place of the run's own one, where that is local or ray",
     )
-    run.add_argument(
-        "--working-dir",
-        metavar="DIR",
-        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
+    resume.set_defaults(runtime_settings={}, seeds=None)
+    ray_arguments(resume)
+    import_argument(
+        resume, "import a package or file.py of your own that the run needs, in every process"
     )
-
-
-def _record_arguments(run: argparse.ArgumentParser) -> None:
-    """Add which updates a run records."""
-    run.add_argument(
-        "--record",
-        action="store_true",
-        help="record the first update and outliers, for flowrl rerun and flowrl why",
-    )
-    run.add_argument(
-        "--record-every", type=_count, metavar="N", help="also record every N-th update"
-    )
-
-
-def _output_arguments(run: argparse.ArgumentParser) -> None:
-    """Add where the rows and the trace of a run go."""
-    run.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object per row on standard output, and nothing else there",
-    )
-    run.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write what every process did and when, for Perfetto; as a picture if FILE ends "
-        "in .svg",
-    )
-    run.add_argument(
-        "--otlp",
-        metavar="ENDPOINT",
-        help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
-    )
-    run.add_argument(
-        "--to",
-        metavar="SINK",
-        action="append",
-        default=[],
-        help="rows also go to csv[:FILE], tensorboard[:DIR], wandb:PROJECT or mlflow:EXPERIMENT",
-    )
+    output_arguments(resume)
 
 
 def _add_tune(command: Command) -> None:
@@ -212,7 +185,7 @@ def _add_tune(command: Command) -> None:
         "--reduction": "one in N trials goes on then, and after N times as many steps (default 3)",
     }
     for name, text in counts.items():
-        tune.add_argument(name, type=_count, metavar="N", help=text)
+        tune.add_argument(name, type=count, metavar="N", help=text)
     tune.add_argument(
         "--metric", metavar="NAME", help="the column that is compared (default return_mean)"
     )
@@ -294,7 +267,7 @@ def _add_record_readers(command: Command) -> None:
         dest="changes",
         help="also run it with this setting, such as learner.loss.clip_ratio=0.3",
     )
-    _import_argument(rerun, "import a package or file.py of your own that the update needs")
+    import_argument(rerun, "import a package or file.py of your own that the update needs")
 
     why = command(
         "why",
@@ -313,7 +286,7 @@ def _add_eval(command: Command) -> None:
     _directory_argument(evaluate)
     evaluate.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
     evaluate.add_argument(
-        "--episodes", type=_count, default=20, metavar="N", help="how many (default 20)"
+        "--episodes", type=count, default=20, metavar="N", help="how many (default 20)"
     )
     evaluate.add_argument(
         "--sampled",
@@ -322,7 +295,7 @@ def _add_eval(command: Command) -> None:
     )
     evaluate.add_argument(
         "--max-steps",
-        type=_count,
+        type=count,
         metavar="N",
         help="end every episode after N steps; 30,000 by default",
     )
@@ -338,7 +311,7 @@ def _add_eval(command: Command) -> None:
         metavar="FOLDER",
         help="write videos of the first 3 episodes into this folder (extra video)",
     )
-    _import_argument(evaluate, IMPORT_HELP)
+    import_argument(evaluate, IMPORT_HELP)
 
 
 def _add_export(command: Command) -> None:
@@ -354,19 +327,12 @@ def _add_export(command: Command) -> None:
         help="FILE.stablehlo or FILE.onnx (extra onnx); by default the name of DIR with "
         ".stablehlo, in this folder",
     )
-    _import_argument(export, IMPORT_HELP)
+    import_argument(export, IMPORT_HELP)
 
 
 def _directory_argument(command: argparse.ArgumentParser) -> None:
     """Add the directory of a run."""
     command.add_argument("dir", metavar="DIR", help="a run's directory")
-
-
-def _import_argument(command: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--import`` with its help."""
-    command.add_argument(
-        "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help=text
-    )
 
 
 def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -> None:
@@ -405,7 +371,7 @@ def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -
     command.add_argument(
         "--untuned", action="store_true", help="leave out the tuned settings for this environment"
     )
-    _import_argument(
+    import_argument(
         command,
         "import a package or file.py in every process: for environments that it registers, or "
         "for code that a saved graph needs",
@@ -417,22 +383,11 @@ def _update_arguments(command: argparse.ArgumentParser) -> None:
     _directory_argument(command)
     command.add_argument(
         "--update",
-        type=_count,
+        type=count,
         metavar="N",
         help="the number of the update: 1 more than the policy version before it",
     )
     command.add_argument("--learner", metavar="NAME", help="the learner, if there are several")
-
-
-def _count(text: str) -> int:
-    """Read a whole number of at least 1, such as ``1e6`` or ``10_000``."""
-    try:
-        number = float(text.replace("_", "").replace(",", ""))
-    except ValueError:
-        number = 0.0
-    if not number.is_integer() or number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
-    return int(number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

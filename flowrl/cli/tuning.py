@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.cli.arguments import changes_of, file_name, import_named, new_directory
-from flowrl.cli.commands import save_when_ended
 from flowrl.cli.ending import program
+from flowrl.cli.training import save_when_ended
 from flowrl.errors import SettingError
 from flowrl.runtime import NAMES
 

@@ -46,7 +46,7 @@ def bottleneck(p: Profile) -> Bottleneck | None:
         p: the profile of a run, or of a part of it.
 
     Returns:
-        The bottleneck; None if the profile holds no environment steps or no stages.
+        The bottleneck; None if the profile holds no environment steps, no stages or no work.
     """
     if not p.env_steps or not p.stages:
         return None
@@ -54,6 +54,9 @@ def bottleneck(p: Profile) -> Bottleneck | None:
         return swinging
     pools = [name for name in p.facts if p.workers(name)]
     thread_work = {thread: p.work(thread) for thread in p.sampling()}
+    # A run that was resumed after its last row has counts, and did nothing here.
+    if not pools and not any(thread_work.values()):
+        return None
     pool_use = {name: max(map(use, p.workers(name).values())) for name in pools}
     # A thread that only waits for a remote learner or replay must not hide that process, so the
     # process is compared with what the threads do themselves.

@@ -22,9 +22,11 @@ from flowrl.observe import about
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
-from flowrl.observe.snapshots import Snapshot, Snapshots, SnapshotWriter
+from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, SnapshotWriter
 from flowrl.observe.trained import TrainedPolicy
 
+UNREADABLE = "# This text can't be read back: "
+"""How the text of a graph begins that no graph can be made of."""
 PROFILE_SECONDS = 10.0
 """Seconds between two profiles in a run's directory, for `flowrl explain` of runs that go on."""
 
@@ -60,6 +62,18 @@ class Results:
         return reports
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """A run that was saved, and goes on."""
+
+    folder: RunDir
+    """Its directory, which is locked."""
+    snapshot: Snapshot
+    """The snapshot from which it goes on."""
+    rows: tuple[Row, ...]
+    """The rows until then."""
+
+
 class Saver:
     """Keeps a run in a directory of its own: rows and events as they come, and then the results.
 
@@ -69,7 +83,7 @@ class Saver:
         plan: the plan of the run.
         facts: how it was started, for ``run.json``.
         snapshots: how often all that lasts is kept; None for never.
-        resumed: the snapshot from which the run goes on; None for a new run.
+        resumed: what the run goes on from; None for a new run.
 
     Raises:
         SaveError: the directory can't be used, or the policy can't be saved. This shows now, not
@@ -85,7 +99,7 @@ class Saver:
         plan: Plan,
         facts: dict[str, Any],
         snapshots: Snapshots | None = None,
-        resumed: Snapshot | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         self.path = Path(path)
         self.resumed = resumed
@@ -104,7 +118,7 @@ class Saver:
         self.observers: tuple[Observer, ...] = (self, self.log)
         """What takes the events of the run."""
         self.folder: RunDir | None = None
-        self.written = resumed.row if resumed else 0
+        self.written = resumed.snapshot.row if resumed else 0
         """Rows that were written."""
         # The first profile comes soon, for users who ask at once why a run is slow.
         self.next_profile = time.perf_counter() + PROFILE_SECONDS / 10
@@ -121,9 +135,13 @@ class Saver:
         self.profiles = profiles
         if self.resumed is None:
             self.folder = RunDir(self.path, self.files)
+            if self.snapshots is not None:
+                # Where it is missing, snapshots were removed: such a run does not begin again.
+                (self.path / FOLDER).mkdir()
         else:
-            self.folder = RunDir.again(self.path, self.resumed.rows_bytes)
-            self.folder.put(about.FILE, self.files[about.FILE])
+            now = {about.FILE: self.files[about.FILE]}
+            self.resumed.folder.go_on(self.resumed.snapshot.rows_bytes, now)
+            self.folder = self.resumed.folder
         self.log.open(self.path)
 
     def keep(self, rows: int, state: Callable[[], Any], at_end: bool = False) -> str:
@@ -209,5 +227,5 @@ def first_files(plan: Plan) -> tuple[dict[str, str], str]:
         text = graph.text()
     except SaveError as error:
         warning = f"graph.txt can't be read back: {error}"
-        text = f"# This text can't be read back: {error}\n{graph.text(strict=False)}"
+        text = f"{UNREADABLE}{error}\n{graph.text(strict=False)}"
     return {"graph.txt": text, "plan.txt": str(plan)}, warning

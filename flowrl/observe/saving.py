@@ -66,36 +66,72 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SaveError(f"can't make the directory {self.path}: {error.strerror}") from None
-        for name, text in {"command.txt": _command(), **files}.items():
-            (self.path / name).write_text(text, encoding="utf-8")
+        # Whoever finds the other files finds this one, too, and that it is locked.
         self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
         self._lock()
+        for name, text in {"command.txt": _command(), **files}.items():
+            self.put(name, text)
 
     @staticmethod
-    def again(path: Path, rows_bytes: int) -> RunDir:
-        """Go on writing the directory of a run that is resumed.
+    def again(path: Path) -> RunDir:
+        """Return the directory of a run that may be resumed, locked and unchanged.
 
         Args:
             path: of the directory.
-            rows_bytes: the size of ``rows.jsonl`` at the snapshot from which it goes on. What came
-                after it is removed.
 
         Raises:
-            SaveError: another process is writing it, or it can't be written.
+            SaveError: it is no run's, another process is writing it, or it can't be written.
         """
+        if not path.is_dir():
+            raise SaveError(f"there is no directory {path}")
+        file = path / "rows.jsonl"
+        # To open it for writing would make it.
+        if not file.is_file():
+            raise SaveError(
+                f"{path} is no run's directory, for it has no {file.name}; {way_to_runs(path)}"
+            )
         self = object.__new__(RunDir)
         self.path = path
         try:
-            self._rows = (path / "rows.jsonl").open("a", encoding="utf-8")
+            self._rows = file.open("a", encoding="utf-8")
         except OSError as error:
             raise SaveError(f"can't write to {path}: {error.strerror}") from None
         self._lock()
-        self._rows.truncate(rows_bytes)
-        # It is no whole run any more until it is sealed again.
-        (path / MANIFEST).unlink(missing_ok=True)
-        with (path / "command.txt").open("a", encoding="utf-8") as file:
-            file.write(_command())
         return self
+
+    def go_on(self, rows_bytes: int, files: Mapping[str, str]) -> None:
+        """Take a run that was saved back to one of its snapshots, from which it goes on.
+
+        Args:
+            rows_bytes: the size of ``rows.jsonl`` then. What came after it is removed.
+            files: text files, by name, in place of those of these names.
+
+        Raises:
+            SaveError: they can't be written; everything is as it was.
+        """
+        command = self.path / "command.txt"
+        before = command.read_text(encoding="utf-8") if command.is_file() else ""
+        texts = {**files, command.name: before + _command()}
+        drafts = {name: self.path / f"{name}.draft" for name in texts}
+        try:
+            for name, draft in drafts.items():
+                draft.write_text(texts[name], encoding="utf-8")
+        except OSError as error:
+            for draft in drafts.values():
+                draft.unlink(missing_ok=True)
+            raise SaveError(
+                f"{self.path} can't be written ({error.strerror}), and is as it was"
+            ) from None
+        # It is no whole run any more until it is sealed again.
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        for name, draft in drafts.items():
+            draft.replace(self.path / name)
+        (self.path / FAILURE).unlink(missing_ok=True)
+        self._rows.truncate(rows_bytes)
+
+    def close(self) -> None:
+        """Write nothing more, and let other processes resume the run."""
+        self._rows.close()
 
     def _lock(self) -> None:
         """Keep other processes from writing this directory. The lock ends with the process.
@@ -135,7 +171,7 @@ class RunDir:
             policy: what was trained; None if there is nothing.
             files: text files by name.
         """
-        self._rows.close()
+        self._rows.flush()
         for name, text in files.items():
             self.put(name, text)
         if policy is not None:
@@ -146,6 +182,8 @@ class RunDir:
             shutil.rmtree(self.path / "policy", ignore_errors=True)
             draft.replace(self.path / "policy")
         seal(self.path)
+        # The lock ends with this file, so nobody resumes a run that is still being saved.
+        self.close()
 
 
 def check_free(path: str | Path) -> None:

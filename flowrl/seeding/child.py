@@ -25,11 +25,12 @@ from flowrl.core.events import Tap, Warned
 from flowrl.core.importing import importing
 from flowrl.errors import described
 from flowrl.graph.graph import Graph
-from flowrl.observe.about import runtime_name
+from flowrl.observe.about import FILE, runtime_name
 from flowrl.observe.saving import to_json
 from flowrl.observe.sinks import sink
+from flowrl.resuming import resume
 from flowrl.run_arguments import as_runtime
-from flowrl.running import run
+from flowrl.running import Run, run
 from flowrl.runtime.driver import DriverContext
 
 Send = Callable[..., None]
@@ -44,13 +45,15 @@ class Work:
     runtime: Any
     """The runtime, by name or as it is."""
     options: Mapping[str, Any]
-    """More arguments of `fl.run`: ``steps``, ``until`` and ``record``."""
+    """More arguments of `fl.run`: ``steps``, ``until``, ``record`` and ``snapshots``."""
     out: Path | None
     """Where each run is saved as ``seed-0`` and so on; None: nowhere."""
     to: Sequence[str]
     """Sinks of rows, as ``--to`` takes them."""
     main: Mapping[str, Any]
     """By name: what the graph uses of the script that was started."""
+    resumes: bool
+    """Whether a run that was begun goes on."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +167,26 @@ def _ray_started_once(work: Work) -> Iterator[Any]:
         stop()
 
 
+def _started(
+    work: Work, runtime: Any, seed: int, out: Path | None, observers: Sequence[Any]
+) -> Run:
+    """Start the run of a seed, or go on with it if it was begun."""
+    if work.resumes and out is not None and (out / FILE).is_file():
+        goal = {name: work.options[name] for name in ("steps", "until")}
+        return resume(out, work.graph, runtime=runtime, observers=observers, **goal)
+    given = {**work.options, "out": out, "observers": observers}
+    return run(work.graph, runtime=runtime, seed=seed, **given)
+
+
 def _train(work: Work, runtime: Any, seed: int, send: Send) -> None:
     """Train with one seed, and send its rows and its end."""
     out = None if work.out is None else work.out / f"seed-{seed}"
     try:
         warnings = Tap(lambda event: send(seed=seed, warning=event.text), Warned)
         sinks = [sink(text, out) for text in work.to] if out is not None else []
-        options = {**work.options, "out": out, "observers": [warnings, *sinks]}
-        with run(work.graph, runtime=runtime, seed=seed, **options) as training:
+        with _started(work, runtime, seed, out, [warnings, *sinks]) as training:
+            for row in training.rows:
+                send(seed=seed, earlier=json.loads(to_json(row)))
             for row in training:
                 send(seed=seed, row=json.loads(to_json(row)))
         send(seed=seed, ended=training.reason)

@@ -35,12 +35,15 @@ from flowrl.observe.about import runtime_name
 from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
 from flowrl.observe.saver import first_files
 from flowrl.observe.saving import check_free
+from flowrl.observe.snapshots import Snapshots
+from flowrl.resuming import row_of
 from flowrl.run_arguments import as_runtime, check_arguments
 from flowrl.running import run
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
 from flowrl.runtime.members import SEEDS
 from flowrl.seeding.child import Job, Work
+from flowrl.seeding.noted import note_seeds
 
 
 def run_seeds(
@@ -54,6 +57,7 @@ def run_seeds(
     out: str | Path | None = None,
     at_once: int | None = None,
     record: Any = False,
+    snapshots: bool | Snapshots = True,
     progress: bool = True,
 ) -> Curves:
     """Run a graph with many seeds, wait for all runs, and return their learning curves.
@@ -77,6 +81,7 @@ def run_seeds(
             JAX has a GPU or TPU, of which the first process takes most of the memory (default
             None).
         record: whether updates are kept, as `fl.run` takes it (default False).
+        snapshots: how often each run is kept, as `fl.run` takes it (default True).
         progress: print a line now and then, with seed, steps and return (default True).
 
     Returns:
@@ -96,11 +101,12 @@ def run_seeds(
     if name == "xla":
         many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
         observers = [Progress(steps=steps)] if progress else []
-        options = {"steps": steps, "until": until, "out": out, "record": record}
+        options = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
         with ExitStack() as last:
             for each in observers:
                 last.callback(each.close)
-            with run(graph, runtime=many, seed=seed, observers=observers, **options) as training:
+            given: Any = {"seed": seed, "out": out, "observers": observers, **options}
+            with run(graph, runtime=many, **given) as training:
                 list(training)
         return training.curves()
     every = range(seed, seed + seeds)
@@ -108,7 +114,7 @@ def run_seeds(
         graph,
         every,
         runtime=runtime,
-        options={"steps": steps, "until": until, "record": record},
+        options={"steps": steps, "until": until, "record": record, "snapshots": snapshots},
         out=out,
         at_once=at_once,
     )
@@ -152,10 +158,11 @@ class SeedRuns:
         graph: graph or plan to run.
         seeds: the seeds.
         runtime: runtime of every run, by name or as it is.
-        options: more arguments of `fl.run`: ``steps``, ``until`` and ``record``.
+        options: more arguments of `fl.run`: ``steps``, ``until``, ``record`` and ``snapshots``.
         out: directory in which each run is saved as ``seed-0`` and so on; None: nowhere.
         at_once: most processes at a time; None: as many as there are cores, one on a GPU.
         to: sinks of every run's rows, as ``--to`` takes them.
+        ended: where runs are resumed that were begun: those of them that have reached their goal.
 
     Raises:
         FlowrlError: the graph is faulty, an argument can't be taken, or a directory exists.
@@ -171,6 +178,7 @@ class SeedRuns:
         out: str | Path | None = None,
         at_once: int | None = None,
         to: Sequence[str] = (),
+        ended: Sequence[SeedRun] | None = None,
     ) -> None:
         check_positive("at_once", at_once)
         check_arguments(graph, seeds[0], options.get("steps"), options.get("until"))
@@ -183,16 +191,21 @@ class SeedRuns:
         folder = None if out is None else Path(out).absolute()
         if folder is not None:
             first_files(plan)
-            for seed in seeds:
+            for seed in seeds if ended is None else ():
                 check_free(folder / f"seed-{seed}")
         elif options.get("record"):
             raise SettingError("record keeps updates in the runs' directories; give out=, too")
+        self.options = options
         self.runs = {seed: SeedRun(seed) for seed in seeds}
         """By seed: its run."""
+        self.runs |= {each.seed: each for each in ended or ()}
+        self._folder = folder
+        left = [seed for seed, each in self.runs.items() if each.reason is None]
         # Ray is started once, for all runs one after another.
         is_ray = runtime_name(runtime) == "ray"
-        shares = [list(seeds)] if is_ray else [[seed] for seed in seeds]
-        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph))
+        shares = [left] if is_ray else [[seed] for seed in left]
+        resumes = ended is not None
+        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), resumes)
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
         # The first process on a GPU takes most of its memory.
@@ -224,6 +237,8 @@ class SeedRuns:
         """
         inbox: SimpleQueue[tuple[_Child, dict[str, Any] | None]] = SimpleQueue()
         working: set[_Child] = set()
+        if self._folder is not None:
+            note_seeds(self._folder, self.runs)
         try:
             while self._jobs or working:
                 while self._jobs and len(working) < self._at_once:
@@ -247,10 +262,11 @@ class SeedRuns:
                 if self.runs[seed].reason is None:
                     text = child.error or f"its process ended with status {status}"
                     yield from self._ended(seed, "failed", text)
+        elif "earlier" in message:
+            self.runs[message["seed"]].rows.append(row_of(message["earlier"]))
         elif "row" in message:
-            numbers = {k: float("nan") if x is None else x for k, x in message["row"].items()}
             each = self.runs[message["seed"]]
-            each.rows.append(Row(numbers))
+            each.rows.append(row_of(message["row"]))
             yield Event(each, row=each.rows[-1])
         elif "warning" in message:
             yield Event(self.runs[message["seed"]], warning=message["warning"])

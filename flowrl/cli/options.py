@@ -1,0 +1,119 @@
+"""Arguments that several commands have, or that are long to explain."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def ray_arguments(run: argparse.ArgumentParser) -> None:
+    """Add which Ray a run joins, and what of it runs where."""
+    run.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="join the Ray cluster with this head, or auto for the one of this machine (default "
+        "RAY_ADDRESS; without it, a Ray of its own)",
+    )
+    run.add_argument(
+        "--processes",
+        type=count,
+        metavar="N",
+        help="how many Ray processes share the runners (default twice as many as cores)",
+    )
+    run.add_argument(
+        "--place",
+        metavar="NAME[=ACTOR]",
+        action="append",
+        default=[],
+        help="run this resource, or the stage that begins with this node, in a Ray process of its "
+        "own, such as learner, or 'sample=Actor(count=2)'",
+    )
+    run.add_argument(
+        "--working-dir",
+        metavar="DIR",
+        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
+    )
+
+
+def snapshot_arguments(run: argparse.ArgumentParser) -> None:
+    """Add how often a run is kept, so that `flowrl resume` can go on with it."""
+    run.add_argument(
+        "--snapshot-every",
+        type=seconds,
+        metavar="SECONDS",
+        help="at least so many seconds between two snapshots, from which flowrl resume goes on "
+        "(default 60; 0: one after every row)",
+    )
+    run.add_argument(
+        "--keep", type=count, metavar="N", help="how many of the newest snapshots stay (default 3)"
+    )
+    run.add_argument(
+        "--no-snapshots", action="store_true", help="make none, so that it can't be resumed"
+    )
+
+
+def record_arguments(run: argparse.ArgumentParser) -> None:
+    """Add which updates a run records."""
+    run.add_argument(
+        "--record",
+        action="store_true",
+        help="record the first update and outliers, for flowrl rerun and flowrl why",
+    )
+    run.add_argument(
+        "--record-every", type=count, metavar="N", help="also record every N-th update"
+    )
+
+
+def output_arguments(run: argparse.ArgumentParser) -> None:
+    """Add where the rows and the trace of a run go."""
+    run.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object per row on standard output, and nothing else there",
+    )
+    run.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what every process did and when, for Perfetto; as a picture if FILE ends "
+        "in .svg",
+    )
+    run.add_argument(
+        "--otlp",
+        metavar="ENDPOINT",
+        help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
+    )
+    run.add_argument(
+        "--to",
+        metavar="SINK",
+        action="append",
+        default=[],
+        help="rows also go to csv[:FILE], tensorboard[:DIR], wandb:PROJECT or mlflow:EXPERIMENT",
+    )
+
+
+def import_argument(command: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--import`` with its help."""
+    command.add_argument(
+        "--import", metavar="PACKAGE", action="append", default=[], dest="allow", help=text
+    )
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1, such as ``1e6`` or ``10_000``."""
+    try:
+        number = float(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        number = 0.0
+    if not number.is_integer() or number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(number)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds, at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text}")
+    return number
