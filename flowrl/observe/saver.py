@@ -110,7 +110,7 @@ class Saver:
         """What writes snapshots; None if nothing does, or something can't be kept."""
         if snapshots is not None:
             texts = self.files["graph.txt"], self.files["plan.txt"]
-            row = resumed.row if resumed else 0
+            row = resumed.snapshot.row if resumed else 0
             self.snapshots = SnapshotWriter(snapshots, self.path, *texts, row)
         self.facts = facts
         self.files[about.FILE] = about.to_text(facts)
