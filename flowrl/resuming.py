@@ -18,6 +18,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.about import OF_PYTHON, read, settings_of_runtime
 from flowrl.observe.goal import parse_until
+from flowrl.observe.initial import init_of
 from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, newest_snapshot
 from flowrl.observe.tracing import Tracing
@@ -88,6 +89,7 @@ def resume(
         Snapshots(**settings),
         snapshot,
         rows,
+        init_of(facts.get("init")),
     )
     for text in warnings:
         resumed.warn(text)
