@@ -30,6 +30,7 @@ from flowrl.cli.arguments import (
     runtime_of,
 )
 from flowrl.cli.ending import summary
+from flowrl.cli.policies import first_weights
 from flowrl.cli.seeds import train_seeds
 from flowrl.core.machine import usable_cores
 from flowrl.core.new_files import check_new
@@ -212,6 +213,7 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
     until = parse_until(args.until, columns(planned)) if args.until else None
     out = Path(args.out) if args.out else _default_directory(graph, about)
     options = {"runtime": runtime_of(args), "record": _record(args), "until": until, "out": out}
+    options |= {"init": first_weights(args), "snapshots": _snapshots(args)}
     print(_announcement(args, graph, about), file=sys.stderr)
     if repeated:
         print(repeated, file=sys.stderr)
@@ -273,6 +275,13 @@ def _record(args: argparse.Namespace) -> Any:
     from flowrl.observe.record import Record
 
     return Record(every=args.record_every)
+
+
+def _snapshots(args: argparse.Namespace) -> Any:
+    """Return how the run is kept, as `fl.run` takes it."""
+    from flowrl.observe.snapshots import Snapshots
+
+    return Snapshots(best=args.best)
 
 
 def _announcement(args: argparse.Namespace, graph: Graph, about: About) -> str:
@@ -383,7 +392,7 @@ def evaluate(args: argparse.Namespace) -> int:
     import_named(args)
     env = None if args.env is None else environment(args.env)
     bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
-    policy = load(args.dir, allow=args.allow, env=env)
+    policy = load(args.dir, which=args.which, allow=args.allow, env=env)
     found = policy.evaluate(
         args.episodes, seed=args.seed, greedy=not args.sampled, video=args.video, **bound
     )
@@ -404,7 +413,7 @@ def export(args: argparse.Namespace) -> int:
     from flowrl.observe.saving import load
 
     import_named(args)
-    policy = load(args.dir, allow=args.allow)
+    policy = load(args.dir, which=args.which, allow=args.allow)
     print(policy.export(args.file or f"{Path(args.dir).resolve().name}.stablehlo"))
     return 0
 

@@ -53,7 +53,10 @@ def train_seeds(
         planned,
         range(args.seed, args.seed + args.seeds),
         runtime=options["runtime"],
-        options={"steps": args.steps, "until": options["until"], "record": options["record"]},
+        options={
+            "steps": args.steps,
+            **{name: options[name] for name in ("until", "record", "init", "snapshots")},
+        },
         out=options["out"],
         to=args.to,
     )
