@@ -63,8 +63,8 @@ class Init:
         """
         if not isinstance(self.policy, TrainedPolicy):
             return saved_weights(policy_folder(Path(self.policy)))
-        found = self.policy.weights
-        return Weights(*({name: plain(x) for name, x in part.items()} for part in found))
+        params, rest = self.policy.weights
+        return Weights(params, {name: plain(x) for name, x in rest.items()})
 
     def noted(self) -> dict[str, Any]:
         """Return where the weights come from, for ``run.json``."""
@@ -111,11 +111,8 @@ def _fitting(like: Weights, saved: Weights, only: Collection[str]) -> Weights:
     beginnings = tuple(only) or ("",)
     names = [name for name in {**own, **found} if name.startswith(beginnings)]
     problems = [text for name in names if (text := _problem(name, own, found))]
-    problems += [
-        f"no weight has a name that begins with {beginning!r}"
-        for beginning in beginnings
-        if not any(name.startswith(beginning) for name in names)
-    ]
+    useless = [x for x in beginnings if not _any_begins(names, x)]
+    problems += [f"no weight has a name that begins with {x!r}" for x in useless]
     if problems:
         raise SettingError(_message(problems, own, found))
     parts = []
@@ -125,6 +122,10 @@ def _fitting(like: Weights, saved: Weights, only: Collection[str]) -> Weights:
             {name: as_like(arrays[name], wanted[name]) for name in names if name in wanted}
         )
     return Weights(*parts)
+
+
+def _any_begins(names: Collection[str], beginning: str) -> bool:
+    return any(name.startswith(beginning) for name in names)
 
 
 def _joined(weights: Weights) -> dict[str, Any]:

@@ -76,8 +76,7 @@ def ruined(tmp_path_factory):
     after = []
     with fl.run(graph, steps=64 * 24, out=path) as run:
         after.append(run.policy.weights)
-        for _ in run:
-            after.append(run.policy.weights)
+        after.extend(run.policy.weights for _ in run)
     return path, run.rows, after
 
 
@@ -215,7 +214,7 @@ def test_a_resumed_run_remembers_the_best_and_forgets_one_of_a_future_that_was_g
     often = fl.Snapshots(every=0, keep=100)
     path, after = tmp_path / "run", []
     with fl.run(CARTPOLE, steps=64 * 8, out=path, snapshots=often) as run:
-        for row in run:
+        for _ in run:
             after.append(run.policy.weights)
             # With each snapshot, so that a run that is killed has it.
             assert best_score(path).row == best_row(run.rows)
@@ -267,8 +266,7 @@ def test_a_program_keeps_the_weights_of_the_last_evaluation_that_came_from_the_d
     )
     after = []
     with fl.run(graph, steps=64 * 3) as run:
-        for _ in run:
-            after.append(run.policy.weights.params)
+        after.extend(run.policy.weights.params for _ in run)
     with fl.run(graph, runtime=fl.XlaRuntime(chunk=2), out=tmp_path / "run") as run:
         next(run)
         # All four rows came at once; rows 2 and 4 have an evaluation, and that of row 4 is there.
