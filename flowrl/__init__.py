@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
     from flowrl.observe.exporting import Export as Export
+    from flowrl.observe.initial import Init as Init
     from flowrl.observe.record import Record as Record
     from flowrl.observe.saving import load as load
     from flowrl.observe.sinks import Csv as Csv
@@ -125,6 +126,7 @@ _HOMES = {
     "core.curves": "Curves",
     "observe.diff": "Diff diff",
     "observe.exporting": "Export",
+    "observe.initial": "Init",
     "observe.record": "Record",
     "observe.saving": "load",
     "observe.snapshots": "Snapshots",

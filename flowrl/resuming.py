@@ -19,6 +19,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.about import OF_PYTHON, differences, read, runtime_name, settings_of_runtime
 from flowrl.observe.goal import parse_until
+from flowrl.observe.initial import init_of
 from flowrl.observe.saver import UNREADABLE, Resumed
 from flowrl.observe.saving import MANIFEST, RunDir
 from flowrl.observe.sinks import columns
@@ -109,6 +110,7 @@ class Resumable:
                 Tracing(trace, otlp) if trace or otlp else None,
                 self.settings,
                 self.resumed,
+                init_of(self.facts.get("init")),
             )
         except BaseException:
             self.close()

@@ -11,6 +11,9 @@ from flowrl.core.events import Observer
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
+from flowrl.observe.best import column_of
+from flowrl.observe.initial import Init
+from flowrl.observe.learned import learner_of
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.saving import RECORDS
 from flowrl.observe.snapshots import Snapshots
@@ -70,7 +73,7 @@ def recorder_of(record: Any, out: str | Path | None, seed: int) -> Recorder | No
     return Recorder(Path(out) / RECORDS, Record() if record is True else record, seed)
 
 
-def checked_snapshots(snapshots: Any) -> Snapshots | None:
+def checked_snapshots(snapshots: Any, plan: Plan) -> Snapshots | None:
     """Return how often snapshots are made, None for never, or refuse what does not say so."""
     if not isinstance(snapshots, bool | Snapshots):
         raise SettingError(
@@ -78,8 +81,19 @@ def checked_snapshots(snapshots: Any) -> Snapshots | None:
             f"{snapshots!r}"
         )
     if isinstance(snapshots, Snapshots):
+        if snapshots.best is not None:
+            learner_of(plan.graph, f"best={snapshots.best!r}")
+            column_of(snapshots.best, plan)
         return snapshots
     return Snapshots() if snapshots else None
+
+
+def checked_init(init: Any, plan: Plan) -> Init | None:
+    """Return what a run begins with, None for its own weights, or refuse what is none."""
+    if init is None:
+        return None
+    learner_of(plan.graph, "init")
+    return init if isinstance(init, Init) else Init(init)
 
 
 def as_runtime(runtime: str | Runtime) -> Runtime:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -23,9 +23,11 @@ from flowrl.core.profile import Profile
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.learner.learner import Learner, LearnerHandle
+from flowrl.learner.learner import LearnerHandle
 from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.initial import Init, beginning
+from flowrl.observe.learned import learner_of, policy_of
 from flowrl.observe.record import Record
 from flowrl.observe.saver import Results, Resumed, Saver, first_files
 from flowrl.observe.saving import RunDir
@@ -33,10 +35,13 @@ from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
+from flowrl.ops.report import Report
+from flowrl.rl.policies import Weights
 from flowrl.rollout.runners import Runners
 from flowrl.run_arguments import (
     as_runtime,
     check_arguments,
+    checked_init,
     checked_observers,
     checked_snapshots,
     recorder_of,
@@ -60,6 +65,7 @@ def run(
     otlp: str | None = None,
     record: bool | Record = False,
     snapshots: bool | Snapshots = True,
+    init: str | Path | TrainedPolicy | Init | None = None,
 ) -> Run:
     """Start a run of a graph, and return it: iterate over it for its rows of results.
 
@@ -85,7 +91,11 @@ def run(
         record: whether updates are kept in `out`, so that `flowrl rerun` can run them again and
             `flowrl why` can report their batches; True: `fl.Record()` (default False).
         snapshots: how often all that lasts is kept in `out`, so that `flowrl resume` can go on from
-            there; True: `fl.Snapshots()`, once a minute and at the end (default True).
+            there; True: `fl.Snapshots()`, once a minute and at the end (default True). With them
+            the best policy so far is kept.
+        init: directory of a saved run, or a policy, with whose weights the learner begins, and so
+            its target network and its runners; `fl.Init` takes a part of them. None: its own first
+            weights (default None).
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -114,7 +124,8 @@ def run(
         out,
         checked if recorder is None else (*checked, recorder),
         Tracing(trace, otlp) if trace or otlp else None,
-        checked_snapshots(snapshots),
+        checked_snapshots(snapshots, plan),
+        init=checked_init(init, plan),
     )
 
 
@@ -138,6 +149,7 @@ class Run:
         tracing: Tracing | None,
         snapshots: Snapshots | None,
         resumed: Resumed | None = None,
+        init: Init | None = None,
     ) -> None:
         """Open the graph in the runtime; `run` describes the arguments.
 
@@ -147,12 +159,18 @@ class Run:
         """
         self.plan = plan
         self.graph = plan.graph
-        self._about = partial(about, plan, runtime, seed, steps, until, time.time(), snapshots)
+        started, noted = time.time(), None if init is None else init.noted()
+        self._about = partial(about, plan, runtime, seed, steps, until, started, snapshots, noted)
+        # What goes on has weights of its own.
+        goes_on = resumed is not None and resumed.rows
+        begin = None if init is None or goes_on else beginning(init)
         saver = None if out is None else Saver(out, plan, self._about(), snapshots, resumed)
         self._resumed = resumed
         """What it goes on from; None for a new run."""
         self.rows: list[Row] = [] if resumed is None else [*resumed.rows]
         """The rows so far."""
+        self._considered = len(self.rows)
+        """The rows of which it is known whether they make the policy the best so far."""
         self.reason: str | None = None
         """``until``, ``steps``, ``closed``, ``interrupted``, ``failed``; None while it goes on."""
         self._steps, self._until = steps, until
@@ -164,14 +182,16 @@ class Run:
         """Whether there was a warning that evaluated episodes were cut."""
         self._results: Results | None = None
         """What can be asked for after the end."""
-        self._open(runtime, seed)
+        self._open(runtime, seed, begin)
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan, self.profile))
         # Its process may have been killed after its last row, and before it was saved.
         if self.rows and self._note_goal(self.rows[-1]):
             self._end(self._goal, None)
 
-    def _open(self, runtime: Runtime, seed: int) -> None:
+    def _open(
+        self, runtime: Runtime, seed: int, begin: Callable[[LearnerHandle], None] | None
+    ) -> None:
         """Open the session, then the directory, which is not made for a run that can't start."""
         try:
             if self._saver is not None and self._saver.warning:
@@ -181,7 +201,6 @@ class Run:
                     self._stream.emit(Warned(f"{name}: {advice}"))
             with rarely_collected():
                 self._session = runtime.open(self.plan, seed, self._stream)
-            self._session.steps = self._steps
         except BaseException as error:
             self.reason = "failed"
             if self._tracing is not None:
@@ -190,13 +209,22 @@ class Run:
             self._stream.close()
             raise
         try:
+            self._session.steps = self._steps
             if self._resumed is not None and self._resumed.rows:
-                self._session.take(self._resumed.snapshot.state)
+                self._take(self._resumed.snapshot.state)
+            if begin is not None:
+                self._session.change(learner_of(self.graph)[0], begin)
             if self._saver is not None:
                 self._saver.open(self._profiles)
         except BaseException as error:
             self._end("failed", error)
             raise
+
+    def _take(self, state: Any) -> None:
+        """Go on from the state of a snapshot."""
+        self._session.take(state)
+        if self._saver is not None and self._saver.best is not None:
+            self._saver.best.take(state["best"], self._policy_with)
 
     # -- rows
 
@@ -255,6 +283,8 @@ class Run:
         """Keep a row, and emit its events."""
         self.rows.append(row)
         self._stream.emit(RowClosed(row))
+        if not self._session.pending_rows:
+            self._consider()
         if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._warned_of_cut:
             self._warned_of_cut = True
             self._stream.emit(
@@ -264,6 +294,28 @@ class Run:
                     "column eval/cut_episodes goes on counting them"
                 )
             )
+
+    def _consider(self) -> None:
+        """Keep the policy if the rows that closed together make it the best so far."""
+        count, self._considered = len(self.rows) - self._considered, len(self.rows)
+        if self._saver is None or self._saver.best is None:
+            return
+        made, rows = self._session.rows, self.rows
+        if isinstance(made, MemberRows):
+            # The policy is that of one of the runs, so their means say nothing of it.
+            rows = made.rows[made.best]
+        best = self._saver.best
+        best.consider(rows[-count:], self._evaluated if best.evaluated else lambda: self.policy)
+
+    def _evaluated(self) -> TrainedPolicy | None:
+        """Return the policy that played the last evaluation, if it is still there."""
+        reporting = next(node.op for node in self.graph.nodes if node.op.reports)
+        name = learner_of(self.graph)[1].runners
+        if isinstance(reporting, Report):
+            name = reporting.runners
+        with self._session.handle(str(name)) as runners:
+            weights = jax.device_get(runners.evaluated())
+        return None if weights is None else self._policy_with(weights)
 
     # -- what there is to use
 
@@ -276,24 +328,16 @@ class Run:
         """
         if self._results is not None and self._results.policy is not None:
             return self._results.policy
-        learners = [(n, r) for n, r in self.graph.resources.items() if isinstance(r, Learner)]
-        if len(learners) != 1:
-            raise GraphError(
-                f"{self.graph.name} has {len(learners)} learners; run.policy needs exactly one"
-            )
-        name, learner = learners[0]
-        runners = self.graph.resources[str(learner.runners)]
-        # Another resource in their place need not have these fields.
-        env, wrappers, settings = (
-            (runners.env, runners.wrappers, runners.env_settings)
-            if isinstance(runners, Runners)
-            else (None, (), {})
-        )
         handle: LearnerHandle
-        with self._session.handle(name) as handle:
+        with self._session.handle(learner_of(self.graph)[0]) as handle:
             weights = jax.device_get(handle.weights()[0])
-        spaces, loss_values = handle.core.spaces, handle.core.loss.values
-        return TrainedPolicy(learner.policy, spaces, weights, env, wrappers, settings, loss_values)
+        return self._policy_with(weights)
+
+    def _policy_with(self, weights: Weights) -> TrainedPolicy:
+        """Return the policy with these weights."""
+        handle: LearnerHandle
+        with self._session.handle(learner_of(self.graph)[0]) as handle:
+            return policy_of(self.graph, handle.core, weights)
 
     def counts(self) -> Counter[str]:
         """Return what was done so far, by counter, such as ``updates`` or ``sampled_steps``."""

@@ -101,7 +101,7 @@ def test_run_then_eval(flowrl, tmp_path):
         "ppo on CartPole-v1, default settings, set envs_per_runner=4, rollout_length=16, batch"
     )
     assert "done: 2" in err
-    assert "try it  flowrl eval here" in err.replace(sys.argv[0], "flowrl")
+    assert "last    flowrl eval here" in err.replace(sys.argv[0], "flowrl")
     status, out, _ = flowrl("eval", "here", "--episodes", "3")
     assert status == 0
     assert out.startswith("3 episodes, 3 different returns: mean ")

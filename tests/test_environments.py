@@ -144,7 +144,7 @@ def on_the_command_line(case, runtime, *words):
     with contextlib.redirect_stderr(said):
         options = ["--runtime", runtime, "--steps", "2000", "--out", f"{{case}}-{{runtime}}"]
         status = main(["run", *words, *options])
-    try_it = [line for line in said.getvalue().splitlines() if line.startswith("  try it")]
+    try_it = [line for line in said.getvalue().splitlines() if line.startswith("  last")]
     try_it = try_it or [f"eval {{said.getvalue()}}"]
     print(f"shell {{case}} {{runtime}} {{status}} {{try_it[0].partition('eval ')[2]}}", flush=True)
     return said.getvalue()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.cli.policies import repeat_init
 from flowrl.errors import SaveError, SettingError
 
 if TYPE_CHECKING:
@@ -407,6 +408,10 @@ def repeat(args: argparse.Namespace) -> str:
             if left_out := saved.get("runtime_left_out"):
                 said.append(f"{' and '.join(left_out)} of its runtime were not saved in full")
         args.seed = saved["seed"] if args.seed is None else args.seed
+        if begins := repeat_init(args, saved):
+            said.append(begins)
+        if args.best is None and not args.no_snapshots:
+            args.best = (saved.get("snapshots") or {}).get("best")
         if others := differences(saved):
             said.append(f"versions are others ({', '.join(others)})")
     args.seed, args.runtime = args.seed or 0, args.runtime or "local"

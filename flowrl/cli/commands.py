@@ -226,7 +226,7 @@ def evaluate(args: argparse.Namespace) -> int:
     import_named(args)
     env = None if args.env is None else environment(args.env)
     bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
-    policy = load(args.dir, allow=args.allow, env=env)
+    policy = load(args.dir, which=args.which, allow=args.allow, env=env)
     found = policy.evaluate(
         args.episodes, seed=args.seed, greedy=not args.sampled, video=args.video, **bound
     )
@@ -247,7 +247,7 @@ def export(args: argparse.Namespace) -> int:
     from flowrl.observe.saving import load
 
     import_named(args)
-    policy = load(args.dir, allow=args.allow)
+    policy = load(args.dir, which=args.which, allow=args.allow)
     print(policy.export(args.file or f"{Path(args.dir).resolve().name}.stablehlo"))
     return 0
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def summary(
         if command := resume_command(out, [out], registered, later):
             lines.append(f"  resume  {command}")
     if row and (out / "policy").is_dir():
-        lines += [f"  policy  {out / 'policy'}", f"  try it  {_eval_command(out, registered)}"]
+        lines += _policies(out, registered)
     return "\n".join(lines)
 
 
@@ -94,13 +95,28 @@ def _later_goal(row: Mapping[str, float], until: str | None) -> list[str]:
     return ["--steps", str(2 * int(row["env_steps"])), *goal]
 
 
+def _policies(out: Path, registered: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each policy of a run: which it is, and the command that evaluates it."""
+    from flowrl.errors import SaveError
+    from flowrl.observe.best import best_score
+
+    options = _eval_options(out, registered)
+    command = shlex.join([program(), "eval", str(out)])
+    lines = [f"  last    {command}{options}"]
+    with suppress(SaveError):
+        best = best_score(out)
+        of = f"{best.column} {best.value:g} in row {best.row}, {best.env_steps:,} steps"
+        lines.append(f"  best    {command} --best{options}  ({of})")
+    return lines
+
+
 def _import_options(names: Sequence[str]) -> list[str]:
     """Return the words of ``--import`` for each of these packages and files."""
     return [word for name in names for word in ("--import", name)]
 
 
-def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
-    """Return the command that evaluates the policy of a run, with what it must import."""
+def _eval_options(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
+    """Return what the command that evaluates a policy of a run must import, and more it needs."""
     import json
 
     from flowrl.algos.named import imports_for
@@ -111,13 +127,13 @@ def _eval_command(out: Path, registered: Mapping[str, Sequence[str]]) -> str:
     parts = " ".join(saved[part] for part in ("policy", "env", "wrappers", "env_settings"))
     needed = [*imports_for(parts), *registered.get(env, ())]
     options = _import_options(list(dict.fromkeys(needed)))
-    command = shlex.join([program(), "eval", str(out), *options])
+    words = "".join(f" {word}" for word in map(shlex.quote, options))
     if env == "None":
         return (
-            f"{command} --env FILE.py:FUNCTION, for the environment has no name that could be "
+            f"{words} --env FILE.py:FUNCTION, for the environment has no name that could be "
             "saved: a function or class of a file has one"
         )
-    return command
+    return words
 
 
 def program() -> str:

@@ -21,6 +21,7 @@ from flowrl.cli.options import (
     snapshot_arguments,
 )
 from flowrl.cli.parsing import Parser
+from flowrl.cli.policies import add_run_options, add_which
 from flowrl.errors import FlowrlError, described
 from flowrl.runtime import NAMES
 
@@ -129,6 +130,7 @@ def _add_run(command: Command) -> None:
     # What `repeat` finds of a saved run's runtime.
     run.set_defaults(runtime_settings={})
     run.add_argument("--out", metavar="DIR", help="where to save; runs/GRAPH-ENV-TIME by default")
+    add_run_options(run)
     snapshot_arguments(run)
     record_arguments(run)
     output_arguments(run)
@@ -284,6 +286,7 @@ def _add_eval(command: Command) -> None:
         "eval", "play episodes with a saved policy, greedily unless --sampled", commands.evaluate
     )
     _directory_argument(evaluate)
+    add_which(evaluate)
     evaluate.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
     evaluate.add_argument(
         "--episodes", type=count, default=20, metavar="N", help="how many (default 20)"
@@ -320,6 +323,7 @@ def _add_export(command: Command) -> None:
         "export", "write a saved policy as a file that acts without flowrl", commands.export
     )
     _directory_argument(export)
+    add_which(export)
     export.add_argument(
         "-o",
         metavar="FILE",

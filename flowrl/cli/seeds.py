@@ -30,8 +30,8 @@ def train_seeds(
     Args:
         args: the parsed arguments.
         planned: plan of the graph.
-        options: runtime, goal and directory of the runs, which updates are recorded, and how often
-            snapshots are made.
+        options: runtime, goal and directory of the runs, which updates are recorded, with which
+            weights they begin, and how they are kept.
         registered: what ``--import`` must name, by the id of each environment that needs it.
         rows: where rows go in JSON, if that is asked for.
 
@@ -44,7 +44,7 @@ def train_seeds(
     from flowrl.seeding.runs import SeedRuns
 
     _check_of_seeds(args)
-    of_each = {name: options[name] for name in ("until", "record", "snapshots")}
+    of_each = {name: options[name] for name in ("until", "record", "init", "snapshots")}
     runs = SeedRuns(
         planned,
         range(args.seed, args.seed + args.seeds),

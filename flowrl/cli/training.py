@@ -23,6 +23,7 @@ from flowrl.cli.arguments import (
     runtime_of,
 )
 from flowrl.cli.ending import summary
+from flowrl.cli.policies import first_weights
 from flowrl.cli.seeds import resume_seeds, train_seeds
 from flowrl.core.machine import usable_cores
 from flowrl.errors import SettingError
@@ -50,9 +51,9 @@ def resume(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, rows: TextIO) -> int:
     """Train, and print the rows in JSON to `rows` if that is asked for."""
-    snapshots = _snapshots(args)
     # JAX reads the number of devices when it starts, so it is set before anything asks for them.
     repeated = repeat(args)
+    snapshots = _snapshots(args)
     if args.out is not None:
         _check_free(args)
     if args.seeds is not None and args.runtime == "xla":
@@ -66,7 +67,7 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
     until = parse_until(args.until, columns(planned)) if args.until else None
     out = Path(args.out) if args.out else _default_directory(graph, about)
     options = {"runtime": runtime_of(args), "record": _record(args), "until": until, "out": out}
-    options["snapshots"] = snapshots
+    options |= {"init": first_weights(args), "snapshots": snapshots}
     print(_announcement(args, graph, about), file=sys.stderr)
     if repeated:
         print(repeated, file=sys.stderr)
@@ -197,15 +198,15 @@ def _record(args: argparse.Namespace) -> Any:
 
 
 def _snapshots(args: argparse.Namespace) -> Any:
-    """Return how often snapshots are made, as `fl.run` takes it.
+    """Return how the run is kept, as `fl.run` takes it.
 
     Raises:
         SettingError: the arguments contradict one another, or are out of range.
     """
-    given = {"every": args.snapshot_every, "keep": args.keep}
+    given = {"every": args.snapshot_every, "keep": args.keep, "best": args.best}
     given = {name: value for name, value in given.items() if value is not None}
     if args.no_snapshots and given:
-        flag = "--snapshot-every" if "every" in given else "--keep"
+        flag = {"every": "--snapshot-every", "keep": "--keep", "best": "--best"}[next(iter(given))]
         raise SettingError(
             f"--no-snapshots leaves no snapshots for {flag}; leave out the one or the other"
         )

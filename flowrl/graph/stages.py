@@ -169,6 +169,11 @@ class Turns(Keeping, ABC):
     def close(self) -> None:
         """Let every stage end its pass, and begin no other."""
 
+    def change(self, work: Callable[[], None]) -> None:
+        """Change the state of resources before the first round."""
+        with self.still():
+            work()
+
     def keep(self) -> Any:
         """Return the states of all operators, and what the queues hold. No stage is in a pass."""
         return {

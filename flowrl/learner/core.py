@@ -98,6 +98,18 @@ class Core:
             return {}
         return {"target": jax.tree.map(jnp.copy, weights.params)}
 
+    def begin_with(self, state: State, taken: Weights) -> State:
+        """Return the first state with other weights than its own, and the rest made for them.
+
+        Args:
+            state: the first state of this learner.
+            taken: the arrays that take the place of its own, by name; the others stay.
+        """
+        own = state["weights"]
+        weights = Weights({**own.params, **taken.params}, {**own.rest, **taken.rest})
+        made = {"opt": self.tx.init(weights.params), **self._target(weights)}
+        return {**state, "weights": weights, **made}
+
     def update_target(self, state: State, *, tau: float) -> State:
         """Return the state with its target network moved towards the newest parameters.
 

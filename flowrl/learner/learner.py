@@ -42,7 +42,7 @@ class LearnerHandle(Handle):
     `state` holds the core's state and the policy version, which rises by one per update.
     """
 
-    remade = ("site", "core", "shards", "rows")
+    remade = ("site", "runners", "core", "shards", "rows")
 
     # It reads no state. Where a stage has no right to train, the error is then about `update`.
     shared: ClassVar[tuple[str, ...]] = ("lacking",)
@@ -50,6 +50,7 @@ class LearnerHandle(Handle):
     def __init__(self, spec: Learner, site: Site) -> None:
         runners: RunnersHandle = site.resource(spec.runners)
         self.site = site
+        self.runners = spec.runners
         self.core = core_of(spec.policy, runners.spaces, as_loss(spec.loss), spec.optimizer)
         if wrong := self.core.loss.check(self.core.network):
             raise GraphError(wrong)
@@ -71,6 +72,18 @@ class LearnerHandle(Handle):
         """Go on from the state that was kept."""
         core = into(self.state["core"], state["core"], self.site.name)
         self.state = {"core": core, "version": state["version"]}
+
+    def begin_with(self, taken: Weights) -> None:
+        """Begin with these weights in place of its own first ones, and publish all of them.
+
+        The target network begins equal to them, the optimiser at its start.
+
+        Args:
+            taken: arrays by name, of the same shapes; what is not among them stays.
+        """
+        core = self.site.run(self.core.begin_with, self.state["core"], taken)
+        self.state = {**self.state, "core": core}
+        self.site.resource(self.runners).publish(*self.weights())
 
     def update(
         self,

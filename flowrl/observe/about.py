@@ -44,6 +44,7 @@ def about(
     until: Any,
     started: float,
     snapshots: Any = None,
+    init: Any = None,
 ) -> dict[str, Any]:
     """Return what there is to know of a run before it starts, as plain values.
 
@@ -55,6 +56,7 @@ def about(
         until: its goal, a function of a row; None for none. One that has a `text` is noted by it.
         started: when it was started, by `time.time`.
         snapshots: how often it is kept; None for never.
+        init: where its first weights come from, as plain values; None for its own.
     """
     goal = None if until is None else getattr(until, "text", OF_PYTHON)
     return {
@@ -66,6 +68,7 @@ def about(
         "runtime_settings": runtime_settings(runtime),
         "runtime_left_out": _left_out(runtime),
         "snapshots": None if snapshots is None else asdict(snapshots),
+        "init": init,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "versions": _versions(plan),
         "git": _git(),

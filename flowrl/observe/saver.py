@@ -19,8 +19,9 @@ from flowrl.graph import values
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
 from flowrl.observe import about
+from flowrl.observe.best import best_of
 from flowrl.observe.explain import explain
-from flowrl.observe.saving import RunDir, check_free, failure, to_json
+from flowrl.observe.saving import RunDir, check_free, failure, save_policy, to_json
 from flowrl.observe.sinks import EventLog
 from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, SnapshotWriter
 from flowrl.observe.trained import TrainedPolicy
@@ -112,6 +113,8 @@ class Saver:
             texts = self.files["graph.txt"], self.files["plan.txt"]
             row = resumed.snapshot.row if resumed else 0
             self.snapshots = SnapshotWriter(snapshots, self.path, *texts, row)
+        self.best = best_of(snapshots, plan, self.path)
+        """What keeps the best policy; None where none is kept."""
         self.facts = facts
         self.files[about.FILE] = about.to_text(facts)
         self.log = EventLog()
@@ -152,14 +155,20 @@ class Saver:
             state: returns what lasts of the run.
             at_end: whether the run ends, so that one is due unless there is one of this row.
         """
-        writer, folder = self.snapshots, self.folder
+        writer, best = self.snapshots, self.best
         # Where rows could not be written, the next snapshot would not know where they end.
-        if writer is None or folder is None or self.written != rows:
+        if self.folder is None or self.written != rows:
             return ""
-        if not at_end and not writer.due():
+        # The best policy keeps the time where this run's snapshots can't be written.
+        timer = writer or best
+        if timer is None or not (at_end or timer.due()):
             return ""
         try:
-            writer.write(rows, folder.rows_bytes, state)
+            if best is not None:
+                best.write(save_policy)
+            if writer is not None:
+                kept = None if best is None else best.keep()
+                writer.write(rows, self.folder.rows_bytes, lambda: {**state(), "best": kept})
         except EncodingError as error:
             self.snapshots = None
             return f"this run can't be resumed: {error.message}"
@@ -202,6 +211,8 @@ class Saver:
         if self.folder is None or results is None:
             return
         try:
+            if self.best is not None:
+                self.best.write(save_policy)
             files = results.reports() | (failure(error) if error is not None else {})
             ended = {"ended": about.ending(reason, rows)}
             files[about.FILE] = about.to_text({**self.facts, **ended})

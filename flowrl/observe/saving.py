@@ -6,7 +6,6 @@ Nothing in it is pickled.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import math
@@ -23,12 +22,14 @@ import jax
 import numpy as np
 
 import flowrl
+from flowrl.core.file_sums import facts_of
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, from_text
 from flowrl.core.saved_rows import way_to_runs
 from flowrl.envs.gym_envs import Make, env_name, probe
-from flowrl.errors import SaveError, SettingError
+from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph import values
+from flowrl.observe.best import best_folder
 from flowrl.observe.snapshots import FOLDER
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.rl.policies import Network, Weights, network
@@ -40,6 +41,8 @@ FAILURE = "failure.json"
 """The file that holds the error that ended a run."""
 RECORDS = "records"
 """The folder of recorded updates."""
+WHICH = ("last", "best")
+"""The policies that a run leaves."""
 LEFT_OUT = (RECORDS, FOLDER)
 """The folders that the manifest leaves out: what is in them has checksums of its own, may be
 removed, and may be large."""
@@ -310,11 +313,12 @@ def _savable(weights: Weights) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for part, named in weights._asdict().items():
         if named:
-            parts[part] = {name: _plain(x) for name, x in named.items()}
+            parts[part] = {name: plain(x) for name, x in named.items()}
     return parts
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
+    """Return an array as plain numbers, also if it is of random keys."""
     return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
@@ -327,27 +331,30 @@ def _orbax() -> Any:
 
 
 def load(
-    path: str | Path, *, allow: Collection[str] = (), env: Make | None = None
+    path: str | Path,
+    *,
+    which: str = "last",
+    allow: Collection[str] = (),
+    env: Make | None = None,
 ) -> TrainedPolicy:
-    """Load a policy that a run saved, after checking every file against the manifest.
+    """Load a policy that a run saved, after checking every file against its checksum.
 
     Args:
         path: directory of the run.
+        which: ``last``, the policy at the end of the run (default), or ``best``, the one with the
+            best value of the column that `Snapshots` names. The best is there as soon as a snapshot
+            was made, also of a run that goes on or was killed.
         allow: packages beyond flowrl that may be imported for the user's own classes and functions
             (default none).
         env: id, class or function in place of the saved environment, with the saved wrappers and
             settings around it; None: the saved environment (default None).
 
     Raises:
-        SaveError: there is no such run, a file is damaged, or a package would be needed that is not
-            allowed.
-        SettingError: `env` has other spaces than the policy.
+        SaveError: there is no such run or policy, a file is damaged, or a package would be needed
+            that is not allowed.
+        SettingError: `env` has other spaces than the policy, or `which` is neither of the two.
     """
-    root = Path(path)
-    verify(root)
-    folder = root / "policy"
-    if not folder.is_dir():
-        raise SaveError(f"{root} holds no policy: its run ended before there was one")
+    folder = policy_folder(Path(path), which)
     saved = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
 
     def value(name: str) -> Any:
@@ -367,6 +374,47 @@ def load(
     return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, action_values)
 
 
+def policy_folder(root: Path, which: str = "last") -> Path:
+    """Return the folder of a saved policy, after checking every file in it.
+
+    Args:
+        root: directory of the run.
+        which: ``last`` or ``best``.
+
+    Raises:
+        SaveError: there is no such run or policy, or a file is damaged.
+        SettingError: `which` is neither of the two.
+    """
+    if which not in WHICH:
+        raise SettingError(unknown("policy", which, WHICH))
+    if which == "best":
+        # A run that was killed has no manifest.
+        if not root.is_dir() or (root / MANIFEST).exists():
+            verify(root)
+        return best_folder(root)
+    verify(root)
+    if not (root / "policy").is_dir():
+        raise SaveError(f"{root} holds no policy: its run ended before there was one")
+    return root / "policy"
+
+
+def saved_weights(folder: Path) -> Weights:
+    """Read all arrays of a saved policy by their names, whatever network they are of.
+
+    Random keys are arrays of plain numbers in it.
+
+    Args:
+        folder: as `policy_folder` returned it.
+    """
+    path = (folder / "weights").resolve()
+    with _orbax().StandardCheckpointer() as checkpointer:
+        found = dict(checkpointer.metadata(path).item_metadata)
+        wanted = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
+        saved = checkpointer.restore(path, wanted)
+    # An empty part was not saved.
+    return Weights(*(saved.get(part, {}) for part in Weights._fields))
+
+
 def _load_weights(folder: Path, net: Network) -> Weights:
     """Read the weights of a network from an orbax checkpoint."""
     # Shapes and types are enough, so nothing is computed.
@@ -381,11 +429,11 @@ def _load_weights(folder: Path, net: Network) -> Weights:
     for part in Weights._fields:
         shapes = getattr(like, part)
         # An empty part was not saved.
-        parts.append({k: _like(saved[part][k], x) for k, x in shapes.items()})
+        parts.append({k: as_like(saved[part][k], x) for k, x in shapes.items()})
     return Weights(*parts)
 
 
-def _like(x: Any, like: Any) -> Any:
+def as_like(x: Any, like: Any) -> Any:
     """Return an array on the device, as a random key if `like` is one."""
     array = jax.numpy.asarray(x)
     if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key):
@@ -406,7 +454,7 @@ def seal(root: Path) -> None:
         for p in sorted(root.rglob("*"))
         if p.is_file() and p.name != MANIFEST and p.relative_to(root).parts[0] not in LEFT_OUT
     ]
-    files = {p.relative_to(root).as_posix(): _facts(p) for p in found}
+    files = {p.relative_to(root).as_posix(): facts_of(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
     # The manifest gets its name when it is on disk, because its presence means a whole run.
     draft = root / f"{MANIFEST}.draft"
@@ -446,15 +494,8 @@ def verify(root: Path) -> None:
         path = root / name
         if not path.is_file():
             raise SaveError(f"{path} is missing, though the manifest lists it")
-        if _facts(path) != facts:
+        if facts_of(path) != facts:
             raise SaveError(
                 f"{path} is not what was saved: its size or SHA-256 sum differs from the "
                 "manifest's; restore it from a copy"
             )
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Return the size of a file in bytes, and its SHA-256 sum."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}

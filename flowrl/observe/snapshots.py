@@ -33,11 +33,21 @@ MOST_TEXT = 1 << 28
 class Snapshots:
     """How often a run is kept so that it can be resumed, and how many snapshots stay.
 
-    A snapshot is also made at the end of a run, at Ctrl-C and at SIGTERM.
+    A snapshot is also made at the end of a run, at Ctrl-C and at SIGTERM. With each the best policy
+    so far is written into the folder ``best``, where `fl.load(path, which="best")` finds it.
 
     Args:
         every: least seconds between two snapshots; 0: one after every row (default 60).
         keep: how many of the newest stay (default 3).
+        best: column of a row by which policies are compared; more is better. None:
+            ``eval/return_mean`` where the graph has `Evaluate`, and else ``return_mean`` (default
+            None).
+
+    With a column of `Evaluate` the best policy has the weights that played the evaluation; with any
+    other column those after the last update of the row, while ``return_mean`` is of the last 100
+    episodes, which older weights played. In the xla runtime several rows come from the device at
+    once: of these only the last one counts, or the last one with an evaluation. Of many seeds it is
+    the best policy of the run whose newest return is the highest at the time.
 
     Raises:
         SettingError: one of them is no such number.
@@ -45,6 +55,7 @@ class Snapshots:
 
     every: float = 60.0
     keep: int = 3
+    best: str | None = None
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.every, Real) and not isinstance(self.every, bool)
@@ -57,6 +68,8 @@ class Snapshots:
                 f"keep must be a whole number, at least 1, got {self.keep!r}; for no snapshots at "
                 "all take snapshots=False"
             )
+        if self.best is not None and not isinstance(self.best, str):
+            raise SettingError(f"best must be the name of a column, got {self.best!r}")
 
 
 @dataclass(frozen=True)

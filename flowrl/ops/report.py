@@ -129,6 +129,10 @@ class Evaluate(Operator):
         each = amount(Fraction(counts["evaluated_episodes"], counts["evaluations"]), "episode")
         return f"plays {each} greedily", plan.a_row(counts["evaluations"], "time")
 
+    def prepare(self, ctx: Context) -> None:
+        """Let the runners keep the weights that play, for the best policy of a run."""
+        ctx[self.runners].keep_evaluated()
+
     def init(self) -> dict[str, int]:
         """Return the number of items since the last evaluation."""
         return {"items": 0}

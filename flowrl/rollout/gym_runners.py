@@ -455,9 +455,14 @@ class GymRunners(RunnersHandle):
         self.site.count(evaluations=1, evaluated_episodes=sum(map(len, parts)))
         return self._statistics.evaluate(parts)
 
+    def evaluated(self) -> Weights | None:
+        """Return the weights of the last evaluation, as `RunnersHandle` says."""
+        played = self._weights.evaluated
+        return None if self._statistics.evaluated or played is None else played.weights
+
     def _submit_evaluations(self, episodes: int, seed: int, max_steps: int) -> list[Future]:
         """Ask each runner to play its share of the episodes; none is asked to play no episode."""
-        newest = self._start()
+        newest = self._weights.evaluated = self._start()
         shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
         calls = []
         for runner, share in enumerate(shares):

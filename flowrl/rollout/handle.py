@@ -67,7 +67,9 @@ class RunnersHandle(Handle):
     """The spaces of one environment."""
     environments: int
     """The number of environments of all runners together."""
-    shared: ClassVar[tuple[str, ...]] = ("publish", "pace", "episodes", "evaluate")
+    shared: ClassVar[tuple[str, ...]] = (
+        "publish", "pace", "episodes", "evaluate", "keep_evaluated",
+    )  # fmt: skip
 
     @abstractmethod
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
@@ -182,3 +184,14 @@ class RunnersHandle(Handle):
             The mean, standard deviation, minimum and maximum of the returns, and how many episodes
             were cut, by the names of their columns in a row.
         """
+
+    def keep_evaluated(self) -> None:
+        """Keep the weights of each evaluation to come, of which there may be some."""
+
+    def evaluated(self) -> Weights | None:
+        """Return the weights that played the last evaluation, once its numbers were reported.
+
+        Returns:
+            None if there was no evaluation, or a newer one that no row has yet.
+        """
+        return None

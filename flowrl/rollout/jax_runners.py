@@ -41,6 +41,8 @@ class JaxRunners(RunnersHandle):
     - ``work``: the state of environments and runners, from which they go on;
     - ``statistics``: what the next Row reports;
     - ``evaluated``: the last evaluation, until it is reported;
+    - ``evaluated_with``: the weights that played it, or the first ones, where any evaluation is
+      expected;
     - ``published``: the weights that a runner may still use, the newest last;
     - ``uses``: by runner, the index of its weights among these;
     - ``in_flight``: the rollouts that were requested and not taken, the oldest first;
@@ -292,8 +294,22 @@ class JaxRunners(RunnersHandle):
             self.core.evaluate, newest, key, episodes=episodes, max_steps=max_steps
         )
         self.state = {**self.state, "evaluated": found}
+        if "evaluated_with" in self.state:
+            self.state["evaluated_with"] = newest
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return found
+
+    def keep_evaluated(self) -> None:
+        """Keep the weights of each evaluation in the state, from the beginning on.
+
+        So a program, whose state has one structure from its first round to its last, keeps them.
+        """
+        self._start()
+        self.state = {**self.state, "evaluated_with": self.state["published"][-1]["weights"]}
+
+    def evaluated(self) -> Weights | None:
+        """Return the weights of the last evaluation, as `RunnersHandle` says."""
+        return None if self.state["evaluated"] else self.state.get("evaluated_with")
 
     def _start(self) -> None:
         """Publish first weights where no learner published any."""

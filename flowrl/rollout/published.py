@@ -49,13 +49,15 @@ class WeightsByRunner(Keeping):
         count: the number of runners.
     """
 
-    lasting = ("newest", "_selected", "_newer")
+    lasting = ("newest", "evaluated", "_selected", "_newer")
     # A new runner has none: its next request carries its weights.
     remade = ("_pool", "_last_sent")
 
     def __init__(self, pool: Workers, count: int) -> None:
         self.newest: Published | None = None
         """The newest weights of all; None before the first were published."""
+        self.evaluated: Published | None = None
+        """Those that played the last evaluation; None before the first."""
         self._pool = pool
         self._selected: list[Published | None] = [None] * count
         """By runner: the weights that its next request uses unless newer ones are ready by then."""
@@ -66,12 +68,18 @@ class WeightsByRunner(Keeping):
 
     def keep(self) -> Any:
         """Return the weights, each once, and by runner which of them it uses."""
-        every = [self.newest, *self._selected, *itertools.chain.from_iterable(self._newer)]
+        every = [
+            self.newest,
+            self.evaluated,
+            *self._selected,
+            *itertools.chain.from_iterable(self._newer),
+        ]
         several = {id(each): each for each in every if each is not None}
         number = {key: i for i, key in enumerate(several)} | {id(None): None}
         return {
             "weights": [(each.weights, each.version) for each in several.values()],
             "newest": number[id(self.newest)],
+            "evaluated": number[id(self.evaluated)],
             "selected": [number[id(each)] for each in self._selected],
             "newer": [[number[id(each)] for each in waiting] for waiting in self._newer],
         }
@@ -80,6 +88,7 @@ class WeightsByRunner(Keeping):
         """Go on with the weights that were kept, none of which any runner has."""
         several = dict(enumerate(itertools.starmap(Published, state["weights"])))
         self.newest = several.get(state["newest"])
+        self.evaluated = several.get(state["evaluated"])
         self._selected = [several.get(i) for i in state["selected"]]
         self._newer = [deque(several[i] for i in waiting) for waiting in state["newer"]]
 

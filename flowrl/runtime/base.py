@@ -195,6 +195,15 @@ class Session(Keeping):
         with self.turns.still():
             yield self.place.handles[name]
 
+    def change(self, name: str, work: Callable[[Any], None]) -> None:
+        """Change the state of a resource before the first round; of many runs that of each.
+
+        Args:
+            name: of the resource.
+            work: gets its handle.
+        """
+        self.turns.change(lambda: work(self.place.handles[name]))
+
     def keep(self) -> Any:
         """Return all that lasts of the run, to be encoded before it goes on.
 

@@ -191,6 +191,24 @@ class Fused(Turns):
         self.compiled = self.period = None
         self._show()
 
+    def change(self, work: Callable[[], None]) -> None:
+        """Change the states of all runs before the first round."""
+        seen: list[Any] = []
+
+        def one_run(arrays: list[Array]) -> list[Array]:
+            self.tracing.state.put(arrays, self.structure, self.newest)
+            work()
+            after, structure, newest = self.tracing.state.get()
+            seen[:] = structure, newest
+            return strong(after)
+
+        changed = (jax.vmap(one_run) if self.members.many else one_run)(self.arrays)
+        self.arrays = self._laid_out(changed)
+        if seen[0] != self.structure:
+            self.compiled = self.period = None
+        self.structure, self.newest = seen
+        self._show()
+
     def _show(self) -> None:
         """Let the handles hold the present state; of many runs that of the best."""
         arrays = [x[self.best()] for x in self.arrays] if self.members.many else self.arrays

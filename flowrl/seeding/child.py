@@ -45,7 +45,7 @@ class Work:
     runtime: Any
     """The runtime, by name or as it is."""
     options: Mapping[str, Any]
-    """More arguments of `fl.run`: ``steps``, ``until``, ``record`` and ``snapshots``."""
+    """More arguments of `fl.run`, such as ``steps``."""
     out: Path | None
     """Where each run is saved as ``seed-0`` and so on; None: nowhere."""
     to: Sequence[str]

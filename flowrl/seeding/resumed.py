@@ -10,6 +10,7 @@ from flowrl.core.items import Row
 from flowrl.core.saved_rows import SEED, json_lines
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.about import FILE, read
+from flowrl.observe.initial import init_of
 from flowrl.observe.saving import RunDir
 from flowrl.resuming import (
     facts_of,
@@ -97,12 +98,12 @@ def resumed_seeds(
             f"all runs in {folder} have reached their goal; name a later one, such as --steps "
             f"{2 * int(ended[0].rows[-1]['env_steps'])}"
         )
-    snapshots = settings_of(facts, first)
+    settings = {"snapshots": settings_of(facts, first), "init": init_of(facts.get("init"))}
     return SeedRuns(
         plan,
         every,
         runtime=runtime_for(runtime, facts, first),
-        options={"steps": goal[0], "until": goal[1], "snapshots": snapshots},
+        options={"steps": goal[0], "until": goal[1], **settings},
         out=folder,
         to=to,
         ended=ended,

@@ -32,12 +32,14 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.names import main_module
 from flowrl.graph.plan import Plan
 from flowrl.observe.about import runtime_name
+from flowrl.observe.initial import Init
 from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
 from flowrl.observe.saver import first_files
 from flowrl.observe.saving import check_free
 from flowrl.observe.snapshots import Snapshots
+from flowrl.observe.trained import TrainedPolicy
 from flowrl.resuming import row_of
-from flowrl.run_arguments import as_runtime, check_arguments
+from flowrl.run_arguments import as_runtime, check_arguments, checked_init, checked_snapshots
 from flowrl.running import run
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
@@ -58,6 +60,7 @@ def run_seeds(
     at_once: int | None = None,
     record: Any = False,
     snapshots: bool | Snapshots = True,
+    init: str | Path | TrainedPolicy | Init | None = None,
     progress: bool = True,
 ) -> Curves:
     """Run a graph with many seeds, wait for all runs, and return their learning curves.
@@ -82,6 +85,7 @@ def run_seeds(
             None).
         record: whether updates are kept, as `fl.run` takes it (default False).
         snapshots: how often each run is kept, as `fl.run` takes it (default True).
+        init: with which weights each run begins, as `fl.run` takes it (default None).
         progress: print a line now and then, with seed, steps and return (default True).
 
     Returns:
@@ -98,10 +102,11 @@ def run_seeds(
     """
     check_positive("seeds", seeds, or_none=False)
     name = runtime if isinstance(runtime, str) else runtime_name(runtime)
+    options = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
+    options["init"] = init
     if name == "xla":
         many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
         observers = [Progress(steps=steps)] if progress else []
-        options = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
         with ExitStack() as last:
             for each in observers:
                 last.callback(each.close)
@@ -114,7 +119,7 @@ def run_seeds(
         graph,
         every,
         runtime=runtime,
-        options={"steps": steps, "until": until, "record": record, "snapshots": snapshots},
+        options=options,
         out=out,
         at_once=at_once,
     )
@@ -158,7 +163,7 @@ class SeedRuns:
         graph: graph or plan to run.
         seeds: the seeds.
         runtime: runtime of every run, by name or as it is.
-        options: more arguments of `fl.run`: ``steps``, ``until``, ``record`` and ``snapshots``.
+        options: more arguments of `fl.run`, such as ``steps``.
         out: directory in which each run is saved as ``seed-0`` and so on; None: nowhere.
         at_once: most processes at a time; None: as many as there are cores, one on a GPU.
         to: sinks of every run's rows, as ``--to`` takes them.
@@ -186,8 +191,12 @@ class SeedRuns:
             raise SettingError(f"seed {seeds[-1]} is above 2**32 - 1; take a lower first seed")
         if isinstance(runtime, str):
             runtime = as_runtime(runtime)
-        # A faulty graph is an error now, once, and not in every process.
+        # What is faulty here is an error now, once, and not in every process.
         plan = graph if isinstance(graph, Plan) else graph.compile()
+        checked_snapshots(options.get("snapshots", True), plan)
+        init = checked_init(options.get("init"), plan)
+        if init is not None and ended is None:
+            init.weights()
         folder = None if out is None else Path(out).absolute()
         if folder is not None:
             first_files(plan)

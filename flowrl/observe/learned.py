@@ -1,0 +1,47 @@
+"""The policy that the one learner of a graph trains."""
+
+from __future__ import annotations
+
+from flowrl.errors import GraphError
+from flowrl.graph.graph import Graph
+from flowrl.learner.core import Core
+from flowrl.learner.learner import Learner
+from flowrl.observe.trained import TrainedPolicy
+from flowrl.rl.policies import Weights
+from flowrl.rollout.runners import Runners
+
+
+def learner_of(graph: Graph, wanted: str = "run.policy") -> tuple[str, Learner]:
+    """Return the name and the settings of the one learner of a graph.
+
+    Args:
+        graph: the graph.
+        wanted: what needs exactly one, for the error (default ``run.policy``).
+
+    Raises:
+        GraphError: there is none, or there are several.
+    """
+    learners = [(n, r) for n, r in graph.resources.items() if isinstance(r, Learner)]
+    if len(learners) != 1:
+        raise GraphError(f"{graph.name} has {len(learners)} learners; {wanted} needs exactly one")
+    return learners[0]
+
+
+def policy_of(graph: Graph, core: Core, weights: Weights) -> TrainedPolicy:
+    """Return the policy that a graph trains, with these weights.
+
+    Args:
+        graph: the graph.
+        core: that of its learner.
+        weights: arrays of the host.
+    """
+    _, learner = learner_of(graph)
+    runners = graph.resources[str(learner.runners)]
+    # Another resource in their place need not have these fields.
+    env, wrappers, settings = (
+        (runners.env, runners.wrappers, runners.env_settings)
+        if isinstance(runners, Runners)
+        else (None, (), {})
+    )
+    spaces, loss_values = core.spaces, core.loss.values
+    return TrainedPolicy(learner.policy, spaces, weights, env, wrappers, settings, loss_values)
