@@ -20,7 +20,8 @@ FILES = sorted((ROOT / "flowrl").rglob("*.py"))
 LAYERS = {
     "errors": 0, "core": 1, "graph": 2, "rl": 3, "losses": 4, "networks": 4, "envs": 4,
     "rollout": 5, "replay": 6, "learner": 6, "ops": 7, "runtime": 7, "observe": 7, "algos": 8,
-    "running": 8, "extend": 8, "seeding": 9, "tuning": 9, "debugging": 9, "cli": 10, "__main__": 11,
+    "run_arguments": 8, "running": 9, "extend": 8, "resuming": 10, "seeding": 11, "tuning": 11,
+    "debugging": 11, "cli": 12, "__main__": 13,
 }  # fmt: skip
 
 
@@ -181,7 +182,7 @@ def code_numbers(text):
 
 
 HOUSE_WORDS = (
-    r"told|(?<!study\.)tells?",  # report, log, return, raise; it is a method of Optuna's studies
+    r"told|(?<!study\.)(?<!rows\.)tells?",  # report, log, return; methods of other libraries
     r"anew",  # again, restarted
     r"behind",  # after, downstream
     r"mend(?:s|ed|ing)?",  # fix

@@ -13,7 +13,8 @@ import numpy as np
 
 from flowrl.errors import SettingError
 from flowrl.learner.learner import LearnerHandle
-from flowrl.observe.saving import as_like, plain, policy_folder, saved_weights
+from flowrl.observe.checkpoints import as_like, plain, saved_weights
+from flowrl.observe.saving import policy_folder
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.rl.policies import Weights
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import math
 import os
 import shlex
@@ -18,9 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 import flowrl
 from flowrl.core.file_sums import facts_of
 from flowrl.core.items import Row
@@ -30,9 +26,10 @@ from flowrl.envs.gym_envs import Make, env_name, probe
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph import values
 from flowrl.observe.best import best_folder
+from flowrl.observe.checkpoints import read_weights, write_weights
 from flowrl.observe.snapshots import FOLDER
 from flowrl.observe.trained import TrainedPolicy
-from flowrl.rl.policies import Network, Weights, network
+from flowrl.rl.policies import network
 from flowrl.rl.spaces import Spaces
 
 MANIFEST = "manifest.json"
@@ -299,35 +296,14 @@ def save_policy(policy: TrainedPolicy, path: Path) -> None:
     Args:
         policy: with its weights.
         path: of a directory that does not exist.
+
+    Raises:
+        OSError: it can't be written.
     """
     text = policy_text(policy)
     path.mkdir(parents=True)
     (path / "policy.json").write_text(text, encoding="utf-8")
-    ocp = _orbax()
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((path / "weights").resolve(), jax.device_get(_savable(policy.weights)))
-
-
-def _savable(weights: Weights) -> dict[str, Any]:
-    """Return weights as plain arrays, because orbax knows no random keys and no empty trees."""
-    parts: dict[str, Any] = {}
-    for part, named in weights._asdict().items():
-        if named:
-            parts[part] = {name: plain(x) for name, x in named.items()}
-    return parts
-
-
-def plain(x: Any) -> Any:
-    """Return an array as plain numbers, also if it is of random keys."""
-    return jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-
-
-def _orbax() -> Any:
-    """Import orbax, after silencing what it logs through absl."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    import orbax.checkpoint as ocp
-
-    return ocp
+    write_weights(policy.weights, path / "weights")
 
 
 def load(
@@ -362,7 +338,7 @@ def load(
         return values.from_text(saved[name], allow=allow, source=source)
 
     policy, spaces = value("policy"), Spaces.from_json(json.dumps(saved["spaces"]))
-    weights = _load_weights(folder / "weights", network(policy, spaces))
+    weights = read_weights(folder / "weights", network(policy, spaces))
     wrappers, settings = value("wrappers"), value("env_settings")
     if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
         raise SettingError(
@@ -396,49 +372,6 @@ def policy_folder(root: Path, which: str = "last") -> Path:
     if not (root / "policy").is_dir():
         raise SaveError(f"{root} holds no policy: its run ended before there was one")
     return root / "policy"
-
-
-def saved_weights(folder: Path) -> Weights:
-    """Read all arrays of a saved policy by their names, whatever network they are of.
-
-    Random keys are arrays of plain numbers in it.
-
-    Args:
-        folder: as `policy_folder` returned it.
-    """
-    path = (folder / "weights").resolve()
-    with _orbax().StandardCheckpointer() as checkpointer:
-        found = dict(checkpointer.metadata(path).item_metadata)
-        wanted = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
-        saved = checkpointer.restore(path, wanted)
-    # An empty part was not saved.
-    return Weights(*(saved.get(part, {}) for part in Weights._fields))
-
-
-def _load_weights(folder: Path, net: Network) -> Weights:
-    """Read the weights of a network from an orbax checkpoint."""
-    # Shapes and types are enough, so nothing is computed.
-    like = jax.eval_shape(net.init, jax.random.key(0))
-    wanted = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype),
-        jax.eval_shape(lambda: _savable(net.init(jax.random.key(0)))),
-    )
-    with _orbax().StandardCheckpointer() as checkpointer:
-        saved = checkpointer.restore(folder.resolve(), wanted)
-    parts = []
-    for part in Weights._fields:
-        shapes = getattr(like, part)
-        # An empty part was not saved.
-        parts.append({k: as_like(saved[part][k], x) for k, x in shapes.items()})
-    return Weights(*parts)
-
-
-def as_like(x: Any, like: Any) -> Any:
-    """Return an array on the device, as a random key if `like` is one."""
-    array = jax.numpy.asarray(x)
-    if jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(array)
-    return array
 
 
 # -- the manifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from threading import RLock
@@ -121,10 +121,7 @@ class HostReplay(ReplayHandle):
         # All that was sent arrives first, and what was asked for is waited for.
         self.stock()
         rings = [self.pool.submit(shard, "keep") for shard in range(len(self.pool))]
-        asked = {
-            reader: [(r.shard, r.restart_count, r.future.result()) for r in requests]
-            for reader, requests in self.requests.items()
-        }
+        asked = {reader: _answered(requests) for reader, requests in self.requests.items()}
         rows = [ring.result() for ring in rings]
         return {**super().keep(), "requests": asked, "rings": rows}
 
@@ -136,10 +133,7 @@ class HostReplay(ReplayHandle):
         super().take({name: state[name] for name in self.lasting})
         for call in [self.pool.submit(i, "take", rows) for i, rows in enumerate(rings)]:
             call.result()
-        self.requests = {
-            reader: deque(_Request(shard, count, Done(batch)) for shard, count, batch in requests)
-            for reader, requests in asked.items()
-        }
+        self.requests = {reader: _requests(answered) for reader, answered in asked.items()}
 
     @property
     def drawable(self) -> bool:
@@ -361,3 +355,13 @@ class HostReplay(ReplayHandle):
                 f"the last one because: {self.last_failure}; "
                 f"{self.lost_stock.lost:,} steps were lost"
             )
+
+
+def _answered(requests: Iterable[_Request]) -> list[tuple[int, int, Batch]]:
+    """Return the batches that were asked for, with shard and restart count of each."""
+    return [(each.shard, each.restart_count, each.future.result()) for each in requests]
+
+
+def _requests(answered: Iterable[tuple[int, int, Batch]]) -> deque[_Request]:
+    """Return requests that have their batches already."""
+    return deque(_Request(shard, count, Done(batch)) for shard, count, batch in answered)

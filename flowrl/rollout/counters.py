@@ -56,7 +56,7 @@ class Counters(Keeping):
         for count in (self.rows, self.steps):
             np.add.at(count, [step.env for step in skipped], 1)
 
-    def begin_anew(self, envs: Array) -> None:
+    def begin_again(self, envs: Array) -> None:
         """Forget the unfinished episodes of environments ``bool[B]`` that were reset.
 
         What follows does not go on from their last rows, which a replay sees by the numbers.

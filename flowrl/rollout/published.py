@@ -76,12 +76,16 @@ class WeightsByRunner(Keeping):
         ]
         several = {id(each): each for each in every if each is not None}
         number = {key: i for i, key in enumerate(several)} | {id(None): None}
+
+        def numbers(several: Iterable[Published | None]) -> list[int | None]:
+            return [number[id(each)] for each in several]
+
         return {
             "weights": [(each.weights, each.version) for each in several.values()],
             "newest": number[id(self.newest)],
             "evaluated": number[id(self.evaluated)],
-            "selected": [number[id(each)] for each in self._selected],
-            "newer": [[number[id(each)] for each in waiting] for waiting in self._newer],
+            "selected": numbers(self._selected),
+            "newer": [numbers(waiting) for waiting in self._newer],
         }
 
     def take(self, state: Any) -> None:
@@ -90,7 +94,7 @@ class WeightsByRunner(Keeping):
         self.newest = several.get(state["newest"])
         self.evaluated = several.get(state["evaluated"])
         self._selected = [several.get(i) for i in state["selected"]]
-        self._newer = [deque(several[i] for i in waiting) for waiting in state["newer"]]
+        self._newer = [deque(map(several.__getitem__, waiting)) for waiting in state["newer"]]
 
     def add(self, published: Published, runners: Iterable[int], wait: bool) -> None:
         """Take new weights for these runners; `wait` is that of `select`."""

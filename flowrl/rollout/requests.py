@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -116,7 +116,7 @@ class AsyncRequests(Keeping):
     """
 
     lasting = ("in_flight", "going", "restart_counts", "last", "issued")
-    # Times and patience begin anew.
+    # Times and patience begin again.
     remade = ("submit", "wait", "since", "patience", "before_other", "_call_lock")
 
     def __init__(
@@ -156,22 +156,20 @@ class AsyncRequests(Keeping):
 
         A call that failed, or hangs, is left out: it is made again.
         """
-        going = [
-            [(r.number, *kept_result(r.future, self.wait)) for r in requests]
-            for requests in self.going
-        ]
-        return {**super().keep(), "going": [[r for r in calls if r[1]] for calls in going]}
+
+        def results(requests: Iterable[Request]) -> list[tuple[int, Any]]:
+            found = [(r.number, *kept_result(r.future, self.wait)) for r in requests]
+            return [(number, result) for number, done, result in found if done]
+
+        return {**super().keep(), "going": [results(requests) for requests in self.going]}
 
     def take(self, state: Any) -> None:
         """Go on with results that are there already."""
         super().take(state)
-        self.going = [
-            deque(
-                Request(worker, self.restart_counts[worker], number, Done(result))
-                for number, _, result in calls
-            )
-            for worker, calls in enumerate(state["going"])
-        ]
+        self.going = [deque[Request]() for _ in self.restart_counts]
+        for worker, (requests, calls) in enumerate(zip(self.going, state["going"], strict=True)):
+            count = self.restart_counts[worker]
+            requests += [Request(worker, count, number, Done(result)) for number, result in calls]
 
     def __len__(self) -> int:
         """Return the number of calls that have no result yet."""

@@ -172,7 +172,7 @@ class Runner(Keeping):
         recurs = self.network.recurrent
         self.memory = Memory(memory.carry, memory.reset | lost) if recurs else memory
         self.counters.take(begun["counters"])
-        self.counters.begin_anew(lost)
+        self.counters.begin_again(lost)
         self.reset_environments = int(lost.sum())
         self._resumed = None
 

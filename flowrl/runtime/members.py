@@ -296,14 +296,14 @@ class MemberRows(Keeping):
 
     def keep(self) -> Any:
         """Return the rows of every run, and what their makers keep."""
-        rows = [[dict(row) for row in rows] for rows in self.rows]
+        rows = [list(map(dict, each)) for each in self.rows]
         return {"makers": [maker.keep() for maker in self.makers], "rows": rows}
 
     def take(self, state: Any) -> None:
         """Go on from the rows that were kept."""
         for maker, kept in zip(self.makers, state["makers"], strict=True):
             maker.take(kept)
-        self.rows = [[Row(row) for row in rows] for rows in state["rows"]]
+        self.rows = [list(map(Row, each)) for each in state["rows"]]
 
     @property
     def last(self) -> float:

@@ -235,9 +235,8 @@ class RayWorkers:
     def wait(self, futures: Sequence[Pending], timeout: float | None = None) -> int | None:
         """Return the index of the future that is done first; None after `timeout` seconds."""
         # Results of a run that was resumed are there already.
-        for index, future in enumerate(futures):
-            if isinstance(future, Done):
-                return index
+        if Done in (kinds := list(map(type, futures))):
+            return kinds.index(Done)
         refs = [future.ref for future in futures]
         done, _ = ray.wait(refs, timeout=timeout)
         return refs.index(done[0]) if done else None
@@ -279,11 +278,8 @@ def _nodes_by_core() -> list[str]:
 
     The first core of each node comes before the second of any.
     """
-    nodes = [
-        (int(node["Resources"].get("CPU", 0)), node["NodeID"])
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in alive]
     cores = sorted((core, name) for cpus, name in nodes for core in range(cpus))
     return [name for _, name in cores] or [name for _, name in nodes]
 

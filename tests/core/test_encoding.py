@@ -264,7 +264,7 @@ class Local:
     x: int
 
 
-Local.__qualname__ = "Elsewhere"
+Local.__qualname__ = "Renamed"
 
 
 def local():
@@ -298,7 +298,7 @@ HOLDING_ITSELF.append(HOLDING_ITSELF)
         (np.random.RandomState(0), r"a\.b\[1\] is a RandomState"),
         (defaultdict(lambda: 0), r"a\.b\[1\] is a defaultdict of other than bool, int"),
         (local(), r"of the class local\.<locals>\.Within, which has no name that another process"),
-        (Local(1), r"of the class Elsewhere, which has no name"),
+        (Local(1), r"of the class Renamed, which has no name"),
         (HOLDING_ITSELF, r"\[0\]\[0\] is nested more than 100 deep, or holds itself"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,

@@ -12,7 +12,7 @@ from replayed import GAMMA, World
 from test_ring import chi_square, limit
 
 import flowrl as fl
-from flowrl.replay.jax_replay import Core, core_of
+from flowrl.replay.jax_core import Core, core_of
 
 FIELDS = (("obs", (), "float32"), ("action", (), "int32"), ("reward", (), "float32"))
 
@@ -179,7 +179,7 @@ def test_rounding_that_ends_at_an_empty_slot_leaves_the_others_their_weights(mon
     core, add, *_ = compiled(True, 1, 1, 10)
     batch, _ = World(1, np.random.default_rng(0), 0.0).rollout(0, 1, 5, 0)
     state = added(add, core.empty(jax.random.key(0), fields=FIELDS), batch)
-    monkeypatch.setattr("flowrl.replay.jax_replay.find", lambda tree, shares: jnp.array([0, 9]))
+    monkeypatch.setattr("flowrl.replay.jax_core.find", lambda tree, shares: jnp.array([0, 9]))
     _, data, _ = core.sample(state, size=2)
     assert data["weight"].tolist() == [[1.0, 0.0]] and data["valid"].tolist() == [[True, False]]
 
