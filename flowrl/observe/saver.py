@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,14 @@ from flowrl.observe.best import best_of
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, check_free, failure, save_policy, to_json
 from flowrl.observe.sinks import EventLog
-from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, SnapshotWriter
+from flowrl.observe.snapshots import (
+    FOLDER,
+    Snapshot,
+    Snapshots,
+    SnapshotWriter,
+    newest_snapshot,
+    start_of,
+)
 from flowrl.observe.trained import TrainedPolicy
 
 UNREADABLE = "# This text can't be read back: "
@@ -179,6 +186,32 @@ class Saver:
             )
         return ""
 
+    def go_back(self, allow: Collection[str], warn: Callable[[str], None]) -> Snapshot:
+        """Go back to the newest good snapshot of this run, and return it.
+
+        It is that of the beginning where there is none.
+
+        Args:
+            allow: packages whose classes may be made, beside flowrl.
+            warn: is called with a text for each newer one that is not good.
+
+        Raises:
+            SaveError: there are only damaged ones.
+        """
+        warnings: list[str] = []
+        found = newest_snapshot(self.path, allow, warnings.append)
+        for text in warnings:
+            warn(text)
+        if found is None and warnings:
+            raise SaveError(f"{self.path} has no good snapshot: {'; '.join(warnings)}")
+        found = found or start_of(self.path)
+        if self.folder is not None:
+            self.folder.cut(found.rows_bytes)
+        if self.snapshots is not None:
+            self.snapshots.newest_row = found.row
+        self.written = found.row
+        return found
+
     def __call__(self, event: RowClosed) -> None:
         """Write a row, and a profile now and then."""
         if self.folder is None:
@@ -208,7 +241,10 @@ class Saver:
             SaveError: it can't be written.
         """
         self.log.close()
-        if self.folder is None or results is None:
+        if self.folder is None:
+            return
+        if results is None:
+            self.folder.close()
             return
         try:
             if self.best is not None:

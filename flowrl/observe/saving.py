@@ -127,7 +127,13 @@ class RunDir:
         for name, draft in drafts.items():
             draft.replace(self.path / name)
         (self.path / FAILURE).unlink(missing_ok=True)
+        self.cut(rows_bytes)
+
+    def cut(self, rows_bytes: int) -> None:
+        """Remove the rows that came after these bytes of ``rows.jsonl``."""
+        self._rows.flush()
         self._rows.truncate(rows_bytes)
+        self._rows.seek(rows_bytes)
 
     def close(self) -> None:
         """Write nothing more, and let other processes resume the run."""

@@ -18,6 +18,7 @@ import flowrl
 from flowrl.core.blocks import DRAFT, Blocks, Packer, Unpacker, open_regular, sync, write_whole
 from flowrl.core.encoding import EncodingError, decoded, encoded, whole
 from flowrl.errors import SaveError, SettingError
+from flowrl.graph.graph import Graph
 
 FOLDER = "snapshots"
 """The folder in a run's directory. The manifest leaves it out: its files have their own sums."""
@@ -299,6 +300,17 @@ def read_snapshot(file: Path, allow: Collection[str] = ()) -> Snapshot:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a graph that is no text")
         return Snapshot(file, found["row"], found["rows_bytes"], *texts, state)
+
+
+def packages(graph: Graph) -> set[str]:
+    """Return the packages whose classes a graph is made of, which its snapshots may hold."""
+    parts = [node.op for node in graph.nodes] + [*graph.resources.values()]
+    return {type(part).__module__.partition(".")[0] for part in parts}
+
+
+def start_of(path: Path) -> Snapshot:
+    """Return what stands for a snapshot of the start of a run, which has no row and no state."""
+    return Snapshot(path / FOLDER, 0, 0, "", "", None)
 
 
 def newest_snapshot(

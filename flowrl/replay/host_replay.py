@@ -17,7 +17,7 @@ from flowrl.core.events import Restarted
 from flowrl.core.items import Batch
 from flowrl.core.texts import in_bytes, plural
 from flowrl.core.workers import Done
-from flowrl.errors import GraphError, RunError, SaveError, SettingError
+from flowrl.errors import GraphError, RunError, SaveError, SettingError, lasting
 from flowrl.graph.protocols import Future, Site
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.shards import (
@@ -220,7 +220,7 @@ class HostReplay(ReplayHandle):
             RunError: `error`, once it was restarted as many times in a row as it may be.
         """
         if self.failures[shard] >= self.spec.restarts:
-            raise error
+            raise lasting(error)
         self.failures[shard] += 1
         self.restart_counts[shard] += 1
         self.sending[shard].clear()

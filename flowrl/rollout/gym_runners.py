@@ -21,7 +21,7 @@ from flowrl.core.items import Batch
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
-from flowrl.errors import EnvError, FlowrlError, GraphError, RunError
+from flowrl.errors import EnvError, FlowrlError, GraphError, RunError, lasting
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Site
 from flowrl.rl.policies import Weights, network
@@ -393,7 +393,7 @@ class GymRunners(RunnersHandle):
             if restarts:
                 times = f"{restarts} {plural(restarts, 'time')}"
                 error.message += f"; it was restarted {times} in a row, and failed again"
-            raise error
+            raise lasting(error)
         self._restarts_in_a_row[runner] += 1
         if restarts:
             self._is_closing.wait(0.1 * 2**restarts)
