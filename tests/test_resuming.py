@@ -198,7 +198,9 @@ def test_what_a_user_gets_wrong(tmp_path):
     with fl.run(graph, steps=64, out=tmp_path / "run") as run:
         list(run)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    with pytest.raises(SettingError, match="has reached its goal of 64 steps: name a later one"):
+    with pytest.raises(
+        SettingError, match=r"has reached its goal after \d+ steps; name a later one"
+    ):
         fl.resume(tmp_path / "run", graph)
     other = graph.set("learner.optimizer.lr", 0.5)
     with pytest.raises(SaveError, match=r"its graph is another one now:\n(.*\n)*.*lr=0.5"):

@@ -243,10 +243,9 @@ class Saver:
         self.log.close()
         if self.folder is None:
             return
-        if results is None:
-            self.folder.close()
-            return
         try:
+            if results is None:
+                return
             if self.best is not None:
                 self.best.write(save_policy)
             files = results.reports() | (failure(error) if error is not None else {})
@@ -258,6 +257,8 @@ class Saver:
             self.folder.finish(results.policy, files)
         except OSError as problem:
             raise SaveError(f"{self.path} could not be saved: {problem}") from problem
+        finally:
+            self.folder.close()
 
 
 def first_files(plan: Plan) -> tuple[dict[str, str], str]:

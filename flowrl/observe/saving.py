@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,19 +177,19 @@ class RunDir:
             policy: what was trained; None if there is nothing.
             files: text files by name.
         """
-        self._rows.flush()
-        for name, text in files.items():
-            self.put(name, text)
-        if policy is not None:
-            # That of an earlier part of the run stays until the new one is whole.
-            draft = self.path / "policy.draft"
-            shutil.rmtree(draft, ignore_errors=True)
-            save_policy(policy, draft)
-            shutil.rmtree(self.path / "policy", ignore_errors=True)
-            draft.replace(self.path / "policy")
-        seal(self.path)
-        # The lock ends with this file, so nobody resumes a run that is still being saved.
-        self.close()
+        # The lock ends with the file of the rows, so nobody resumes a run that is being saved.
+        with closing(self):
+            self._rows.flush()
+            for name, text in files.items():
+                self.put(name, text)
+            if policy is not None:
+                # That of an earlier part of the run stays until the new one is whole.
+                draft = self.path / "policy.draft"
+                shutil.rmtree(draft, ignore_errors=True)
+                save_policy(policy, draft)
+                shutil.rmtree(self.path / "policy", ignore_errors=True)
+                draft.replace(self.path / "policy")
+            seal(self.path)
 
 
 def check_free(path: str | Path) -> None:
