@@ -224,7 +224,7 @@ class Run:
         """Write a snapshot if one is due."""
         if self._saver is None or not self._session.between_rounds:
             return
-        if warning := self._saver.keep(len(self.rows), self._session.keep, at_end):
+        if warning := self._saver.keep(len(self.rows), self._session.kept, at_end):
             self.warn(warning)
 
     def _keep_at_end(self) -> None:

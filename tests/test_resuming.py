@@ -16,6 +16,7 @@ import flowrl as fl
 from conftest import same, timeless
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
+from flowrl.observe.snapshots import _naming
 
 SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
 MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -56,7 +57,7 @@ def cut(path, row, to):
     newest = [file for file in files if int(file.stem[4:]) <= row][-1]
     for file in files[files.index(newest) + 1 :]:
         file.unlink()
-    (to / "snapshots" / "newest.txt").write_text(newest.name)
+    (to / "snapshots" / "newest.txt").write_bytes(_naming(newest.name))
     with (to / "rows.jsonl").open("a") as file:
         file.write('{"row": 6, "env_st')
     return to

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -28,6 +28,10 @@ FORMAT = 1
 """The number of the format, which rises when older versions could not read what is written."""
 MOST_TEXT = 1 << 28
 """The most bytes of a snapshot's JSON."""
+
+
+Kept = Callable[[], AbstractContextManager[Any]]
+"""A function that returns a context with what lasts, in which this stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,13 @@ class SnapshotWriter:
         """Return whether enough time has passed since the last one."""
         return time.monotonic() - self.last >= self.settings.every
 
-    def write(self, row: int, rows_bytes: int, keep: Callable[[], Any]) -> None:
+    def write(self, row: int, rows_bytes: int, state: Kept) -> None:
         """Write a snapshot, and remove those that are too many.
 
         Args:
             row: the rows until now.
             rows_bytes: the size of ``rows.jsonl``.
-            keep: returns what lasts.
+            state: returns a context with what lasts, in which this stays as it is.
 
         Raises:
             EncodingError: something can't be kept.
@@ -142,16 +146,17 @@ class SnapshotWriter:
             if _row_of(file) > self.newest_row:
                 file.unlink(missing_ok=True)
         try:
-            self._write(row, rows_bytes, keep)
+            self._write(row, rows_bytes, state)
         finally:
             # After a failure, too: what was written in vain would keep the disk full.
             self._remove_old()
         self.last = time.monotonic()
 
-    def _write(self, row: int, rows_bytes: int, keep: Callable[[], Any]) -> None:
+    def _write(self, row: int, rows_bytes: int, state: Kept) -> None:
         """Write the blocks, then what names them, then what names that; each waits for the disk."""
         packer = Packer(self.blocks)
-        state = encoded(keep(), packer.put)
+        with state() as kept:
+            text_of_state = encoded(kept, packer.put)
         small = packer.end()
         sync(self.blocks.folder)
         facts = {
@@ -161,7 +166,7 @@ class SnapshotWriter:
             **self.texts,
             "small": small,
             "blocks": packer.sizes,
-            "state": state,
+            "state": text_of_state,
         }
         text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode()
         if len(text) > MOST_TEXT:
