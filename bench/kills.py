@@ -3,7 +3,7 @@
 Every stock graph and each thing that lasts has a case here. Rows (without their times) and weights
 must be those of a run that nothing interrupted, bit for bit.
 
-    python bench/kills.py [--kills 10] [--seed 0] [CASE ...]
+    python bench/kills.py [--kills 10] [--seed 0] [--ray | CASE ...]
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def jax_dqn() -> fl.Graph:
     return dqn(GYMNAX)
 
 
+RESUME = ("resume", "--import", "gymnasium")
 XLA = ("--runtime", "xla")
 CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "ppo": ("ppo", 6_000, ()),
@@ -159,14 +160,14 @@ def size(out: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def killed(out: Path, words: list[Any], moments: random.Random) -> bool:
-    """Run a command, and kill it after a random while; return whether that was in time."""
+def killed(out: Path, words: list[Any], moments: random.Random, mean: float = 0.3) -> bool:
+    """Run a command, and kill it so many seconds after a row, in the mean; was that in time?"""
     process, deadline = flowrl(*words), time.monotonic() + 300
     # It has begun once rows are added.
     before = size(out)
     while size(out) <= before and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    time.sleep(moments.expovariate(1 / 0.3))
+    time.sleep(moments.expovariate(1 / mean))
     in_time = process.poll() is None
     process.kill()
     process.wait()
@@ -194,11 +195,34 @@ def case(name: str, kills: int, moments: random.Random, folder: Path) -> tuple[i
     flowrl(*words, "--no-snapshots", "--out", whole).wait()
     words, count = [*words, "--snapshot-every", 0, "--out", out], 0
     while count < kills and killed(out, words, moments):
-        count, words = count + 1, ["resume", out]
+        count, words = count + 1, [*RESUME, out]
     if not all((each / "manifest.json").exists() for each in runs(out)):
-        flowrl("resume", out).wait()
+        flowrl(*RESUME, out).wait()
     same = all(map(alike, runs(whole), runs(out))) and len(runs(whole)) == len(runs(out))
     return count, same
+
+
+def on_ray(kills: int, moments: random.Random, folder: Path) -> tuple[int, bool, str]:
+    """Kill the driver of IMPALA on Ray, and return how often, whether all is well, and the rest.
+
+    It must reach a mean return of 450, with rows that follow one another and an audit that closes.
+    """
+    out, count, began = folder / "run", 0, time.monotonic()
+    words: list[Any] = ["run", "impala", "--env", "CartPole-v1", "--runtime", "ray"]
+    words += ["--until", "return_mean>=450", "--steps", 5_000_000]
+    words += ["--snapshot-every", 2, "--out", out]
+    while count < kills and killed(out, words, moments, 6.0):
+        count, words = count + 1, [*RESUME, out]
+    flowrl(*RESUME, out).wait()
+    rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    in_order = [row["row"] for row in rows] == list(range(1, len(rows) + 1))
+    closes = "the audit closes" in (out / "audit.txt").read_text()
+    last = rows[-1]
+    said = (
+        f"{last['return_mean']:.0f} after {last['env_steps']:,.0f} steps, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    return count, in_order and closes and last["return_mean"] >= 450, said
 
 
 def main() -> int:
@@ -206,10 +230,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--ray", action="store_true", help="kill the driver of IMPALA on Ray")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     moments, wrong = random.Random(args.seed), 0
+    if args.ray:
+        count, good, said = on_ray(args.kills, moments, Path(tempfile.mkdtemp()))
+        print(f"impala on ray, {count} kills of the driver: {'good' if good else 'WRONG'}, {said}")
+        return 0 if good else 1
     for name in args.cases or CASES:
         began, folder = time.monotonic(), Path(tempfile.mkdtemp())
         count, same = case(name, args.kills, moments, folder)

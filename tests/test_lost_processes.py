@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +166,48 @@ def test_a_learner_that_is_killed_or_stopped_costs_no_row(monkeypatch, tmp_path)
     assert [row["updates"] for row in saved(tmp_path / "run")] == list(range(3, 28, 3))
     assert len(warned) == 2
     assert "learner's process ended" in warned[0] and "has not answered for 4 s" in warned[1]
+
+
+NODES = """
+import time, warnings
+warnings.simplefilter("ignore")  # of Ray's own test cluster
+import flowrl as fl
+from ray.cluster_utils import Cluster
+
+SMALL = {"envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        graph = fl.impala("CartPole-v1", num_runners=4, report_every=3, **SMALL)
+        runtime = fl.RayRuntime(address=cluster.address, processes=2)
+        with fl.run(graph, runtime=runtime) as run:
+            for row in run:
+                if row["row"] == 5:
+                    cluster.remove_node(node, allow_graceful=False)
+                    gone, steps = time.monotonic(), row["env_steps"]
+                restarts = run.counts()["restarts"]
+                if restarts == 2 and row["row"] > 10:
+                    break
+            counts = run.counts()
+            print("found", restarts, counts["lost_steps"], run.audit().closed, flush=True)
+            print("seconds", time.monotonic() - gone, row["env_steps"] - steps, flush=True)
+    finally:
+        cluster.shutdown()
+"""
+
+
+@pytest.mark.ray
+def test_a_node_that_vanishes_costs_the_rollouts_of_its_runners(tmp_path):
+    script = tmp_path / "nodes.py"
+    script.write_text(NODES)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = next(line for line in done.stdout.splitlines() if line.startswith("found"))
+    _, restarts, lost, closed = found.split()
+    # Two runners were on the node, of which each had up to two rollouts under way.
+    assert restarts == "2" and int(lost) <= 2 * 2 * 32 and closed == "True"

@@ -1,6 +1,7 @@
 """Runs on Ray that are cut and go on: all is accounted for, and no rollout is trained twice."""
 
 import json
+import time
 from collections import Counter
 
 import gymnasium as gym
@@ -87,6 +88,12 @@ def test_what_was_cut_goes_on_with_other_processes_and_trains_nothing_twice(
     with fl.run(
         graph, runtime=runtime_of(before), out=tmp_path / "run", snapshots=EVERY, **how
     ) as run:
+        next(run)
+        with run._session.kept():
+            # What is being written stays as it is, though stages have threads of their own.
+            counts = run.counts()
+            time.sleep(0.2)
+            assert run.counts() == counts
         list(run)
     updates = run.rows[3]["updates"]
     for version in [version for version in trained if version >= updates]:
