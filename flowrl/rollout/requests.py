@@ -107,6 +107,8 @@ class AsyncRequests(Keeping):
             many seconds (None: no limit); None where none is.
         count: number of workers.
         in_flight: calls to each worker at the same time (default 1).
+        now: function that returns the time in seconds, by which time-outs are counted (default
+            `time.monotonic`).
 
     >>> from flowrl.core.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
@@ -117,7 +119,7 @@ class AsyncRequests(Keeping):
 
     lasting = ("in_flight", "going", "restart_counts", "last", "issued")
     # Times and patience begin again.
-    remade = ("submit", "wait", "since", "patience", "before_other", "_call_lock")
+    remade = ("submit", "wait", "now", "since", "patience", "before_other", "_call_lock")
 
     def __init__(
         self,
@@ -125,14 +127,16 @@ class AsyncRequests(Keeping):
         wait: Callable[[Sequence[Future], float | None], int | None],
         count: int,
         in_flight: int = 1,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.submit = submit
         self.wait = wait
+        self.now = now
         self.in_flight = in_flight
         self.going: list[deque[Request]] = [deque() for _ in range(count)]
         """By worker: the calls without a result, the oldest first."""
         self.since = [0.0] * count
-        """By worker: when it could begin with its oldest call, in seconds of `time.monotonic`."""
+        """By worker: when it could begin with its oldest call, in seconds of `now`."""
         self.patience = [1] * count
         """By worker: the factor by which a time-out is multiplied.
 
@@ -199,7 +203,7 @@ class AsyncRequests(Keeping):
             self.last[worker] = self.issued
             # A worker with other calls can begin with this one only after them: see `next`.
             if not self.going[worker]:
-                self.since[worker] = time.monotonic()
+                self.since[worker] = self.now()
             self.going[worker].append(
                 Request(worker, self.restart_counts[worker], self.issued, self.submit(worker))
             )
@@ -219,7 +223,7 @@ class AsyncRequests(Keeping):
 
     def end_other(self, worker: int) -> None:
         """Count the time of a worker's oldest call from now on, for its other work is over."""
-        self.since[worker] = time.monotonic()
+        self.since[worker] = self.now()
         self.before_other[worker] = None
 
     def next(self, timeout: float | None = None) -> Request:
@@ -246,7 +250,7 @@ class AsyncRequests(Keeping):
         )
         worker = oldest[self._first_done(oldest, timeout)].worker
         # From now on the worker can work on its next call, if there is one.
-        self.since[worker] = time.monotonic()
+        self.since[worker] = self.now()
         self.patience[worker] = 1
         return self.going[worker].popleft()
 
@@ -261,7 +265,7 @@ class AsyncRequests(Keeping):
             deadlines = [self._deadline(request, timeout) for request in oldest]
             most_urgent = min(range(len(oldest)), key=deadlines.__getitem__)
             deadline, request = deadlines[most_urgent], oldest[most_urgent]
-            seconds_left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            seconds_left = None if timeout is None else max(0.0, deadline - self.now())
             with WAITING:
                 found = self.wait(futures, seconds_left)
             if found is not None:
@@ -272,11 +276,11 @@ class AsyncRequests(Keeping):
                 raise LateError(request.worker, waited)
 
     def _deadline(self, request: Request, timeout: float | None) -> float:
-        """Return when the oldest call to a worker is late, in seconds of `time.monotonic`."""
+        """Return when the oldest call to a worker is late, in seconds of `now`."""
         worker = request.worker
         last_before = self.before_other[worker]
         waits = last_before is not None and request.number > last_before
-        since = time.monotonic() if waits else self.since[worker]
+        since = self.now() if waits else self.since[worker]
         return since + (timeout or 0.0) * self.patience[worker]
 
     def replace(self, worker: int) -> list[Request]:
