@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -28,16 +29,20 @@ class Request:
         restart_count: how often the worker had been restarted when it was called.
         number: the index of the call among all calls, from 1 on.
         future: the result to come.
+        succeeded: function that is called once there is a result that is no error.
     """
 
     worker: int
     restart_count: int
     number: int
     future: Future
+    succeeded: Callable[[], None] = field(repr=False, compare=False)
 
     def result(self) -> Any:
         """Wait for the result, then return it or raise what the call raised."""
-        return self.future.result()
+        value = self.future.result()
+        self.succeeded()
+        return value
 
 
 class LateError(TimeoutError):
@@ -141,7 +146,7 @@ class AsyncRequests(Keeping):
         """By worker: the factor by which a time-out is multiplied.
 
         It doubles with each restart, for a new worker must start first, which takes longer on a
-        busy machine, and is 1 again after a result.
+        busy machine, and is 1 again after a result that is no error.
         """
         self.restart_counts = [0] * count
         """By worker: how often it was restarted."""
@@ -172,8 +177,7 @@ class AsyncRequests(Keeping):
         super().take(state)
         self.going = [deque[Request]() for _ in self.restart_counts]
         for worker, (requests, calls) in enumerate(zip(self.going, state["going"], strict=True)):
-            count = self.restart_counts[worker]
-            requests += [Request(worker, count, number, Done(result)) for number, result in calls]
+            requests += [self._request(worker, number, Done(result)) for number, result in calls]
 
     def __len__(self) -> int:
         """Return the number of calls that have no result yet."""
@@ -204,9 +208,17 @@ class AsyncRequests(Keeping):
             # A worker with other calls can begin with this one only after them: see `next`.
             if not self.going[worker]:
                 self.since[worker] = self.now()
-            self.going[worker].append(
-                Request(worker, self.restart_counts[worker], self.issued, self.submit(worker))
-            )
+            self.going[worker].append(self._request(worker, self.issued, self.submit(worker)))
+
+    def _request(self, worker: int, number: int, future: Future) -> Request:
+        """Return a call to a worker, whose result ends a series of restarts."""
+        count = self.restart_counts[worker]
+        return Request(worker, count, number, future, partial(self._succeeded, worker, count))
+
+    def _succeeded(self, worker: int, restart_count: int) -> None:
+        """Give a worker the plain time-out again, unless it was restarted since."""
+        if self.restart_counts[worker] == restart_count:
+            self.patience[worker] = 1
 
     def give_other(self, worker: int, submit: Callable[[], Future]) -> Future:
         """Give a worker other work than these calls, from any thread.
@@ -251,7 +263,6 @@ class AsyncRequests(Keeping):
         worker = oldest[self._first_done(oldest, timeout)].worker
         # From now on the worker can work on its next call, if there is one.
         self.since[worker] = self.now()
-        self.patience[worker] = 1
         return self.going[worker].popleft()
 
     def _first_done(self, oldest: Sequence[Request], timeout: float | None) -> int:

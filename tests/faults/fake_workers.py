@@ -227,7 +227,9 @@ class FakeWorkers:
         self.processes = [Process(sim, 0.0, range(count)[i::of]) for i in range(of)]
         self.bound = [self.processes[i % of] for i in range(count)]
         self.in_a_row = [0] * count
-        """By worker: the faults since its last result that was taken, at most so many."""
+        """By worker: at most so many faults since its last result that was taken."""
+        self.last_fault = [0] * count
+        """By worker: the number of the newest call that something happened to."""
         self.since, self.tries = [0.0] * count, [0] * count
         """What a time-out is by the rules: since when, and after how many restarts in a row."""
         self.waiting: list[deque[Call]] = [deque() for _ in range(count)]
@@ -294,10 +296,14 @@ class FakeWorkers:
             self.sim.faults[fate] += 1
             self.sim.note(f"{call}: {fate}")
         if fate not in ("deliver", *HARMLESS):
-            self.sim.last_harm = self.sim.clock.now
-            for i in mine:
-                self.in_a_row[i] += 1
+            self._count_fault(mine, call.number)
         return fate
+
+    def _count_fault(self, mine: Sequence[int], number: int) -> None:
+        """Count what happens to the workers of a process while one of them has a call."""
+        for index in mine:
+            self.in_a_row[index] += 1
+            self.last_fault[index] = number
 
     def _finish(self, call: Call, fate: str) -> None:
         """Run a call, and deliver what came of it in the way that its fate says."""
@@ -352,7 +358,9 @@ class FakeWorkers:
         index = call.index
         self.last_error[index] = call.error
         if call.error is None and call.method in ("sample", "add", "prioritize"):
-            if self.are_runners or call.method != "sample":
+            # What happened to a later call is not noticed yet.
+            proves_it = self.are_runners or call.method != "sample"
+            if proves_it and call.number > self.last_fault[index]:
                 self.in_a_row[index] = 0
         if not self.are_runners or call.method != "sample" or self.sim.keeping:
             return
@@ -381,7 +389,6 @@ class FakeWorkers:
             if sim.crashes(max(self.in_a_row[i] for i in new.lines)):
                 sim.faults["crash"] += 1
                 sim.note(f"the new process of {self.name} {index} ends while it starts")
-                for i in new.lines:
-                    self.in_a_row[i] += 1
+                self._count_fault(list(new.lines), next(self.numbers))
                 sim.clock.at(new.ready_at, partial(new.end, "it ended while it started"))
         self.bound[index] = self.processes[index % len(self.processes)]

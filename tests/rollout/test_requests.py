@@ -177,5 +177,5 @@ def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_star
         requests.replace(0)
     for _ in range(2):
         requests.fill()
-        requests.next(timeout=6.0)
+        requests.next(timeout=6.0).result()
     assert patience == [6.0, 12.0, 24.0, 6.0]
