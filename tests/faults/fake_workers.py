@@ -32,6 +32,8 @@ RUNNER_FAULTS = ("delay", "reorder", "duplicate", "drop", "late", "lose", "kill"
 """What may happen to a request for a rollout."""
 SHARD_FAULTS = ("delay", "reorder", "lose", "kill")
 """What may happen to a call to a shard of a replay. Nobody would notice a shard that hangs."""
+SENT = ("add", "prioritize")
+"""The calls to a shard whose results are received, and end a series of restarts."""
 HARMLESS = ("delay", "reorder", "duplicate")
 """The faults after which a result comes all the same, before any time-out."""
 
@@ -357,12 +359,15 @@ class FakeWorkers:
         """Note that somebody took the result of a call."""
         index = call.index
         self.last_error[index] = call.error
-        if call.error is None and call.method in ("sample", "add", "prioritize"):
+        # A batch of a replay is no sign that its shard took what it was sent.
+        ends_series = ("sample",) if self.are_runners else SENT
+        only_kept = self.are_runners and self.sim.keeping
+        if call.error is None and call.method in ends_series and not only_kept:
+            self.tries[index] = 0
             # What happened to a later call is not noticed yet.
-            proves_it = self.are_runners or call.method != "sample"
-            if proves_it and call.number > self.last_fault[index]:
+            if call.number > self.last_fault[index]:
                 self.in_a_row[index] = 0
-        if not self.are_runners or call.method != "sample" or self.sim.keeping:
+        if not self.are_runners or call.method != "sample" or only_kept:
             return
         if call not in self.waiting[index] or call.restart_count != self.restart_counts[index]:
             text = f"{call} was taken, after restart {self.restart_counts[index]}"
@@ -371,7 +376,6 @@ class FakeWorkers:
         self.waiting[index].remove(call)
         self.since[index] = self.sim.clock.now
         if call.error is None:
-            self.tries[index] = 0
             self.sim.results[index] += 1
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
@@ -380,6 +384,7 @@ class FakeWorkers:
         sim.note(f"{self.name} {index} is restarted for the {restart_count}. time")
         self.restart_counts[index] = restart_count
         self.tries[index] += 1
+        self.in_a_row[index] = max(self.in_a_row[index], self.tries[index])
         self.waiting[index].clear()
         if because is not None and because.process in self.processes:
             at = self.processes.index(because.process)

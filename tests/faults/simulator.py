@@ -236,13 +236,14 @@ class Simulation:
         some = draw.sample(RUNNER_FAULTS, draw.randint(1, len(RUNNER_FAULTS)))
         self.kinds = {"runners": some, "replay": SHARD_FAULTS}
         self.rate = draw.choice((0.02, 0.1, 0.3))
-        self.alone = draw.randrange(count) if self.seed % 10 == 3 else None
+        kind = draw.choice(("plain",) * 8 + ("alone", "doomed"))
+        self.alone = draw.randrange(count) if kind == "alone" else None
         """The only runner that answers until the first time-out."""
-        self.doomed = draw.randrange(count) if self.seed % 10 == 7 else None
+        self.doomed = draw.randrange(count) if kind == "doomed" else None
         """A runner that fails whatever is done about it."""
         # A snapshot waits for half a minute for each call that hangs, so not where all but one do.
-        takes = self.seed % 2 and self.alone is None
-        self.snapshot_at = draw.randint(3, 25) if takes else None
+        takes = kind == "plain" and draw.random() < 0.5
+        self.snapshot_at = draw.randint(2, 25) if takes else None
         """The pass after which a snapshot is taken."""
 
     def _open(self, seed: int) -> None:
@@ -330,8 +331,9 @@ class Simulation:
         if self.calm or self.keeping or not self.armed or call.copy_of is not None:
             return "deliver"
         kinds = self._kinds(call)
-        if self.alone is not None and self.clock.now < TIMEOUT and call.workers.are_runners:
-            return "hang" if call.index != self.alone and call.method == "sample" else "deliver"
+        if self.alone is not None and self.clock.now < TIMEOUT:
+            is_rollout = call.workers.are_runners and call.method == "sample"
+            return "hang" if is_rollout and call.index != self.alone else "deliver"
         if not kinds or self.random.random() >= self.rate:
             return "deliver"
         fate = self.random.choice(kinds)
@@ -418,8 +420,7 @@ class Simulation:
         if self.snapshot_at is None or self.rounds < self.snapshot_at or self.calm:
             return
         self.snapshot_at = None
-        if self.doomed is None:
-            Restored(self).check()
+        Restored(self).check()
 
     def run(self) -> None:
         """Run the schedule to its end."""
@@ -503,7 +504,6 @@ class Restored:
         """Return a calm simulation that goes on from the snapshot."""
         sim = self.sim
         again = Simulation(sim.case, sim.seed, calm=True)
-        again.doomed = sim.doomed
         for name in ("accepted", "trained", "accepted_versions", "selected", "results"):
             setattr(again, name, getattr(sim, name).copy())
         for name in ("updates", "rollouts", "last_out", "first_update"):
