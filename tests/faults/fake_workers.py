@@ -149,6 +149,7 @@ class FakeRunner:
     def __init__(self, sim: Any, spec: Any, index: int, restart_count: int) -> None:
         self.sim, self.spec, self.index, self.restart_count = sim, spec, index, restart_count
         self.weights, self.version, self.turn, self.chain = None, -1, 0, None
+        self.goes_on = restart_count == 0
 
     def close(self) -> None:
         pass
@@ -158,13 +159,13 @@ class FakeRunner:
 
     def go_on(self, turn: int) -> None:
         self.sim.check_turn(self.index, turn)
-        self.turn = turn
+        self.turn, self.goes_on = turn, True
 
     def keep(self) -> Any:
         return {"turn": self.turn}
 
     def take(self, state: Any) -> None:
-        self.turn = state["turn"]
+        self.turn, self.goes_on = state["turn"], True
 
     def use(self, published: Any) -> None:
         if published is not None:
@@ -179,6 +180,9 @@ class FakeRunner:
         self.use(published)
         if self.sim.case.chain != self.chain:
             self.sim.found("a_restarted_runner_has_its_operators", f"runner {self.index} has none")
+        if not self.goes_on:
+            text = f"runner {self.index} begins at its first step"
+            self.sim.found("a_restarted_runner_goes_on", text)
         envs = self.spec.envs_per_runner
         columns = {
             **self.sim.case.columns,
@@ -235,7 +239,8 @@ class FakeWorkers:
         self.since, self.tries = [0.0] * count, [0] * count
         """What a time-out is by the rules: since when, and after how many restarts in a row."""
         self.waiting: list[deque[Call]] = [deque() for _ in range(count)]
-        self.known_ready: dict[int, Any] = {}
+        self.computed: dict[int, tuple[float, Any]] = {}
+        """By the number of a value: when it is computed, and the value."""
         self.last_error: list[Exception | None] = [None] * count
 
     def __len__(self) -> int:
@@ -254,11 +259,13 @@ class FakeWorkers:
         return call.process in self.processes
 
     def ready(self, value: Any) -> bool:
-        """What was ready once stays so; until then it is a matter of chance."""
-        if id(value) in self.known_ready or self.sim.calm or self.sim.random.random() < 0.5:
-            self.known_ready[id(value)] = value
+        """Return whether a value is computed, which takes a while from the first question on."""
+        if self.sim.calm:
             return True
-        return False
+        if id(value) not in self.computed:
+            # The value is kept, so that no other gets its number.
+            self.computed[id(value)] = self.sim.ready_at(), value
+        return self.sim.clock.now >= self.computed[id(value)][0]
 
     # -- calls
 
@@ -375,8 +382,6 @@ class FakeWorkers:
             return
         self.waiting[index].remove(call)
         self.since[index] = self.sim.clock.now
-        if call.error is None:
-            self.sim.results[index] += 1
 
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         sim = self.sim

@@ -147,11 +147,14 @@ def versions_only_rise(sim: Any) -> str | None:
 
 
 def replay_is_never_ahead(sim: Any) -> str | None:
-    """No reader of a replay has sampled more batches than its ratio allows."""
-    replay = sim.session.place.handles.get("replay")
-    for reader, parts in replay.pending.items() if replay else ():
-        if parts < 0:
-            return f"{reader} is {-parts} parts of a batch ahead of its ratio"
+    """No more batches were sampled from a replay than its ratio allows."""
+    if not sim.case.replays:
+        return None
+    counts = sim.session.counts()
+    # The rollout that reaches the first mark is the first that calls for batches.
+    steps = counts["added_steps"] - sim.case.learning_starts + sim.case.rollout_steps
+    if counts["draws"] > max(0, sim.case.ratio * steps):
+        return f"{counts['draws']} batches were sampled for {counts['added_steps']} steps"
     return None
 
 
@@ -184,6 +187,7 @@ def rollouts_are_taken_in_order(sim: Any, batch: Batch) -> None:
             sim.found("rollouts_are_taken_in_order", text)
         sim.accepted.setdefault(rollout, len(sim.accepted))
         sim.accepted_versions[runner] = version
+        sim.results[runner] += 1
 
 
 def lag_keeps_its_bound(sim: Any, batch: Batch) -> None:

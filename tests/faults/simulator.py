@@ -1,164 +1,42 @@
 """A simulator of faults: the real scheduler, requests and queues over fake workers.
 
 All of it runs in one process with a virtual clock. A seed says what happens to every call to a
-runner or a shard, so a schedule in which an invariant does not hold can be run again:
-
-    python tests/faults/simulator.py impala --seed 17 --log
+runner or a shard of a replay, so whatever is found can be run again.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
 import random
-import sys
-import time
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import Any
 
 import invariants
-from fake_workers import HARMLESS, RUNNER_FAULTS, SHARD_FAULTS, TIMEOUT, Clock, Violation, canned
-from fake_workers import FakeWorkers
+from fake_workers import (
+    HARMLESS,
+    RUNNER_FAULTS,
+    SHARD_FAULTS,
+    TIMEOUT,
+    Clock,
+    FakeWorkers,
+    Violation,
+)
+from restored import Restored
+from simulated_graphs import Case
 
-import flowrl as fl
-from flowrl.core.encoding import decoded, encoded
 from flowrl.core.events import Dropped, Restarted, Stream, Tap, Took
 from flowrl.core.keeping import Draws
-from flowrl.errors import EnvError, FlowrlError, RunError
-from flowrl.graph.plan import Plan
+from flowrl.errors import EnvError, RunError
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
 from flowrl.runtime.base import Session
 
-POLICY = fl.Policy(fl.networks.MLP, hidden=(4,))
-SMALL = {"num_runners": 3, "envs_per_runner": 1, "rollout_length": 2, "policy": POLICY}
-CARE = {"timeout": TIMEOUT, "on_error": "restart"}
-"""How the runners of every simulated run are watched."""
 MOST_ROUNDS = 600
 """Passes of a schedule; one that needs more never comes to its end."""
 MOST_SECONDS = 3000.0
 """Virtual seconds of a schedule."""
 RESTARTS = 3
 """Restarts in a row of a runner or a shard, the default of both."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A graph that is simulated, and what its invariants need to know.
-
-    Args:
-        name: what the table calls it: ``GRAPH`` or ``GRAPH, variant``.
-        graph: the graph.
-        rows: after so many a schedule ends.
-        lag_bound: the largest policy lag of a batch that is trained on.
-        fifo: whether what leaves the queue leaves it in the order in which it came.
-    """
-
-    name: str
-    graph: fl.Graph
-    rows: int = 4
-    lag_bound: float = float("inf")
-    fifo: bool = False
-
-    @cached_property
-    def plan(self) -> Plan:
-        return self.graph.compile()
-
-    @cached_property
-    def ops(self) -> dict[str, Any]:
-        return {node.name: node.op for node in self.graph.nodes}
-
-    @cached_property
-    def canned(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return canned(self.graph.resources["runners"], self.chain)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return self.canned[0]
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        return self.canned[1]
-
-    @property
-    def chain(self) -> Any:
-        return self.ops["sample"].local
-
-    @property
-    def replays(self) -> bool:
-        return "replay" in self.graph.resources
-
-    @property
-    def is_async(self) -> bool:
-        return self.ops["sample"].mode == "async"
-
-    @property
-    def evaluates(self) -> bool:
-        return "play" in self.ops
-
-    @property
-    def in_flight(self) -> int:
-        return self.ops["sample"].in_flight if self.is_async else 1
-
-    @property
-    def graph_capacity(self) -> int:
-        return self.ops["queue"].capacity
-
-    @cached_property
-    def rollout_steps(self) -> int:
-        runners = self.graph.resources["runners"]
-        return runners.envs_per_runner * runners.rollout_length
-
-    @cached_property
-    def first(self) -> str:
-        """The node that takes the rollouts."""
-        return "add" if self.replays else "batch"
-
-
-def with_care(graph: fl.Graph) -> fl.Graph:
-    """Return a graph whose runners are watched."""
-    for name, value in CARE.items():
-        graph = graph.set(f"runners.{name}", value)
-    return graph
-
-
-@cache
-def cases() -> dict[str, tuple[Case, ...]]:
-    """Return by graph the cases that its seeds take in turn."""
-    ppo = with_care(fl.ppo("CartPole-v1", **SMALL, batch_size=6, minibatch_size=6, epochs=1))
-    impala = with_care(
-        fl.impala(
-            "CartPole-v1", **SMALL, batch_size=4, report_every=2, max_lag=2, queue_capacity=2
-        )
-    )
-    apex = with_care(
-        fl.apex(
-            "CartPole-v1", **SMALL, batch_size=4, buffer_size=60, learning_starts=12, n_step=1,
-            updates_per_step=0.25, queue_capacity=2, sync_every=2, report_every=2,
-        )
-    )  # fmt: skip
-    paced = impala.set("queue.on_stale", "pace").set("queue.max_lag", 3)
-    newest = impala.set("queue.full", "drop_oldest").set("queue.order", "lifo")
-    newest = newest.set("queue.max_lag", None).set("sync.wait", False)
-    played = ppo.insert(after="sync", play=fl.Evaluate(every=2, episodes=2))
-    return {
-        "ppo": (
-            Case("ppo", ppo, lag_bound=0),
-            Case("ppo, with evaluations", played, lag_bound=0),
-        ),
-        "impala": (
-            Case("impala", impala, lag_bound=2, fifo=True),
-            Case("impala, paced", paced, lag_bound=3, fifo=True),
-            Case("impala, newest first", newest),
-        ),
-        "apex": (
-            Case("apex", apex),
-            Case("apex, one shard", apex.set("replay.shards", 1).set("sample.in_flight", 1)),
-        ),
-    }
 
 
 # -- a run over fake workers -----------------------------------------------------------------------
@@ -217,7 +95,7 @@ class Simulation:
         self.violations: list[str] = []
         self.rounds = self.updates = self.rollouts = self.left_out = 0
         self.first_update: float | None = None
-        self.keeping = self.armed = False
+        self.keeping = self.armed = self.restored = False
         self.accepted: dict[int, int] = {}
         """By rollout that was taken: its index among them."""
         self.trained: Counter[int] = Counter()
@@ -355,6 +233,8 @@ class Simulation:
             return 0.01
         if self.calm:
             return 1.0
+        if self.alone is not None and self.clock.now < TIMEOUT:
+            return 0.5
         return self.random.uniform(2.0, 8.0) if fate == "delay" else self.random.uniform(0.2, 1.2)
 
     def on_its_way(self, fate: str, tries: int) -> float:
@@ -362,6 +242,10 @@ class Simulation:
         if fate == "late":
             return self.random.uniform(1.5, 3.0) * TIMEOUT * 2**tries
         return self.random.uniform(0.5, 3.0) if fate == "reorder" else 0.0
+
+    def ready_at(self) -> float:
+        """Draw when weights are computed that are needed now."""
+        return self.clock.now + self.random.choice((0.0, self.random.uniform(0.0, 4.0)))
 
     def starting(self) -> float:
         """Draw the seconds that a new process takes to start."""
@@ -394,13 +278,15 @@ class Simulation:
 
     def check_patience(self, workers: Any, futures: Any, timeout: float | None) -> None:
         """A wait ends where the first runner is late by the rules, and no other time."""
-        if not workers.are_runners or self.keeping or self.case.evaluates or timeout is None:
+        # Results that were restored come at once, whenever the time-out of their call would be.
+        if not workers.are_runners or self.keeping or self.restored or self.case.evaluates:
             return
         due = [
             workers.since[i] + TIMEOUT * 2 ** workers.tries[i]
             for i, waiting in enumerate(workers.waiting)
             if waiting
         ]
+        assert timeout is not None
         left = max(0.0, min(due, default=0.0) - self.clock.now)
         if abs(left - timeout) > 1e-6:
             text = f"a wait of {timeout:.3f} s where the first runner is late in {left:.3f} s"
@@ -444,96 +330,8 @@ class Simulation:
             self.barrier()
             if row["row"] >= self.case.rows:
                 break
-        if self.case.is_async and self.alone is not None and self.first_update > TIMEOUT:
+        # With pacing, what hangs may hold the others up until its time-out.
+        waits_for_nobody = self.case.is_async and not self.case.is_paced
+        if waits_for_nobody and self.alone is not None and self.first_update > TIMEOUT:
             text = f"the first update came at {self.first_update:.3f} s"
             self.found("an_update_comes_with_one_healthy_runner", text)
-
-
-class Restored:
-    """A run that is restored from a snapshot of another, which goes on."""
-
-    def __init__(self, sim: Simulation) -> None:
-        self.sim = sim
-        self.arrays: dict[str, bytes] = {}
-        self.lost_runners: list[int] | None = None
-        """The runners of which the snapshot has nothing."""
-
-    def check(self) -> None:
-        """Compare what both keep and hold; and if nothing was lost, how they go on."""
-        sim = self.sim
-        text = self._kept(sim)
-        # What fails or hangs is left out of a snapshot, and made again.
-        left_out = len(sim.runners.requests) - sum(
-            len(calls) for calls in self.state["place"]["handles"]["runners"]["requests"]["going"]
-        )
-        again = self._again(left_out)
-        again.check((*invariants.PASS, *invariants.ROW))
-        if (other := self._kept(again)) != text:
-            sim.violate("a_snapshot_restores_an_equal_state", difference(text, other))
-        if not left_out and not self.lost_runners:
-            self._compare_the_rest(again)
-        again.session.close()
-        sim.note("a snapshot was restored, and kept the same")
-
-    def _kept(self, sim: Simulation) -> str:
-        """Return all that a session keeps, as text; times of this machine are left out."""
-        sim.keeping = True
-        try:
-            self.state = sim.session.keep()
-        finally:
-            sim.keeping = False
-        self.encoded = encoded(self.state, self._put)
-        text = json.loads(json.dumps(self.encoded))
-        place = text["dict"]["place"]["dict"]
-        del place["clock"], text["dict"]["rows"]["dict"]["seconds"]
-        # A runner that gave nothing is a new one in the restored run.
-        runners = place["handles"]["dict"]["runners"]["dict"]["runners"]["list"]
-        if self.lost_runners is None:
-            self.lost_runners = [i for i, kept in enumerate(runners) if kept is None]
-        for i in self.lost_runners:
-            runners[i] = None
-        return json.dumps(text, indent=1, sort_keys=True)
-
-    def _put(self, x: Any) -> str:
-        data = x.tobytes()
-        name = hashlib.sha1(data).hexdigest()
-        self.arrays[name] = data
-        return name
-
-    def _again(self, left_out: int) -> Simulation:
-        """Return a calm simulation that goes on from the snapshot."""
-        sim = self.sim
-        again = Simulation(sim.case, sim.seed, calm=True)
-        for name in ("accepted", "trained", "accepted_versions", "selected", "results"):
-            setattr(again, name, getattr(sim, name).copy())
-        for name in ("updates", "rollouts", "last_out", "first_update"):
-            setattr(again, name, getattr(sim, name))
-        again.left_out = sim.left_out + left_out
-        again.keeping = True
-        again.session.take(decoded(self.encoded, lambda name, size: bytearray(self.arrays[name])))
-        again.keeping = False
-        return again
-
-    def _compare_the_rest(self, again: Simulation) -> None:
-        """Let both runs go on without faults, and compare what goes through the graph."""
-        sim = self.sim
-        sim.calm = True
-        flows = []
-        for each in (sim, again):
-            each.flow.clear()
-            rows = iter(each.session)
-            for _ in range(2):
-                row = next(rows)
-                kept = {k: v for k, v in row.items() if k not in ("seconds", "steps_per_second")}
-                each.flow.append(json.dumps(kept))
-            flows.append("\n".join(each.flow))
-        if flows[0] != flows[1]:
-            sim.violate("a_restored_run_goes_on_equally", difference(*flows))
-
-
-def difference(text: str, other: str) -> str:
-    """Return the first lines in which two texts differ."""
-    lines, others = text.splitlines(), other.splitlines()
-    at = next((i for i, (x, y) in enumerate(zip(lines, others, strict=False)) if x != y), None)
-    at = min(len(lines), len(others)) if at is None else at
-    return f"line {at}: {' '.join(lines[at : at + 3])!r}, then {' '.join(others[at : at + 3])!r}"
