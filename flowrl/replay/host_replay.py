@@ -132,9 +132,7 @@ class HostReplay(ReplayHandle):
         """
         answers = [(each, self._result(each)) for each in requests]
         return [
-            (each.shard, each.restart_count, batch)
-            for each, batch in answers
-            if batch is not None
+            (each.shard, each.restart_count, batch) for each, batch in answers if batch is not None
         ]
 
     def _rows(self, shard: int, call: Future) -> Any:

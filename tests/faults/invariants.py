@@ -131,18 +131,21 @@ def _sample_in(future: Any) -> Any:
 
 
 def versions_only_rise(sim: Any) -> str | None:
-    """The learner's version is the number of updates, and no newer weights are taken back."""
+    """The learner's version counts updates, and each runner gets newer weights up to the newest."""
     version = int(sim.session.place.handles["learner"].state["version"])
     if version != sim.updates:
         return f"the learner has version {version} after {sim.updates} updates"
-    newest = int(sim.runners._weights.newest.version)
-    for runner, selected in enumerate(sim.runners._weights._selected):
+    weights = sim.runners._weights
+    for runner, selected in enumerate(weights._selected):
         now = -1 if selected is None else int(selected.version)
         if now < sim.selected[runner]:
             return f"runner {runner} had version {sim.selected[runner]}, and has {now} now"
-        if now > newest:
-            return f"runner {runner} has version {now}, the newest is {newest}"
         sim.selected[runner] = now
+        to_come = [now, *(int(each.version) for each in weights._newer[runner])]
+        if to_come != sorted(set(to_come)) or to_come[-1] != int(weights.newest.version):
+            return (
+                f"runner {runner} gets versions {to_come}, the newest is {weights.newest.version}"
+            )
     return None
 
 
@@ -207,4 +210,3 @@ def the_queue_keeps_its_order(sim: Any, batch: Batch) -> None:
     if place <= sim.last_out:
         sim.found("the_queue_keeps_its_order", f"item {place} after item {sim.last_out}")
     sim.last_out = place
-

@@ -100,7 +100,7 @@ FAULTS = {
         "impala", Queue, "step", "<= self.max_lag:", "<= self.max_lag + 1:"
     ),
     "pacing allows a request too many": Planted(
-        "impala", gym_runners, "allowed_requests", "(max_lag + 1 +", "(max_lag + 2 +"
+        "impala", gym_runners, "allowed_requests", "int((max_lag + 1 +", "int((max_lag + 2 +"
     ),
     "a queue takes one more than its capacity": Planted(
         "impala", Channel, "has_capacity", "< self.capacity", "<= self.capacity"

@@ -115,9 +115,7 @@ def cases() -> dict[str, tuple[Case, ...]]:
     """Return by graph the cases that its seeds take in turn."""
     ppo = with_care(fl.ppo("CartPole-v1", **SMALL, batch_size=6, minibatch_size=6, epochs=1))
     impala = with_care(
-        fl.impala(
-            "CartPole-v1", **SMALL, batch_size=4, report_every=2, max_lag=2, queue_capacity=2
-        )
+        fl.impala("CartPole-v1", **SMALL, batch_size=4, report_every=2, max_lag=2, queue_capacity=2)
     )
     apex = with_care(
         fl.apex(

@@ -35,6 +35,8 @@ MOST_ROUNDS = 600
 """Passes of a schedule; one that needs more never comes to its end."""
 MOST_SECONDS = 3000.0
 """Virtual seconds of a schedule."""
+KINDS = (*RUNNER_FAULTS, "crash")
+"""All that may happen; new processes may end while they start."""
 RESTARTS = 3
 """Restarts in a row of a runner or a shard, the default of both."""
 

@@ -118,11 +118,14 @@ def test_who_was_not_asked_for_the_longest_time_is_asked_first():
 
 def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin():
     now, patience = [0.0], []
+
     def wait(futures, timeout):
         patience.append(timeout)
         return 0
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0])
+    requests = fl.extend.AsyncRequests(
+        Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0]
+    )
     requests.fill()
     for now[0] in (1.0, 5.0):
         requests.next(timeout=6.0)
@@ -134,6 +137,7 @@ def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin():
 
 def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over():
     now, patience = [0.0], []
+
     def wait(futures, timeout):
         patience.append(timeout)
         now[0] += timeout
@@ -150,11 +154,14 @@ def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over():
 
 def test_a_call_before_other_work_is_late_all_the_same():
     now, results = [0.0], iter([0, None])
+
     def wait(futures, timeout):
         now[0] += 5.0
         return next(results)
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0])
+    requests = fl.extend.AsyncRequests(
+        Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0]
+    )
     requests.fill()
     requests.give_other(0, lambda: "an evaluation")
     requests.next(timeout=6.0)
