@@ -38,7 +38,7 @@ HARMLESS = ("delay", "reorder", "duplicate")
 """The faults after which a result comes all the same, before any time-out."""
 
 
-class Violation(Exception):  # noqa: N818 - it is what a simulation finds, not an error of its own
+class Violation(Exception):
     """An invariant does not hold."""
 
 

@@ -57,7 +57,7 @@ def sampled_is_trained_dropped_or_in_flight(sim: Any) -> str | None:
 
 def replayed_is_trained_or_in_flight(sim: Any) -> str | None:
     """Every batch that was sampled from the replay is trained on, or in the queue."""
-    counts = sim.session.counts()
+    counts = sim.counts
     held = len(held_batches(sim))
     if counts["draws"] != sim.updates + held:
         return f"{counts['draws']} batches were sampled, {sim.updates} trained on, {held} held"
@@ -97,7 +97,7 @@ def requests_keep_their_bound(sim: Any) -> str | None:
 
 def every_request_is_accounted_for(sim: Any) -> str | None:
     """Every request had a result, was counted as lost, or is in flight."""
-    requests, counts = sim.runners.requests, sim.session.counts()
+    requests, counts = sim.runners.requests, sim.counts
     had = sum(sim.results)
     lost, going = counts["lost_requests"], len(requests)
     if requests.issued != had + lost + going + sim.left_out:
@@ -153,7 +153,7 @@ def replay_is_never_ahead(sim: Any) -> str | None:
     """No more batches were sampled from a replay than its ratio allows."""
     if not sim.case.replays:
         return None
-    counts = sim.session.counts()
+    counts = sim.counts
     # The rollout that reaches the first mark is the first that calls for batches.
     steps = counts["added_steps"] - sim.case.learning_starts + sim.case.rollout_steps
     if counts["draws"] > max(0, sim.case.ratio * steps):

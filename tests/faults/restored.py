@@ -17,7 +17,8 @@ class Restored:
     def __init__(self, sim: Any) -> None:
         self.sim = sim
         self.state: Any = None
-        self.encoded: Any = None
+        self.text = ""
+        """What was kept, as it would be written."""
         self.arrays: dict[str, bytes] = {}
         self.lost_runners: list[int] | None = None
         """The runners of which the snapshot has nothing."""
@@ -25,7 +26,7 @@ class Restored:
     def check(self) -> None:
         """Compare what both keep and hold; and if nothing was lost, how they go on."""
         sim = self.sim
-        text = self._kept(sim)
+        kept = self._kept(sim)
         # What fails or hangs is left out of a snapshot, and made again.
         left_out = len(sim.runners.requests) - sum(
             len(calls) for calls in self.state["place"]["handles"]["runners"]["requests"]["going"]
@@ -33,8 +34,9 @@ class Restored:
         again = self._again(left_out)
         try:
             again.check((*invariants.PASS, *invariants.ROW))
-            if (other := self._kept(again)) != text:
-                sim.violate("a_snapshot_restores_an_equal_state", difference(text, other))
+            if (other := self._kept(again)) != kept:
+                texts = (json.dumps(each, indent=1, sort_keys=True) for each in (kept, other))
+                sim.violate("a_snapshot_restores_an_equal_state", difference(*texts))
             if not left_out and not self.lost_runners and not self._lost_batches():
                 self._compare_the_rest(again)
         finally:
@@ -43,26 +45,26 @@ class Restored:
                 sim.found("in the run that was restored", found)
         sim.note("a snapshot was restored, and kept the same")
 
-    def _kept(self, sim: Any) -> str:
-        """Return all that a session keeps, as text; times of this machine are left out."""
+    def _kept(self, sim: Any) -> Any:
+        """Return all that a session keeps, as JSON; times of this machine are left out."""
         sim.keeping = True
         try:
             state = sim.session.keep()
         finally:
             sim.keeping = False
-        encoded_state = encoded(state, self._put)
+        text = json.dumps(encoded(state, self._put))
         if sim is self.sim:
-            self.state, self.encoded = state, encoded_state
-        text = json.loads(json.dumps(encoded_state))
-        place = text["dict"]["place"]["dict"]
-        del place["clock"], text["dict"]["rows"]["dict"]["seconds"]
+            self.state, self.text = state, text
+        tree = json.loads(text)
+        place = tree["dict"]["place"]["dict"]
+        del place["clock"], tree["dict"]["rows"]["dict"]["seconds"]
         # A runner that gave nothing is a new one in the restored run.
         runners = place["handles"]["dict"]["runners"]["dict"]["runners"]["list"]
         if self.lost_runners is None:
             self.lost_runners = [i for i, kept in enumerate(runners) if kept is None]
         for i in self.lost_runners:
             runners[i] = None
-        return json.dumps(text, indent=1, sort_keys=True)
+        return tree
 
     def _lost_batches(self) -> int:
         """Return how many batches a replay was asked for that a shard took with it."""
@@ -89,11 +91,13 @@ class Restored:
             setattr(again, name, getattr(sim, name))
         again.left_out = sim.left_out + left_out
         again.keeping = True
-        again.session.take(decoded(self.encoded, lambda name, size: bytearray(self.arrays[name])))
+        again.session.take(
+            decoded(json.loads(self.text), lambda name, size: bytearray(self.arrays[name]))
+        )
         again.keeping = False
         return again
 
-    def _compare_the_rest(self, again: Simulation) -> None:
+    def _compare_the_rest(self, again: Any) -> None:
         """Let both runs go on without faults, and compare what goes through the graph."""
         sim = self.sim
         sim.calm = True

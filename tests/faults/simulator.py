@@ -94,6 +94,8 @@ class Simulation:
         self.flow: list[str] = []
         """What went through the graph, without what happened to calls."""
         self.faults: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """What the nodes counted, when invariants were checked last."""
         self.violations: list[str] = []
         self.rounds = self.updates = self.rollouts = self.left_out = 0
         self.first_update: float | None = None
@@ -196,6 +198,7 @@ class Simulation:
             self.barrier()
 
     def check(self, several: Any) -> None:
+        self.counts = self.session.counts()
         for invariant in several:
             if wrong := invariant(self):
                 self.found(invariant.__name__, wrong)
