@@ -11,12 +11,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 
 from simulated_graphs import Case, cases
 from simulator import KINDS, Simulation
 
-AGAIN = 10
+AGAIN = 20
 """Every so many schedules one is run again, for the same seed has to give the same events."""
 
 
@@ -29,7 +33,8 @@ class Found:
     updates: int = 0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    violations: list[Simulation] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    """By schedule in which something was found: all that happened in it."""
 
 
 def case_of(graph: str, seed: int) -> Case:
@@ -70,7 +75,7 @@ def run_schedules(
         found.faults += sim.faults
         found.seconds = time.perf_counter() - began
         if sim.violations:
-            found.violations.append(sim)
+            found.violations.append(report(graph, sim))
         progress(found)
     return found
 
@@ -93,10 +98,21 @@ def table(several: Iterable[Found]) -> str:
 
 def report(graph: str, sim: Simulation) -> str:
     """Return what happened in a schedule, and how to run it again."""
-    command = f"{sys.executable} {sys.argv[0]} {graph} --seed {sim.seed}"
+    command = f"{sys.executable} {Path(__file__)} {graph} --seed {sim.seed}"
     found = "\n".join(sim.violations) or "no violation"
     events = "\n".join(sim.log)
     return f"{events}\n\n{sim.case.name}, seed {sim.seed}: {found}\nagain: {command}\n"
+
+
+def schedules_of(number: int, graph: str) -> Found:
+    """Run so many schedules of a graph, with a line of progress for each tenth of them."""
+
+    def progress(found: Found) -> None:
+        if found.schedules % max(number // 10, 1) == 0:
+            text = f"{graph}: {found.schedules:,} of {number:,} schedules"
+            print(f"{text}, {len(found.violations)} with a violation", file=sys.stderr, flush=True)
+
+    return run_schedules(graph, range(number), progress)
 
 
 def main() -> int:
@@ -115,17 +131,12 @@ def main() -> int:
             print(report(graph, sim))
         return int(any(sim.violations for sim in several))
 
-    def progress(found: Found) -> None:
-        if sys.stderr.isatty() or found.schedules % 100 == 0:
-            text = f"{found.graph}: {found.schedules:,} of {options.schedules:,} schedules"
-            end = "\r" if sys.stderr.isatty() else "\n"
-            print(f"{text}, {len(found.violations)} violations", end=end, file=sys.stderr)
-
-    several = [run_schedules(graph, range(options.schedules), progress) for graph in graphs]
+    # The first two take as long as the third, so two processes share the work.
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        several = list(pool.map(partial(schedules_of, options.schedules), graphs))
     for found in several:
         # The first ones say enough.
-        for sim in found.violations[:3]:
-            print(report(found.graph, sim))
+        print("\n".join(found.violations[:3]), end="")
     print(table(several))
     return int(any(found.violations for found in several))
 

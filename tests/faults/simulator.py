@@ -124,7 +124,7 @@ class Simulation:
         self.doomed = draw.randrange(count) if kind == "doomed" else None
         """A runner that fails whatever is done about it."""
         # A snapshot waits for half a minute for each call that hangs, so not where all but one do.
-        takes = kind == "plain" and draw.random() < 0.5
+        takes = kind == "plain" and draw.random() < 0.3
         self.snapshot_at = draw.randint(2, 25) if takes else None
         """The pass after which a snapshot is taken."""
 

@@ -15,9 +15,7 @@ SCHEDULES = 100
 @pytest.mark.parametrize("graph", ["ppo", "impala", "apex"])
 def test_no_schedule_breaks_an_invariant(graph):
     found = run_schedules(graph, range(SCHEDULES))
-    assert not found.violations, "\n".join(
-        f"seed {sim.seed}: {sim.violations}" for sim in found.violations
-    )
+    assert not found.violations, "".join(found.violations[:1])
     assert found.schedules == SCHEDULES and found.updates >= 2 * SCHEDULES
     assert all(found.faults[kind] for kind in KINDS), table([found])
 
