@@ -113,12 +113,10 @@ class GymRunners(RunnersHandle):
         return {**state, "runners": [near(kept_result(r, self.pool.wait)[1]) for r in runners]}
 
     def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:
-        """Return, by runner, the policy versions of the calls that are kept, by their numbers.
-
-        A call that failed, or hangs, is made again with the newest weights.
-        """
+        """Return, by runner, the policy versions of the calls that are kept."""
         found: list[deque[Any]] = []
         for runner, calls in enumerate(going):
+            # A call that failed, or hangs, is made again with the newest weights.
             kept = {number for number, _ in calls}
             both = zip(self._pending_versions[runner], self.requests.going[runner], strict=True)
             found.append(deque(version for version, call in both if call.number in kept))

@@ -93,6 +93,13 @@ FAULTS = {
     "patience is not reset by a result": Planted(
         "impala", AsyncRequests, "_succeeded", "self.patience[worker] = 1", "pass"
     ),
+    "patience is reset by a failure": Planted(
+        "impala",
+        AsyncRequests,
+        "next",
+        "self.since[worker] = self.now()",
+        "self.since[worker], self.patience[worker] = self.now(), 1",
+    ),
     "patience is no longer after a restart": Planted(
         "ppo", AsyncRequests, "replace", "self.patience[worker] *= 2", "pass"
     ),
@@ -121,7 +128,7 @@ FAULTS = {
         "apex", HostReplay, "_restart", "self.sending[shard].clear()", "pass"
     ),
     "a lost shard ends a snapshot": Planted(
-        "apex", HostReplay, "_rows", "except RunError", "except MemoryError"
+        "apex", HostReplay, "_answered", "self._result(each)", "each.future.result()"
     ),
     "a snapshot forgets the requests in flight": Planted(
         "impala", AsyncRequests, "keep", "for requests in self.going]", "for requests in ()]"
