@@ -6,6 +6,7 @@ import time
 import pytest
 
 import flowrl as fl
+from flowrl.core.workers import Done, Failed
 from flowrl.rollout.requests import LateError
 
 
@@ -186,3 +187,25 @@ def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_star
         requests.fill()
         requests.next(timeout=6.0).result()
     assert patience == [6.0, 12.0, 24.0, 6.0]
+
+
+def test_only_a_result_that_is_no_error_ends_the_longer_time_outs_of_a_restarted_worker():
+    patience, futures = [], iter([Failed(OSError("gone")), Done(1), Done(2), Done(3)])
+
+    def wait(_, timeout):
+        patience.append(timeout)
+        return 0
+
+    requests = fl.extend.AsyncRequests(
+        lambda _: next(futures), wait, count=1, in_flight=2, now=lambda: 0.0
+    )
+    requests.fill()
+    with pytest.raises(OSError, match="gone"):
+        requests.next(timeout=6.0).result()
+    requests.replace(0)
+    requests.fill()
+    late = requests.next(timeout=6.0)
+    requests.replace(0)
+    # What was sent before the second restart says nothing about the new worker.
+    late.result()
+    assert patience == [6.0, 12.0] and requests.patience == [4]
