@@ -190,7 +190,7 @@ class FakeRunner:
             "producer": np.full(envs, self.index, np.int32),
             "env": numbers(self.index, envs),
             "first": np.full(envs, self.turn, np.int32),
-            "rollout": np.full(envs, self.sim.new_rollout(self), np.int32),
+            "rollout": np.full(envs, self.sim.new_rollout(), np.int32),
         }
         self.turn += self.spec.rollout_length
         steps = envs * self.spec.rollout_length

@@ -133,6 +133,13 @@ FAULTS = {
     "a snapshot forgets the requests in flight": Planted(
         "impala", AsyncRequests, "keep", "for requests in self.going]", "for requests in ()]"
     ),
+    "a snapshot forgets whose turn is next": Planted(
+        "impala",
+        Turns,
+        "keep",
+        "**super().keep(),",
+        '**super().keep(), "pick": type(self.pick)(0).keep(),',
+    ),
     "a snapshot forgets what the queues hold": Planted(
         "impala", Turns, "keep", "name: channel.items for", "name: type(channel.items)() for"
     ),

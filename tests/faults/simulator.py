@@ -260,7 +260,7 @@ class Simulation:
         """Draw whether a new process ends while it starts."""
         return not self.calm and in_a_row < RESTARTS and self.random.random() < self.rate / 2
 
-    def new_rollout(self, runner: Any) -> int:
+    def new_rollout(self) -> int:
         self.rollouts += 1
         return self.rollouts
 
