@@ -108,8 +108,19 @@ class GymRunners(RunnersHandle):
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
         # Their older calls end first.
         state = super().keep()
+        state["_pending_versions"] = self._versions_of(state["requests"]["going"])
         # Where something is placed, arrays come as remote ones.
         return {**state, "runners": [near(kept_result(r, self.pool.wait)[1]) for r in runners]}
+
+    def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:
+        """Return, by runner, the policy versions of the calls that are kept."""
+        found: list[deque[Any]] = []
+        for runner, calls in enumerate(going):
+            # A call that failed, or hangs, is made again with the newest weights.
+            kept = {number for number, _ in calls}
+            both = zip(self._pending_versions[runner], self.requests.going[runner], strict=True)
+            found.append(deque(version for version, call in both if call.number in kept))
+        return found
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""
@@ -121,10 +132,6 @@ class GymRunners(RunnersHandle):
             calls.append(self.pool.submit(runner, verb, what))
         for call in calls:
             call.result()
-        # A call that had failed is made again.
-        for versions, going in zip(self._pending_versions, self.requests.going, strict=True):
-            while len(versions) > len(going):
-                versions.pop()
 
     def clocks(self) -> dict[str, Reading]:
         """Return the clock readings of the workers, by worker."""
