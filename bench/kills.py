@@ -211,7 +211,7 @@ def on_ray(kills: int, moments: random.Random, folder: Path) -> tuple[int, bool,
     words: list[Any] = ["run", "impala", "--env", "CartPole-v1", "--runtime", "ray"]
     words += ["--until", "return_mean>=450", "--steps", 5_000_000]
     words += ["--snapshot-every", 0, "--out", out]
-    while count < kills and killed(out, words, moments, 0.4):
+    while count < kills and killed(out, words, moments, 0.2):
         count, words = count + 1, [*RESUME, out]
     flowrl(*RESUME, out).wait()
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]

@@ -28,7 +28,7 @@ from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.published import Published, WeightsByRunner
-from flowrl.rollout.requests import AsyncRequests, LateError, kept_result
+from flowrl.rollout.requests import KEEP_SECONDS, AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 from flowrl.rollout.sample import Sample
@@ -110,7 +110,9 @@ class GymRunners(RunnersHandle):
         state = super().keep()
         state["_pending_versions"] = self._versions_of(state["requests"]["going"])
         # Where something is placed, arrays come as remote ones.
-        return {**state, "runners": [near(kept_result(r, self.pool.wait)[1]) for r in runners]}
+        until, wait = self.requests.now() + KEEP_SECONDS, self.pool.wait
+        kept = [kept_result(each, wait, until - self.requests.now())[1] for each in runners]
+        return {**state, "runners": list(map(near, kept))}
 
     def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:
         """Return, by runner, the policy versions of the calls that are kept."""

@@ -17,7 +17,7 @@ from flowrl.core.workers import Done, Failed
 from flowrl.graph.protocols import Future
 
 KEEP_SECONDS = 30.0
-"""How long a snapshot waits for one call to end. What hangs for longer is left out of it."""
+"""How long a snapshot waits for all calls to end. What hangs for longer is left out of it."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,16 @@ def whom_to_ask(
     return calls if math.isinf(most) else calls[: int(most)]
 
 
-def kept_result(future: Any, wait: Callable[..., int | None]) -> tuple[bool, Any]:
-    """Return whether a call has a result within `KEEP_SECONDS`, and the result.
+def kept_result(future: Any, wait: Callable[..., int | None], seconds: float) -> tuple[bool, Any]:
+    """Return whether a call has a result within so many seconds, and the result.
 
     Args:
         future: the result to come.
         wait: as `AsyncRequests` takes it.
+        seconds: how long to wait; a second where there are fewer left.
     """
     # Where it is there already nothing is waited for, nor any random number drawn.
-    if not isinstance(future, Done | Failed) and wait([future], KEEP_SECONDS) is None:
+    if not isinstance(future, Done | Failed) and wait([future], max(seconds, 1.0)) is None:
         return False, None
     try:
         return True, future.result()
@@ -166,8 +167,13 @@ class AsyncRequests(Keeping):
         A call that failed, or hangs, is left out: it is made again.
         """
 
+        # All of them together have this time, however many hang.
+        until = self.now() + KEEP_SECONDS
+
         def results(requests: Iterable[Request]) -> list[tuple[int, Any]]:
-            found = [(r.number, *kept_result(r.future, self.wait)) for r in requests]
+            found = [
+                (r.number, *kept_result(r.future, self.wait, until - self.now())) for r in requests
+            ]
             return [(number, result) for number, done, result in found if done]
 
         return {**super().keep(), "going": [results(requests) for requests in self.going]}
