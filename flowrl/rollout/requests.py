@@ -166,7 +166,6 @@ class AsyncRequests(Keeping):
 
         A call that failed, or hangs, is left out: it is made again.
         """
-
         # All of them together have this time, however many hang.
         until = self.now() + KEEP_SECONDS
 
