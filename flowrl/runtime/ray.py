@@ -404,7 +404,7 @@ def start(
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
         # JAX warns of any fork, but Ray's children call exec at once.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), joining.sigterm_kept():
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             if where not in ("local", "auto"):
                 _ask_head(where)
