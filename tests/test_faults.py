@@ -3,12 +3,22 @@
 docs/faults.md has a row for each of them; bench/faults.py measures what its figures are.
 """
 
+import itertools
+import json
+import os
+import pickle
 import threading
 import time
 
+import pytest
+
 import flowrl as fl
-from flowrl.core import events
+from conftest import same
+from flowrl.core import clock, compile_cache, events
 from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.observe import checkpoints
+from flowrl.runtime.driver import context
+from flowrl.runtime.host import Host
 
 TINY = fl.Policy(fl.networks.MLP, hidden=(4,))
 PPO = fl.ppo(
@@ -103,3 +113,106 @@ def test_a_sink_that_raises_is_switched_off_and_the_others_get_all(tmp_path):
         "observer Raises failed and is switched off: OSError: no network"
     ]
     assert (tmp_path / "run/rows.jsonl").read_text().count("\n") == 5
+
+
+# -- the machine's clock
+
+
+@pytest.fixture
+def set_clock(monkeypatch):
+    """A function that sets the machine's clock by so many hours."""
+    real, ahead = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    return lambda hours: ahead.__setitem__(0, 3_600.0 * hours)
+
+
+def test_a_clock_that_is_set_changes_neither_rows_nor_snapshots_nor_trace(tmp_path, set_clock):
+    began = time.perf_counter()
+    with fl.run(
+        PPO,
+        out=tmp_path / "run",
+        trace=tmp_path / "trace.json",
+        observers=[fl.Csv(tmp_path / "rows.csv"), fl.TensorBoard(tmp_path / "board")],
+        snapshots=fl.Snapshots(every=3_600),
+    ) as run:
+        rows = []
+        for hours in (0, 2, -3, 24, -24, 5, 0, -1, 8, 2):
+            set_clock(hours)
+            rows.append(next(run))
+    took = time.perf_counter() - began
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] <= took
+    assert all(row["steps_per_second"] > 0 for row in rows)
+    profile = run.profile()
+    assert 0 < profile.seconds <= took
+    assert all(0 <= s <= took for spent in profile.processes.values() for s in spent.values())
+    spans = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    times = [span["ts"] for span in spans if span["ph"] == "X"]
+    assert max(times) - min(times) <= took * 1e6
+    # Only the one at the end: an hour has not passed.
+    (kept,) = (tmp_path / "run/snapshots").glob("*.json")
+    assert kept.name == "row-0000000010.json"
+    with fl.resume(tmp_path / "run", steps=12 * 16) as resumed:
+        assert next(resumed)["seconds"] >= seconds[-1]
+
+
+def test_weights_are_saved_though_the_clock_is_set_while_orbax_writes_them(tmp_path, monkeypatch):
+    with fl.run(PPO) as run:
+        next(run)
+    path, weights, write = tmp_path / "weights", run.policy.weights, checkpoints._write
+    attempts = []
+
+    def too_late_at_first(arrays, where):
+        attempts.append(where)
+        write(arrays, where)
+        if len(attempts) == 1:
+            raise TimeoutError("Timed out after 86400.0 seconds.")  # as orbax raises it then
+
+    monkeypatch.setattr(checkpoints, "_write", too_late_at_first)
+    checkpoints.write_weights(weights, path)
+    assert len(attempts) == 2
+    assert same(checkpoints.read_weights(path, run.policy.network), weights)
+    assert [each.name for each in tmp_path.iterdir()] == ["weights"]
+
+
+class Idle:
+    """A worker whose calls take no time."""
+
+    def call(self):
+        return "done"
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_worker_waits_no_longer_for_a_transfer_than_it_is_idle_whatever_its_clock_says(hours):
+    host = Host(pickle.dumps(idle), context([]), [0], {})
+    for _ in range(2):
+        assert host.call(0, 0, time.time() - 3_600 * hours, "call") == "done"
+    spent = clock.by_kind(host.spent()[0].spent)
+    assert all(seconds >= -1e-6 for seconds in spent.values())
+    assert sum(spent.values()) < 600
+
+
+def idle(index, restart_count):
+    return Idle()
+
+
+def test_processes_of_one_machine_agree_on_the_time_however_its_clock_was_set(monkeypatch):
+    monkeypatch.setattr(clock, "AHEAD", clock.AHEAD - 3_600)  # of one that starts later
+    assert clock.ahead() == clock.AHEAD
+    of_driver = f"{clock._boot()} {clock.AHEAD + 3_600!r}"
+    monkeypatch.setenv(clock.OF_DRIVER, of_driver)
+    assert clock.ahead() == clock.AHEAD + 3_600
+    monkeypatch.setenv(clock.OF_DRIVER, f"another-machine {of_driver}")
+    assert clock.ahead() == clock.AHEAD
+
+
+def test_the_compile_cache_is_looked_at_though_the_clock_was_set_back(tmp_path):
+    (tmp_path / "old").write_bytes(bytes(100))
+    (tmp_path / compile_cache.STAMP).touch()
+    later = time.time() + 86_400
+    os.utime(tmp_path / compile_cache.STAMP, (later, later))
+    compile_cache.prune(tmp_path, most=50, kept=10)
+    assert not (tmp_path / "old").exists()
