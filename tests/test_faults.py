@@ -3,10 +3,11 @@
 docs/faults.md has a row for each of them; bench/faults.py measures what its figures are.
 """
 
-import itertools
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,6 +18,7 @@ from conftest import same
 from flowrl.core import clock, compile_cache, events
 from flowrl.core.events import Ended, RowClosed, Started, Warned
 from flowrl.observe import checkpoints
+from flowrl.runtime import sessions
 from flowrl.runtime.driver import context
 from flowrl.runtime.host import Host
 
@@ -141,7 +143,7 @@ def test_a_clock_that_is_set_changes_neither_rows_nor_snapshots_nor_trace(tmp_pa
             rows.append(next(run))
     took = time.perf_counter() - began
     seconds = [row["seconds"] for row in rows]
-    assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] <= took
+    assert seconds == sorted(seconds) and seconds[0] > 0 and seconds[-1] <= took
     assert all(row["steps_per_second"] > 0 for row in rows)
     profile = run.profile()
     assert 0 < profile.seconds <= took
@@ -216,3 +218,37 @@ def test_the_compile_cache_is_looked_at_though_the_clock_was_set_back(tmp_path):
     os.utime(tmp_path / compile_cache.STAMP, (later, later))
     compile_cache.prune(tmp_path, most=50, kept=10)
     assert not (tmp_path / "old").exists()
+
+
+# -- leftovers
+
+
+def test_only_sessions_of_flowrls_own_drivers_that_are_gone_are_removed(tmp_path):
+    def session(name):
+        (tmp_path / f"session_{name}/logs").mkdir(parents=True)
+        return tmp_path / f"session_{name}"
+
+    foreign = session("of another program")
+    ends = {name: sessions.begun({"session_dir": str(session(name))}, list) for name in "ab"}
+    killed = session("killed")
+    code = (
+        "import os, signal, sys; from flowrl.runtime.sessions import begun; "
+        "kept = begun({'session_dir': sys.argv[1]}, list); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(killed)], check=False)
+    assert (killed / sessions.MARK).exists()
+    ends["a"]()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "session_a",
+        "session_b",
+        "session_killed",
+        "session_of another program",
+    ]
+    sessions.begun({"session_dir": str(session("c"))}, list)()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "session_b",
+        "session_c",
+        "session_of another program",
+    ]
+    assert foreign.is_dir()
+    ends["b"]()

@@ -50,7 +50,6 @@ AHEAD = time() - perf_counter()
 """Seconds to add to times of this process to get the seconds since 1970, when it began."""
 
 
-
 def ahead() -> float:
     """Return the seconds to add to times of this process to get the seconds since 1970.
 

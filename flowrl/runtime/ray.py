@@ -25,7 +25,7 @@ from flowrl.errors import FlowrlError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
-from flowrl.runtime import joining
+from flowrl.runtime import joining, sessions
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
 from flowrl.runtime.homes import Stored, fill, homes_of
@@ -408,13 +408,13 @@ def start(
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             if where not in ("local", "auto"):
                 _ask_head(where)
-            ray.init(address=where, **settings)
+            joined = ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
         raise RunError(
             f"Ray could not be {tried}: {joining.with_way_out(_cause(error))}", graph
         ) from error
-    return ray.shutdown
+    return sessions.begun(joined.address_info, ray.shutdown) if where == "local" else ray.shutdown
 
 
 def _ask_head(where: str) -> None:
