@@ -3,6 +3,7 @@
 docs/faults.md has a row for each of them; bench/faults.py measures what its figures are.
 """
 
+import gc
 import json
 import os
 import pickle
@@ -10,13 +11,20 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
+import psutil
 import pytest
 
 import flowrl as fl
-from conftest import same
+from conftest import RAY, same
 from flowrl.core import clock, compile_cache, events
-from flowrl.core.events import Ended, RowClosed, Started, Warned
+from flowrl.core.events import Ended, OperatorRan, QueueLevel, RowClosed, Started, Took, Warned
+from flowrl.core.items import bytes_of
 from flowrl.observe import checkpoints
 from flowrl.runtime import sessions
 from flowrl.runtime.driver import context
@@ -92,8 +100,10 @@ def test_what_a_sink_that_blocks_lacks_in_the_end_is_counted_in_a_warning(monkey
         for _ in range(5):
             next(run)
     assert [event.text for event in notes.of(Warned)] == [
-        "observer Blocked did not take 6 events within 0.2 s of the end of the run, 5 rows among "
-        "them, so it lacks these"
+        (
+            "observer Blocked did not take 6 events within 0.2 s of the end of the run, 5 rows "
+            "among them, so it lacks these"
+        )
     ]
     blocked.go_on.set()
 
@@ -252,3 +262,179 @@ def test_only_sessions_of_flowrls_own_drivers_that_are_gone_are_removed(tmp_path
     ]
     assert foreign.is_dir()
     ends["b"]()
+
+
+# -- long runs
+
+
+class Wide(gym.Env):
+    """Observes 2,000 numbers, the first two of which are its own number and that of the step."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (2_000,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self.number, self.life = float(np.random.default_rng().integers(1 << 24)), 0
+
+    def _obs(self):
+        self.life += 1
+        return np.array([self.number, self.life] + [0.0] * 1_998, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        obs = self._obs()
+        return obs, 1.0, self.life % 50 == 0, False, {}
+
+
+ROLLOUT_BYTES = 8 * 2_000 * 4
+"""The observations in a rollout."""
+
+
+def wide(**settings):
+    """An IMPALA with a queue, whose rollouts are large and whose updates are quick."""
+    given = {"num_runners": 2, "envs_per_runner": 1, "rollout_length": 8, "batch_size": 16}
+    given |= {"report_every": 1, "policy": fl.Policy(fl.networks.MLP, hidden=(1,))}
+    return fl.impala(Wide, fl.IMPALASettings(**{**given, **settings}))
+
+
+def held(processes):
+    """What processes hold: open files and threads, and bytes of memory."""
+    files = [(process.num_fds(), process.num_threads()) for process in processes]
+    return files, sum(process.memory_info().rss for process in processes)
+
+
+def grows(run, updates, workers=list):
+    """What the process of a run and its workers' hold after an eighth of the updates and after all,
+    and by how many bytes of memory they grew per update."""
+    count = updates // 8
+    for _ in range(count):
+        next(run)
+    processes = [psutil.Process(), *workers()]
+    gc.collect()
+    files, memory = held(processes)
+    for _ in range(updates - count):
+        next(run)
+    gc.collect()
+    files_later, memory_later = held(processes)
+    return files, files_later, (memory_later - memory) / (updates - count)
+
+
+def test_files_threads_and_memory_are_flat_over_a_long_run(tmp_path):
+    sinks = [fl.Csv(tmp_path / "rows.csv"), fl.TensorBoard(tmp_path / "board"), Notes()]
+    with fl.run(wide(), observers=sinks, out=tmp_path / "run") as run:
+        files, files_later, per_update = grows(run, 800)
+    assert files_later == files
+    # A Row of a run, and what an observer here keeps of it, take 4 KB.
+    print(files, files_later, per_update)
+    assert per_update < ROLLOUT_BYTES / 4
+
+
+# -- Ray
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_files_threads_and_memory_are_flat_over_a_long_run_on_ray():
+    with fl.run(wide(), runtime=RAY) as run:
+        files, files_later, per_update = grows(run, 240, hosts)
+    # Ray opens connections when it likes, and never one per update.
+    for (before, threads), (after, threads_later) in zip(files, files_later, strict=True):
+        assert after <= before + 10 and threads_later <= threads + 10
+    print(files, files_later, per_update)
+    assert per_update < ROLLOUT_BYTES / 4
+
+
+def hosts():
+    """The processes of runners."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if "ray::Host" in " ".join(process.cmdline())]
+
+
+class InFlight:
+    """A slow learner: notes what waits in the queue and with the runners whenever it goes on."""
+
+    live = True
+    kinds = (QueueLevel, Took, OperatorRan)
+
+    def __init__(self):
+        self.levels, self.bytes, self.requests, self.taken = [], set(), [], []
+        self.runners = None
+
+    def __call__(self, event):
+        match event:
+            case QueueLevel(level=level):
+                self.levels.append(level)
+            case OperatorRan(node="batch", bytes=size, item=item) if item is not None:
+                self.bytes.add(size)
+            case Took(node="train", item=batch):
+                time.sleep(0.02)
+                self.requests.append(len(self.runners.requests))
+                obs = np.asarray(batch.data["obs"])[np.asarray(batch.data["valid"]) > 0]
+                self.taken += [tuple(numbers) for numbers in obs[:, :2].tolist()]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("runtime", ["local", "ray"], indirect=True)
+def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
+    graph = wide().set("queue.capacity", 3)
+    plan, flight = graph.compile(), InFlight()
+    with fl.run(plan, runtime=runtime, observers=[flight]) as run:
+        flight.runners = run._session.place.handles["runners"]
+        for _ in range(40):
+            next(run)
+    per_batch, per_rollout = (
+        bytes_of(plan.found.first_items[node]) for node in ("batch", "sample")
+    )
+    assert flight.bytes == {per_batch}
+    most = 3 * per_batch + 2 * 2 * per_rollout
+    waited = [level * per_batch for level in flight.levels]
+    assert max(waited) + max(flight.requests) * per_rollout <= most
+    if runtime != "local":
+        assert max(flight.levels) == 3 and max(flight.requests) == 4, (
+            "the learner is the slower one"
+        )
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+@pytest.mark.parametrize("timeout", [None, 2.0], ids=["comes back", "is replaced"])
+def test_a_process_that_is_stopped_comes_back_or_is_replaced_and_nothing_is_trained_twice(timeout):
+    flight = InFlight()
+    with fl.run(wide(), runtime=fl.RayRuntime(processes=2), observers=[flight]) as run:
+        flight.runners = handle = run._session.place.handles["runners"]
+        next(run)
+        # From here on, for a process may take longer than that to start.
+        handle.spec = replace(handle.spec, timeout=timeout)
+        stopped = hosts()[0]
+        stopped.suspend()
+        try:
+            others = [next(run) for _ in range(10)]
+            assert others[-1]["updates"] == others[0]["updates"] + 9, "the other goes on alone"
+            if timeout is not None:
+                while next(run).get("restarts", 0) < 1:
+                    pass
+                # Ray asks a process to end, and kills one that does not after some seconds.
+                stopped.wait(60)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                stopped.resume()
+        rows = [next(run) for _ in range(20)]
+    assert timeout is None or rows[-1]["restarts"] >= 1
+    assert timeout is not None or "restarts" not in rows[-1]
+    assert run.audit().closed
+    assert len(flight.taken) == len(set(flight.taken)) > 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_where_memory_runs_out_runners_are_killed_before_the_learner():
+    def score(process):
+        return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
+
+    with fl.run(wide(), runtime=RAY) as run:
+        next(run)
+        assert [score(process) for process in hosts()] == [1_000]
+        assert score(psutil.Process()) < 1_000
