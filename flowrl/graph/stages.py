@@ -184,7 +184,9 @@ class Turns(Keeping, ABC):
 
     def take(self, state: Any) -> None:
         """Go on with the states and items that were kept, once all resources have taken theirs."""
-        super().take({name: state[name] for name in self.lasting})
+        # A run of another runtime has no order of turns to go on with.
+        own = super().keep()
+        super().take({name: state.get(name, own[name]) for name in self.lasting})
         for loop, states in zip(self.loops, state["states"], strict=True):
             loop.states = states
         for name, channel in self.channels.items():
