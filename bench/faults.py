@@ -234,8 +234,8 @@ def long() -> None:
             after = [facts(process) for process in processes]
         grown = [1_000 * (b[2] - a[2]) / updates for a, b in zip(before, after, strict=True)]
         text = "; ".join(
-            f"files {a[0]} to {b[0]}, threads {a[1]} to {b[1]}, {bytes_each / 1e6:+.2f} MB per 1,000"
-            for a, b, bytes_each in zip(before, after, grown, strict=True)
+            f"files {a[0]} to {b[0]}, threads {a[1]} to {b[1]}, {each / 1e6:+.2f} MB per 1,000"
+            for a, b, each in zip(before, after, grown, strict=True)
         )
         say("a long run", name, f"{updates:,} updates", text)
 

@@ -27,6 +27,7 @@ from flowrl.core import clock, compile_cache, events
 from flowrl.core.events import Ended, OperatorRan, QueueLevel, RowClosed, Started, Took, Warned
 from flowrl.core.items import bytes_of
 from flowrl.observe import checkpoints
+from flowrl.rollout import gym_runners, requests
 from flowrl.runtime import sessions
 from flowrl.runtime.driver import context
 from flowrl.runtime.host import Host
@@ -431,6 +432,27 @@ def test_a_process_that_is_stopped_comes_back_or_is_replaced_and_nothing_is_trai
     assert timeout is not None or "restarts" not in rows[-1]
     assert run.audit().closed
     assert len(flight.taken) == len(set(flight.taken)) > 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_up")
+def test_a_snapshot_does_not_wait_for_each_call_of_a_process_that_is_stopped(tmp_path, monkeypatch):
+    for module in (requests, gym_runners):
+        monkeypatch.setattr(module, "KEEP_SECONDS", 2.0)
+    graph = wide(num_runners=4).set("sample.in_flight", 4)
+    every = fl.Snapshots(every=3_600)
+    with fl.run(graph, runtime=RAY, out=tmp_path / "run", snapshots=every) as run:
+        next(run)
+        (stopped,) = hosts()
+        stopped.suspend()
+        # Each of the four runners has four calls, and one that asks for its state.
+        began = time.monotonic()
+        run._keep(at_end=True)
+        took = time.monotonic() - began
+        stopped.resume()
+        next(run)
+    assert list((tmp_path / "run/snapshots").glob("row-*1.json"))
+    assert took < 4 * 2.0
 
 
 PRESSED = """

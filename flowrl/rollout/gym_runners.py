@@ -28,7 +28,7 @@ from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.published import Published, WeightsByRunner
-from flowrl.rollout.requests import AsyncRequests, LateError, kept_result
+from flowrl.rollout.requests import KEEP_SECONDS, AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
 from flowrl.rollout.sample import Sample
@@ -106,10 +106,12 @@ class GymRunners(RunnersHandle):
         Of a runner that is lost or hangs there is None: when the run is resumed, it is a new one.
         """
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
-        # Their older calls end first.
+        # Their older calls end first, and are waited for until almost the same moment.
+        deadline = time.monotonic() + KEEP_SECONDS + 1.0
         state = super().keep()
+        kept = [kept_result(runner, self.pool.wait, deadline)[1] for runner in runners]
         # Where something is placed, arrays come as remote ones.
-        return {**state, "runners": [near(kept_result(r, self.pool.wait)[1]) for r in runners]}
+        return {**state, "runners": [near(each) for each in kept]}
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""

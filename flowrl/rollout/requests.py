@@ -16,7 +16,8 @@ from flowrl.core.workers import Done, Failed
 from flowrl.graph.protocols import Future
 
 KEEP_SECONDS = 30.0
-"""How long a snapshot waits for one call to end. What hangs for longer is left out of it."""
+"""How long a snapshot waits for calls to end, all of them together. What hangs for longer is left
+out of it."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,19 @@ def whom_to_ask(
     return calls if math.isinf(most) else calls[: int(most)]
 
 
-def kept_result(future: Any, wait: Callable[..., int | None]) -> tuple[bool, Any]:
-    """Return whether a call has a result within `KEEP_SECONDS`, and the result.
+def kept_result(future: Any, wait: Callable[..., int | None], deadline: float) -> tuple[bool, Any]:
+    """Return whether a call has a result until a deadline, and the result.
 
     Args:
         future: the result to come.
         wait: as `AsyncRequests` takes it.
+        deadline: until when, in seconds of `time.monotonic`.
     """
     # Where it is there already nothing is waited for, nor any random number drawn.
-    if not isinstance(future, Done | Failed) and wait([future], KEEP_SECONDS) is None:
-        return False, None
+    if not isinstance(future, Done | Failed):
+        seconds_left = max(0.0, deadline - time.monotonic())
+        if wait([future], seconds_left) is None:
+            return False, None
     try:
         return True, future.result()
     except Exception:  # noqa: BLE001 - its caller finds the error once it asks for the result
@@ -156,9 +160,10 @@ class AsyncRequests(Keeping):
 
         A call that failed, or hangs, is left out: it is made again.
         """
+        deadline = time.monotonic() + KEEP_SECONDS
 
         def results(requests: Iterable[Request]) -> list[tuple[int, Any]]:
-            found = [(r.number, *kept_result(r.future, self.wait)) for r in requests]
+            found = [(r.number, *kept_result(r.future, self.wait, deadline)) for r in requests]
             return [(number, result) for number, done, result in found if done]
 
         return {**super().keep(), "going": [results(requests) for requests in self.going]}
