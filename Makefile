@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test check format docs dist learn bench pictures lock clean
+.PHONY: help run test check format docs dist learn bench faults pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -55,6 +55,9 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py
+
+faults: $(DEV) ## perform faults for real and print what each costs, for docs/faults.md
+	$(BIN)/python bench/faults.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py
