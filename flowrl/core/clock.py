@@ -6,7 +6,8 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
+from pathlib import Path
 from time import perf_counter, time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,8 +44,28 @@ It holds for this process and for those that a run starts.
 SPANS = 200_000
 """The number of its last spans that a clock keeps until they are fetched."""
 
+OF_DRIVER = "FLOWRL_CLOCK"
+"""The environment variable by which processes of a run know the driver's `ahead`."""
 AHEAD = time() - perf_counter()
-"""Seconds to add to times of this process to get the seconds since 1970."""
+"""Seconds to add to times of this process to get the seconds since 1970, when it began."""
+
+
+def ahead() -> float:
+    """Return the seconds to add to times of this process to get the seconds since 1970.
+
+    Processes of one machine share `time.perf_counter`, so they take the driver's number: one that
+    is started after the machine's clock was set would else be hours beside the others in a trace.
+    """
+    boot, _, seconds = os.environ.get(OF_DRIVER, "").partition(" ")
+    return float(seconds) if boot and boot == _boot() else AHEAD
+
+
+def _boot() -> str:
+    """Return what identifies this machine since it was started; empty where nothing does."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
 
 Spent = Mapping[tuple[str, str], float]
 """Seconds by node (empty where none is at work) and kind of work."""
@@ -97,7 +118,7 @@ class Reading(NamedTuple):
     spans: tuple[Span | Mark, ...] = ()
     """The spans and marks since the last reading; empty where the clock keeps none."""
     ahead: float = 0.0
-    """`AHEAD` of the clock's process."""
+    """`ahead` of the clock's process."""
 
 
 class Clock:
@@ -175,10 +196,10 @@ class Clock:
         """Return the seconds so far, and the spans since the last reading: each span only once."""
         spent = self.read()
         if not self.spans:
-            return Reading(spent, (), AHEAD)
+            return Reading(spent, (), ahead())
         # The thread of this clock may append meanwhile, so a fixed number is taken, one by one.
         spans = tuple(self.spans.popleft() for _ in range(len(self.spans)))
-        return Reading(spent, spans, AHEAD)
+        return Reading(spent, spans, ahead())
 
 
 EPOCHS: deque[Span] = deque(maxlen=SPANS)
@@ -203,8 +224,8 @@ def epoch_ended(number: Any, _: Any) -> None:
 
 
 def traced() -> dict[str, str]:
-    """Return the environment variable `TRACE` for a process that is about to be started."""
-    return {TRACE: os.environ.get(TRACE, "")}
+    """Return the environment variables for clocks of a process that is about to be started."""
+    return {TRACE: os.environ.get(TRACE, ""), OF_DRIVER: f"{_boot()} {ahead()}"}
 
 
 def by_kind(spent: Spent) -> dict[str, float]:

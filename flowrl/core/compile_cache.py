@@ -94,7 +94,8 @@ def prune(folder: Path, most: int = MOST_BYTES, kept: int = KEPT_BYTES) -> None:
         kept: the size in bytes down to which they are removed.
     """
     stamp = folder / STAMP
-    if stamp.exists() and time.time() - stamp.stat().st_mtime < PAUSE:
+    # A look in the future is one before the machine's clock was set back.
+    if stamp.exists() and 0.0 <= time.time() - stamp.stat().st_mtime < PAUSE:
         return
     stamp.touch()
     found = []

@@ -6,6 +6,7 @@ Nothing else in a run reports.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -184,9 +185,10 @@ CLOSING_SECONDS = 5.0
 class Observer(Protocol):
     """A callable that takes the events of the kinds that it names; it needs no base class.
 
-    It runs in a thread of the stream, so that it never holds the run up. One with the attribute
-    ``live = True`` is called in the run's own thread, where the event happens. When a run ends, an
-    observer has 5 seconds to take what waits for it, or as many as its attribute ``patience`` says.
+    It runs in a thread of its own, so that it never holds up the run or another observer. One with
+    the attribute ``live = True`` is called in the run's own thread, where the event happens. When a
+    run ends, an observer has 5 seconds to take what waits for it, or as many as its attribute
+    ``patience`` says; what it has not taken by then is counted in a warning.
     """
 
     @property
@@ -216,6 +218,96 @@ class Tap:
         self.take(event)
 
 
+class Mailbox:
+    """Events on their way to one observer, which takes them in order in a thread of its own.
+
+    Args:
+        observer: the one that takes them.
+        failed: function that is called with the observer and the error that it raised.
+    """
+
+    def __init__(self, observer: Observer, failed: Callable[[Observer, Exception], None]) -> None:
+        self.observer, self.failed = observer, failed
+        self.lost = 0
+        """Frequent events that were dropped, because the observer could not keep up."""
+        self._waiting: deque[Event | threading.Event | None] = deque()
+        """Events, and signs: one that is set once all before it are taken, and None to end."""
+        self._at_hand: Event | None = None
+        """The event that the observer is taking."""
+        self._is_off = False
+        """Whether the observer failed, so that it takes no more."""
+        self._wake, self._starting = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, event: Event, many: bool) -> None:
+        """Leave an event to the observer; `many` says that its kind is frequent."""
+        waiting = len(self._waiting)
+        if many and waiting >= MOST:
+            self.lost += 1
+            return
+        self._append(event)
+        # To wake the thread for each frequent event would cost the run more than all else.
+        if not many or waiting == MOST // 2:
+            self._wake.set()
+
+    def _append(self, event: Event | threading.Event | None) -> None:
+        self._waiting.append(event)
+        # The first event starts the thread; any thread of the run may be the one that emits it.
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    name = f"flowrl observer {type(self.observer).__name__}"
+                    self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                    self._thread.start()
+
+    def all_taken(self) -> threading.Event:
+        """Return what is set once the observer has taken all events until now."""
+        sign = threading.Event()
+        if self._thread is None:
+            sign.set()
+        else:
+            self._append(sign)
+            self._wake.set()
+        return sign
+
+    def left(self) -> tuple[int, int]:
+        """Return how many events the observer has not taken, and how many of them are rows."""
+        events = [self._at_hand, *tuple(self._waiting)]
+        kinds = [type(event) for event in events if isinstance(event, tuple)]
+        return len(kinds), kinds.count(RowClosed)
+
+    def end(self, seconds: float) -> None:
+        """Let the thread end once all events are taken, and wait so many seconds for it."""
+        if self._thread is not None:
+            self._append(None)
+            self._wake.set()
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        """Pass events on until the sign to end."""
+        while True:
+            self._wake.wait(WAKE_SECONDS)
+            self._wake.clear()
+            while self._waiting:
+                event = self._waiting.popleft()
+                if event is None:
+                    return
+                if isinstance(event, threading.Event):
+                    event.set()
+                elif not self._is_off:
+                    self._pass_on(event)
+
+    def _pass_on(self, event: Event) -> None:
+        self._at_hand = event
+        try:
+            self.observer(event)
+        except Exception as error:  # noqa: BLE001 - an observer must never end a run
+            self._is_off = True
+            self.failed(self.observer, error)
+        finally:
+            self._at_hand = None
+
+
 class Stream:
     """Passes events to observers; where nobody listens for a kind, no event of it is made.
 
@@ -225,16 +317,19 @@ class Stream:
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._live: dict[type, list[Observer]] = {}
-        self._threaded: dict[type, list[Observer]] = {}
+        self._threaded: dict[type, list[Mailbox]] = {}
+        self._mailboxes: list[Mailbox] = []
+        """Those of all observers that are not live."""
         for observer in observers:
-            live = getattr(observer, "live", False) is True
-            by_kind = self._live if live else self._threaded
+            if getattr(observer, "live", False) is True:
+                for kind in observer.kinds:
+                    self._live.setdefault(kind, []).append(observer)
+                continue
+            # One that blocks, such as a service that does not answer, must not hold the others up.
+            mailbox = Mailbox(observer, self._switch_off)
+            self._mailboxes.append(mailbox)
             for kind in observer.kinds:
-                by_kind.setdefault(kind, []).append(observer)
-        self._waiting: deque[Event | None] = deque()
-        self._wake, self._starting = threading.Event(), threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._lost = 0
+                self._threaded.setdefault(kind, []).append(mailbox)
         self.silent = False
         """Whether no events are passed on: see `muted`."""
         self.took = Took in self._live
@@ -259,23 +354,10 @@ class Stream:
             self._enqueue(event, kind in MANY)
 
     def _enqueue(self, event: Event, many: bool) -> None:
-        """Leave an event to the thread of the observers; `many` says that its kind is frequent."""
-        waiting = len(self._waiting)
-        if many and waiting >= MOST:
-            self._lost += 1
-            return
-        self._waiting.append(event)
-        # The first event starts the thread; any thread of the run may be the one that emits it.
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._work, name="flowrl observers", daemon=True
-                    )
-                    self._thread.start()
-        # To wake the thread for each frequent event would cost the run more than all else.
-        if not many or waiting == MOST // 2:
-            self._wake.set()
+        """Leave an event to the threads of the observers; `many` says that it is frequent."""
+        # A copy, because an observer that fails is removed from the list meanwhile.
+        for mailbox in tuple(self._threaded[type(event)]):
+            mailbox.put(event, many)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -300,40 +382,29 @@ class Stream:
             self._enqueue(event._replace(item=None), many=True)
 
     def close(self) -> None:
-        """Wait until every observer has taken the events that wait for it, or its patience ends."""
-        if self._lost:
-            self.emit(
-                Warned(f"observers could not keep up, so {self._lost:,} events were not reported")
-            )
-        if self._thread is not None:
-            # None is the sign to end.
-            self._waiting.append(None)
-            self._wake.set()
-            self._thread.join(self._patience())
-            self._thread = None
+        """Wait until every observer has taken the events that wait for it, or its patience ends.
 
-    def _patience(self) -> float:
-        """Return the seconds that the most patient observer may take to end."""
-        patience = CLOSING_SECONDS
-        for observers in self._threaded.values():
-            for observer in observers:
-                patience = max(patience, getattr(observer, "patience", 0.0))
-        return patience
+        What one did not take until then, or could not keep up with, is a warning for the others.
+        """
+        if lost := sum(mailbox.lost for mailbox in self._mailboxes):
+            self.emit(Warned(f"observers could not keep up, so {lost:,} events were not reported"))
+        late = self._late()
+        for mailbox, seconds in late.items():
+            self.emit(Warned(_not_taken(mailbox, seconds)))
+        # Where an observer failed with the last event, that warning is passed on, too.
+        for mailbox in self._mailboxes:
+            mailbox.end(0.0 if mailbox in late else CLOSING_SECONDS)
 
-    def _work(self) -> None:
-        """Pass waiting events on, in the thread of the observers, until the sign to end."""
-        closing = False
-        while not closing:
-            self._wake.wait(WAKE_SECONDS)
-            self._wake.clear()
-            # The rest after the sign to end is passed on, too: where an observer fails with the
-            # last event, that is a warning for the others.
-            while self._waiting:
-                event = self._waiting.popleft()
-                if event is None:
-                    closing = True
-                else:
-                    self._deliver(self._threaded[type(event)], event)
+    def _late(self) -> dict[Mailbox, float]:
+        """Wait for all observers at once; return those that were too late, with their patience."""
+        began = time.monotonic()
+        waited_for = [(mailbox, mailbox.all_taken()) for mailbox in self._mailboxes]
+        late: dict[Mailbox, float] = {}
+        for mailbox, sign in waited_for:
+            patience = max(CLOSING_SECONDS, getattr(mailbox.observer, "patience", 0.0))
+            if not sign.wait(max(0.0, began + patience - time.monotonic())):
+                late[mailbox] = patience
+        return late
 
     def _deliver(self, listeners: list[Observer], event: Event) -> None:
         # A copy, because an observer that fails is removed from the list meanwhile.
@@ -345,8 +416,19 @@ class Stream:
 
     def _switch_off(self, observer: Observer, error: Exception) -> None:
         """Remove an observer that failed, and warn the others."""
-        for listeners in (*self._live.values(), *self._threaded.values()):
+        for listeners in self._live.values():
             listeners[:] = [other for other in listeners if other is not observer]
+        for mailboxes in self._threaded.values():
+            mailboxes[:] = [other for other in mailboxes if other.observer is not observer]
         name = type(observer).__name__
         reason = f"{type(error).__name__}: {error}"
         self.emit(Warned(f"observer {name} failed and is switched off: {reason}"))
+
+
+def _not_taken(mailbox: Mailbox, seconds: float) -> str:
+    """Describe what an observer did not take in so many seconds after the end of the run."""
+    events, rows = mailbox.left()
+    return (
+        f"observer {type(mailbox.observer).__name__} did not take {events:,} events within "
+        f"{seconds:g} s of the end of the run, {rows:,} rows among them, so it lacks these"
+    )

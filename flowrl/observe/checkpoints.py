@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,25 @@ def write_weights(weights: Weights, path: Path) -> None:
     Raises:
         OSError: they can't be written.
     """
+    arrays = jax.device_get(_savable(weights))
+    try:
+        _write(arrays, path.resolve())
+    except TimeoutError:
+        # Orbax measures its time-outs by the machine's clock, which may have been set meanwhile. A
+        # disk that takes longer than they allow does so again.
+        shutil.rmtree(path, ignore_errors=True)
+        _write(arrays, path.resolve())
+
+
+def _write(arrays: dict[str, Any], path: Path) -> None:
+    """Write plain arrays as an orbax checkpoint.
+
+    Raises:
+        OSError: they can't be written; a TimeoutError where orbax waited for too long.
+    """
     with _orbax().StandardCheckpointer() as checkpointer:
         try:
-            checkpointer.save(path.resolve(), jax.device_get(_savable(weights)))
+            checkpointer.save(path, arrays)
             checkpointer.wait_until_finished()
         except ValueError as error:
             # On a full disk orbax raises the error of the library that writes for it.

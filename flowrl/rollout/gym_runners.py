@@ -106,12 +106,14 @@ class GymRunners(RunnersHandle):
         Of a runner that is lost or hangs there is None: when the run is resumed, it is a new one.
         """
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
-        # Their older calls end first.
+        # Their older calls end first, and are waited for until almost the same moment.
+        until = self.requests.now() + KEEP_SECONDS
         state = super().keep()
         state["_pending_versions"] = self._versions_of(state["requests"]["going"])
         # Where something is placed, arrays come as remote ones.
-        until, wait = self.requests.now() + KEEP_SECONDS, self.pool.wait
-        kept = [kept_result(each, wait, until - self.requests.now())[1] for each in runners]
+        kept = [
+            kept_result(each, self.pool.wait, until - self.requests.now())[1] for each in runners
+        ]
         return {**state, "runners": list(map(near, kept))}
 
     def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:

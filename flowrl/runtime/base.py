@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
 
-from flowrl.core.clock import AHEAD, EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent
+from flowrl.core.clock import EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent, ahead
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.keeping import Keeping
@@ -284,7 +284,7 @@ class Session(Keeping):
             self._keep_spans(name, (span.later(reading.ahead) for span in reading.spans))
         # Epochs are recorded from within compiled updates, outside of any process's clock.
         if EPOCHS:
-            epochs = (EPOCHS.popleft().later(AHEAD) for _ in range(len(EPOCHS)))
+            epochs = (EPOCHS.popleft().later(ahead()) for _ in range(len(EPOCHS)))
             self._keep_spans("within updates", epochs)
         return {name: reading.spent for name, reading in readings.items()}
 

@@ -23,8 +23,8 @@ class Slot:
         self.clock = Clock("waiting", began)
         self.clock.move(perf_counter() - began, "waiting", "start")
         self.restart_count = -1
-        self.idle = time.time()
-        """When its last call ended, in seconds since 1970."""
+        self.idle = perf_counter()
+        """When its last call ended, in seconds of `time.perf_counter`."""
         self.worker: Any = None
 
 
@@ -64,11 +64,11 @@ class Host:
             method: the method's name.
             args: its arguments.
         """
-        slot, now = self.slots[index], time.time()
+        slot = self.slots[index]
         # While the call was on its way the worker waited for its transfer, not for work. Clocks of
-        # machines differ, and one may be set back, so the way is taken to begin no sooner than the
-        # last call ended, and to last no less than 0 seconds.
-        on_its_way = max(now - max(sent_at, slot.idle), 0.0)
+        # machines differ, and one may be set meanwhile, so the way is taken to begin no sooner than
+        # the last call ended, and to last no less than 0 seconds.
+        on_its_way = min(max(time.time() - sent_at, 0.0), perf_counter() - slot.idle)
         slot.clock.move(on_its_way, "waiting", "transfer")
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
@@ -77,7 +77,7 @@ class Host:
                         self._renew(slot, index, restart_count)
                 return getattr(slot.worker, method)(*args)
         finally:
-            slot.idle = time.time()
+            slot.idle = perf_counter()
 
     def _renew(self, slot: Slot, index: int, restart_count: int) -> None:
         """Make a worker in the place of the one that there was."""

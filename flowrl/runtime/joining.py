@@ -1,4 +1,4 @@
-"""What is checked before Ray is joined or started, and how a failure to do so is worded.
+"""What is checked before Ray is joined or started, what it changes, and how a failure is worded.
 
 Where an address or a token is wrong, Ray itself tries for two minutes, prints a page of text or
 ends the process.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from flowrl.errors import RunError, SettingError
@@ -184,3 +187,16 @@ def saved_init(init: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(folder, str) or "://" in folder:
         return {}
     return {"runtime_env": {"working_dir": folder}}
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Put back this program's handler of SIGTERM, in whose place `ray.init` puts one that exits.
+
+    A job scheduler ends a program by SIGTERM, and a run that exits at once would not be saved.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    # Where the program has no handler of its own, Ray's lets it end its processes.
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)

@@ -23,7 +23,7 @@ from flowrl.errors import RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
-from flowrl.runtime import joining
+from flowrl.runtime import joining, sessions
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker
 from flowrl.runtime.homes import homes_of
@@ -328,17 +328,17 @@ def start(
             settings.setdefault("_system_config", {"max_direct_call_object_size": 2**20})
     try:
         # JAX warns of any fork, but Ray's children call exec at once.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), joining.sigterm_kept():
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             if where not in ("local", "auto"):
                 _ask_head(where)
-            ray.init(address=where, **settings)
+            joined: Any = ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
         raise RunError(
             f"Ray could not be {tried}: {joining.with_way_out(cause_of(error))}", graph
         ) from error
-    return ray.shutdown
+    return sessions.begun(joined.address_info, ray.shutdown) if where == "local" else ray.shutdown
 
 
 def _ask_head(where: str) -> None:
