@@ -408,7 +408,7 @@ def start(
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             if where not in ("local", "auto"):
                 _ask_head(where)
-            joined = ray.init(address=where, **settings)
+            joined: Any = ray.init(address=where, **settings)
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
         raise RunError(
