@@ -438,7 +438,7 @@ def test_a_process_that_is_stopped_comes_back_or_is_replaced_and_nothing_is_trai
 @pytest.mark.usefixtures("ray_up")
 def test_a_snapshot_does_not_wait_for_each_call_of_a_process_that_is_stopped(tmp_path, monkeypatch):
     for module in (requests, gym_runners):
-        monkeypatch.setattr(module, "KEEP_SECONDS", 2.0)
+        monkeypatch.setattr(module, "KEEP_SECONDS", 3.0)
     graph = wide(num_runners=4).set("sample.in_flight", 4)
     every = fl.Snapshots(every=3_600)
     with fl.run(graph, runtime=RAY, out=tmp_path / "run", snapshots=every) as run:
@@ -452,7 +452,7 @@ def test_a_snapshot_does_not_wait_for_each_call_of_a_process_that_is_stopped(tmp
         stopped.resume()
         next(run)
     assert list((tmp_path / "run/snapshots").glob("row-*1.json"))
-    assert took < 4 * 2.0
+    assert took < 3 * 3.0
 
 
 PRESSED = """
