@@ -109,22 +109,15 @@ class GymRunners(RunnersHandle):
         # Their older calls end first, and are waited for until almost the same moment.
         until = self.requests.now() + KEEP_SECONDS
         state = super().keep()
-        state["_pending_versions"] = self._versions_of(state["requests"]["going"])
+        # A call that failed, or hangs, is made again with the newest weights.
+        state["_pending_versions"] = self.requests.of_kept(
+            self._pending_versions, state["requests"]
+        )
         # Where something is placed, arrays come as remote ones.
         kept = [
             kept_result(each, self.pool.wait, until - self.requests.now())[1] for each in runners
         ]
         return {**state, "runners": list(map(near, kept))}
-
-    def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:
-        """Return, by runner, the policy versions of the calls that are kept."""
-        found: list[deque[Any]] = []
-        for runner, calls in enumerate(going):
-            # A call that failed, or hangs, is made again with the newest weights.
-            kept = {number for number, _ in calls}
-            both = zip(self._pending_versions[runner], self.requests.going[runner], strict=True)
-            found.append(deque(version for version, call in both if call.number in kept))
-        return found
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""

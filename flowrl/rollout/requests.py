@@ -89,10 +89,10 @@ def kept_result(future: Any, wait: Callable[..., int | None], seconds: float) ->
     Args:
         future: the result to come.
         wait: as `AsyncRequests` takes it.
-        seconds: how long to wait; a second where there are fewer left.
+        seconds: how long to wait; a tenth of a second where there is less left.
     """
     # Where it is there already nothing is waited for, nor any random number drawn.
-    if not isinstance(future, Done | Failed) and wait([future], max(seconds, 1.0)) is None:
+    if not isinstance(future, Done | Failed) and wait([future], max(seconds, 0.1)) is None:
         return False, None
     try:
         return True, future.result()
@@ -176,6 +176,20 @@ class AsyncRequests(Keeping):
             return [(number, result) for number, done, result in found if done]
 
         return {**super().keep(), "going": [results(requests) for requests in self.going]}
+
+    def of_kept(self, each: Sequence[Iterable[Any]], state: Any) -> list[deque[Any]]:
+        """Return, by worker, those of some values that are of calls that were kept.
+
+        Args:
+            each: by worker a value for each of its calls.
+            state: what `keep` returned.
+        """
+        found: list[deque[Any]] = []
+        for values, requests, calls in zip(each, self.going, state["going"], strict=True):
+            kept = {number for number, _ in calls}
+            both = zip(values, requests, strict=True)
+            found.append(deque(value for value, request in both if request.number in kept))
+        return found
 
     def take(self, state: Any) -> None:
         """Go on with results that are there already."""

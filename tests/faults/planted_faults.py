@@ -144,7 +144,7 @@ FAULTS = {
         "impala", Turns, "keep", "name: channel.items for", "name: type(channel.items)() for"
     ),
     "a snapshot keeps the versions of failed requests": Planted(
-        "impala", GymRunners, "_versions_of", "if call.number in kept", "if True"
+        "impala", AsyncRequests, "of_kept", "if request.number in kept", "if True"
     ),
 }
 """By what is wrong: the fault."""
