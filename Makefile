@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test check format docs dist learn bench faults pictures lock clean
+.PHONY: help run test faults check format docs dist learn bench pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -17,6 +17,9 @@ run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
 
 test: $(DEV) ## the tests, two at a time
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+faults: $(DEV) ## simulate 1,000 schedules of faults for each of ppo, impala and apex
+	$(BIN)/python tests/faults/run_schedules.py
 
 check: $(DEV) ## format, lint, types, layers, words, sizes, docstrings
 	$(BIN)/ruff format --check .
@@ -55,9 +58,6 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py
-
-faults: $(DEV) ## perform faults for real and print what each costs, for docs/faults.md
-	$(BIN)/python bench/faults.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py

@@ -1,4 +1,4 @@
-"""`make faults`: perform faults for real, and print what each of them costs, for docs/faults.md.
+"""Perform faults for real, and print what each of them costs, for docs/faults.md.
 
 ``python bench/faults.py sigterm stopped`` performs only these; without names all, which takes about
 ten minutes.

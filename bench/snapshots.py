@@ -1,4 +1,4 @@
-"""`make bench`: what a snapshot of a large replay costs, the first one and later ones.
+"""What snapshots cost: of a large replay the first one and later ones, and of a run its speed.
 
 Prints a table.
 """
@@ -10,7 +10,11 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -20,8 +24,10 @@ from flowrl.core.encoding import encoded
 from flowrl.core.items import Batch
 from flowrl.observe.snapshots import SnapshotWriter, newest_snapshot
 from flowrl.replay.ring import Ring
+from flowrl.running import Run
 
 SIZE, ENVS, TURNS = 1_000_000, 8, 3
+SECONDS = 65
 SHARE = 0.01
 """The share of the rows that changes between two snapshots."""
 
@@ -75,7 +81,7 @@ def measured(prioritized: bool) -> list[tuple[str, float, int, float, int]]:
                 ring.add(rollout(SIZE // ENVS, steps, random))
             before = size(writer.folder)
             began = time.perf_counter()
-            writer.write(row, 0, ring.keep)
+            writer.write(row, 0, lambda: nullcontext(ring.keep()))
             seconds = time.perf_counter() - began
             counted = Counted()
             packer = Packer(counted)  # type: ignore[arg-type]
@@ -94,8 +100,51 @@ def size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+def speed(name: str, snapshots: bool) -> tuple[float, float]:
+    """Steps per second of a run of a bit more than a minute, and the share that keeping took."""
+    spent, graph = [0.0], getattr(fl, name)("CartPole-v1")
+    original = {method: getattr(Run, method) for method in ("_keep", "_consider", "_keep_at_end")}
+
+    def timed(method: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            began = time.perf_counter()
+            original[method](*args)
+            # What one of them calls counts once.
+            spent[0] += time.perf_counter() - began if method != "_keep_at_end" else 0.0
+
+        return call
+
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, ExitStack() as last:
+        for method in original:
+            last.enter_context(patch.object(Run, method, timed(method)))
+        with fl.run(graph, out=Path(folder) / "run", snapshots=snapshots) as run:
+            first = next(run)
+            for row in run:
+                if row["seconds"] - first["seconds"] > SECONDS:
+                    break
+        seconds = row["seconds"] - first["seconds"]
+        return (row["env_steps"] - first["env_steps"]) / seconds, spent[0] / seconds
+
+
+def shares() -> None:
+    """Print what the default snapshots take of the speed of ppo and impala."""
+    print(f"Runs of {SECONDS} s on CartPole-v1 in one process, with default snapshots and without")
+    print("| graph | steps/s with | without | with / without | share of the time, measured |")
+    print("|---|---:|---:|---:|---:|")
+    for name in ("ppo", "impala"):
+        pairs = [(speed(name, True), speed(name, False)) for _ in range(TURNS)]
+        ratio = statistics.median(kept[0] / plain[0] for kept, plain in pairs)
+        kept, plain = (statistics.median(each[i][0] for each in pairs) for i in (0, 1))
+        share = statistics.median(kept[1] for kept, _ in pairs)
+        print(
+            f"| {name} | {kept:,.0f} | {plain:,.0f} | {ratio:.3f} | **{share:.2%}** |", flush=True
+        )
+
+
 def main() -> None:
-    print(f"A replay of {SIZE:,} rows of 4 numbers, {ENVS} environments, {os.cpu_count()} cores")
+    """Print the tables."""
+    shares()
+    print(f"\nA replay of {SIZE:,} rows of 4 numbers, {ENVS} environments, {os.cpu_count()} cores")
     print("| replay | snapshot | seconds | MB written | of them hashing | MB in all |")
     print("|---|---|---:|---:|---:|---:|")
     for kind in ("uniform", "prioritized"):

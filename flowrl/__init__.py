@@ -90,13 +90,13 @@ if TYPE_CHECKING:
     from flowrl.rollout.evaluation import Evaluation as Evaluation
     from flowrl.rollout.runners import Runners as Runners
     from flowrl.running import Run as Run
-    from flowrl.running import run as run
     from flowrl.runtime.local import LocalRuntime as LocalRuntime
     from flowrl.runtime.members import Sweep as Sweep
     from flowrl.runtime.placement import Actor as Actor
     from flowrl.runtime.ray import RayRuntime as RayRuntime
     from flowrl.runtime.xla import XlaRuntime as XlaRuntime
     from flowrl.seeding.runs import run_seeds as run_seeds
+    from flowrl.starting import run as run
     from flowrl.tuning.journal import Trial as Trial
     from flowrl.tuning.spaces import Choice as Choice
     from flowrl.tuning.spaces import LogUniform as LogUniform
@@ -147,7 +147,8 @@ _HOMES = {
     "rollout.evaluation": "Evaluation",
     "rollout.runners": "Runners",
     "resuming": "resume",
-    "running": "Run run",
+    "running": "Run",
+    "starting": "run",
     "runtime.local": "LocalRuntime",
     "runtime.members": "Sweep",
     "runtime.placement": "Actor",

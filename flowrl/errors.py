@@ -10,7 +10,8 @@
     ├── PolicyError             a network that does not fit its spaces
     ├── EnvError                an environment raised, or broke its declared spaces
     ├── NotFiniteError          NaN or infinity in a loss
-    ├── RunError                a runtime that can't start, or lost a process
+    ├── RunError                a runtime that can't start
+    │   └── LostError           a process that a run needs ended or hangs
     └── SaveError               a run or policy that can't be saved, verified or loaded
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "EnvError",
     "FlowrlError",
     "GraphError",
+    "LostError",
     "NotFiniteError",
     "PolicyError",
     "RunError",
@@ -120,7 +122,19 @@ class NotFiniteError(FlowrlError):
 
 
 class RunError(FlowrlError):
-    """A runtime can't start, or has lost a process that it needs."""
+    """A runtime can't start, or can't go on."""
+
+
+class LostError(RunError):
+    """A process that a run needs ended or hangs, or what it computed was lost with its node.
+
+    A run that makes snapshots goes on from the newest one.
+    """
+
+
+def lasting(error: FlowrlError) -> FlowrlError:
+    """Return an error that came again and again, which no snapshot helps against."""
+    return RunError(error.message, error.where) if isinstance(error, LostError) else error
 
 
 class SaveError(FlowrlError):

@@ -23,9 +23,16 @@ from flowrl.observe.initial import init_of
 from flowrl.observe.saver import UNREADABLE, Resumed
 from flowrl.observe.saving import MANIFEST, RunDir
 from flowrl.observe.sinks import columns
-from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, newest_snapshot
+from flowrl.observe.snapshots import (
+    FOLDER,
+    Snapshot,
+    Snapshots,
+    newest_snapshot,
+    packages,
+    start_of,
+)
 from flowrl.observe.tracing import Tracing
-from flowrl.run_arguments import as_runtime, check_arguments, checked_observers
+from flowrl.run_arguments import RUNTIMES, as_runtime, check_arguments, checked_observers
 from flowrl.running import Run
 from flowrl.runtime.base import Runtime
 
@@ -341,8 +348,13 @@ def runtime_for(given: str | Runtime | None, facts: Mapping[str, Any], root: Pat
     Raises:
         SettingError: a run can't go on in it.
     """
-    own = type(as_runtime(facts["runtime"]))
     if given is None:
+        if facts["runtime"] not in RUNTIMES:
+            raise SettingError(
+                f"{root} is a run of a runtime of your own, {facts['runtime']}; give it again: "
+                "fl.resume(path, runtime=...)"
+            )
+        own = type(as_runtime(facts["runtime"]))
         made: Runtime = own(**settings_of_runtime(dict(facts), root, own))
         return made
     other = as_runtime(given)
@@ -363,9 +375,7 @@ def _snapshot(root: Path, plan: Plan) -> tuple[Snapshot, list[str]]:
         SaveError: there is none any more, or all of them are damaged.
     """
     warnings: list[str] = []
-    packages = {_package(node.op) for node in plan.graph.nodes}
-    packages |= {_package(resource) for resource in plan.graph.resources.values()}
-    found = newest_snapshot(root, packages, warnings.append)
+    found = newest_snapshot(root, packages(plan.graph), warnings.append)
     if found is not None:
         return found, warnings
     if warnings:
@@ -378,11 +388,7 @@ def _snapshot(root: Path, plan: Plan) -> tuple[Snapshot, list[str]]:
             f"new directory: flowrl run {root}"
         )
     text = "it was ended before its first snapshot, and begins again"
-    return Snapshot(root / FOLDER, 0, 0, "", "", None), [text]
-
-
-def _package(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
+    return start_of(root), [text]
 
 
 def _rows(root: Path, snapshot: Snapshot) -> tuple[Row, ...]:

@@ -1,11 +1,11 @@
-"""`fl.run`: open a graph in a runtime, return its Rows, stop at a goal, save."""
+"""`Run`: a graph that is open in a runtime: its Rows, until a goal, and what is saved of it."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ import jax
 from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.core.garbage import rarely_collected
-from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
-from flowrl.errors import GraphError
+from flowrl.core.texts import plural
+from flowrl.errors import GraphError, LostError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import LearnerHandle
@@ -28,105 +28,22 @@ from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.initial import Init, beginning
 from flowrl.observe.learned import learner_of, policy_of
-from flowrl.observe.record import Record
 from flowrl.observe.saver import Results, Resumed, Saver, first_files
 from flowrl.observe.saving import RunDir
-from flowrl.observe.snapshots import Snapshots
+from flowrl.observe.snapshots import Snapshots, packages
 from flowrl.observe.trace import Trace
 from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.ops.report import Report
 from flowrl.rl.policies import Weights
 from flowrl.rollout.runners import Runners
-from flowrl.run_arguments import (
-    as_runtime,
-    check_arguments,
-    checked_init,
-    checked_observers,
-    checked_snapshots,
-    recorder_of,
-)
 from flowrl.runtime.audit import Audit
 from flowrl.runtime.base import Runtime
 from flowrl.runtime.closing import interrupts_wait, noting
 from flowrl.runtime.members import MemberRows
 
-
-def run(
-    graph: Graph | Plan,
-    *,
-    runtime: str | Runtime = "local",
-    seed: int = 0,
-    steps: int | None = None,
-    until: Callable[[Row], bool] | None = None,
-    out: str | Path | None = None,
-    observers: Iterable[Observer] = (),
-    trace: str | Path | None = None,
-    otlp: str | None = None,
-    record: bool | Record = False,
-    snapshots: bool | Snapshots = True,
-    init: str | Path | TrainedPolicy | Init | None = None,
-) -> Run:
-    """Start a run of a graph, and return it: iterate over it for its rows of results.
-
-    Use it as a context manager, so that everything is shut down.
-
-    Args:
-        graph: graph or plan to run; a graph is compiled first.
-        runtime: ``local`` (default), ``ray``, ``xla``, or a value such as ``fl.RayRuntime()``.
-        seed: seed of every random number in the run, from 0 to 2**32 - 1 (default 0).
-        steps: number of environment steps: the run ends with the first row that reaches it; None:
-            no limit (default None).
-        until: function of a row: the run ends with the first row of which it is true; None: no goal
-            (default None).
-        out: new directory for rows, graph, plan and policy, written as the run goes and when it is
-            closed; None: nothing is written (default None).
-        observers: objects that are called with the run's events, such as `Csv` (default none).
-            Where none takes warnings, these go to the logger ``flowrl``.
-        trace: new file for what every process did and when, of the last part of the run; None: no
-            file (default None). Perfetto opens it; if its name ends in ``.svg``, it is a picture of
-            a stretch of it.
-        otlp: address of a collector of OpenTelemetry that receives the same, such as
-            ``http://localhost:4318``; None: nothing is sent (default None).
-        record: whether updates are kept in `out`, so that `flowrl rerun` can run them again and
-            `flowrl why` can report their batches; True: `fl.Record()` (default False).
-        snapshots: how often all that lasts is kept in `out`, so that `flowrl resume` can go on from
-            there; True: `fl.Snapshots()`, once a minute and at the end (default True). With them
-            the best policy so far is kept.
-        init: directory of a saved run, or a policy, with whose weights the learner begins, and so
-            its target network and its runners; `fl.Init` takes a part of them. None: its own first
-            weights (default None).
-
-    Raises:
-        CheckError: the graph is faulty; nothing was started.
-        SettingError: an argument can't be taken.
-        RunError: the runtime can't start.
-        SaveError: `out` or the file of `trace` exists already.
-
-    >>> import flowrl as fl
-    >>> graph = fl.ppo("CartPole-v1", fl.PPOSettings(batch_size=256, rollout_length=32))
-    >>> with fl.run(graph, steps=512) as run:
-    ...     updates = [row["updates"] for row in run]
-    >>> updates
-    [1, 2, 3]
-    """
-    forbid_while_importing()
-    check_arguments(graph, seed, steps, until)
-    plan = graph if isinstance(graph, Plan) else graph.compile()
-    checked = checked_observers(observers)
-    recorder = recorder_of(record, out, seed)
-    return Run(
-        plan,
-        as_runtime(runtime),
-        seed,
-        steps,
-        until,
-        out,
-        checked if recorder is None else (*checked, recorder),
-        Tracing(trace, otlp) if trace or otlp else None,
-        checked_snapshots(snapshots, plan),
-        init=checked_init(init, plan),
-    )
+LOSSES = 3
+"""So many losses of a process without a row more than at the first of them end a run."""
 
 
 class Run:
@@ -163,7 +80,7 @@ class Run:
         self._about = partial(about, plan, runtime, seed, steps, until, started, snapshots, noted)
         # What goes on has weights of its own.
         goes_on = resumed is not None and resumed.rows
-        begin = None if init is None or goes_on else beginning(init)
+        self._begin = None if init is None or goes_on else beginning(init)
         saver = None if out is None else Saver(out, plan, self._about(), snapshots, resumed)
         self._resumed = resumed
         """What it goes on from; None for a new run."""
@@ -177,21 +94,22 @@ class Run:
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
         self._saver, self._tracing = saver, tracing
+        self._runtime, self._seed = runtime, seed
+        self._losses: deque[int] = deque(maxlen=LOSSES)
+        """The rows that there were when a process was lost, of the newest losses."""
         self._stream = Stream((*(saver.observers if saver else ()), *_with_warnings(observers)))
         self._warned_of_cut = False
         """Whether there was a warning that evaluated episodes were cut."""
         self._results: Results | None = None
         """What can be asked for after the end."""
-        self._open(runtime, seed, begin)
+        self._open()
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan, self.profile))
         # Its process may have been killed after its last row, and before it was saved.
         if self.rows and self._note_goal(self.rows[-1]):
             self._end(self._goal, None)
 
-    def _open(
-        self, runtime: Runtime, seed: int, begin: Callable[[LearnerHandle], None] | None
-    ) -> None:
+    def _open(self) -> None:
         """Open the session, then the directory, which is not made for a run that can't start."""
         try:
             if self._saver is not None and self._saver.warning:
@@ -200,7 +118,7 @@ class Run:
                 if isinstance(resource, Runners) and (advice := resource.advice()):
                     self._stream.emit(Warned(f"{name}: {advice}"))
             with rarely_collected():
-                self._session = runtime.open(self.plan, seed, self._stream)
+                self._session = self._runtime.open(self.plan, self._seed, self._stream)
         except BaseException as error:
             self.reason = "failed"
             if self._tracing is not None:
@@ -212,8 +130,8 @@ class Run:
             self._session.steps = self._steps
             if self._resumed is not None and self._resumed.rows:
                 self._take(self._resumed.snapshot.state)
-            if begin is not None:
-                self._session.change(learner_of(self.graph)[0], begin)
+            if self._begin is not None:
+                self._session.change(learner_of(self.graph)[0], self._begin)
             if self._saver is not None:
                 self._saver.open(self._profiles)
         except BaseException as error:
@@ -235,9 +153,7 @@ class Run:
         if self.reason is not None:
             raise StopIteration
         try:
-            # Until the first row most functions are traced.
-            with nullcontext() if self.rows else rarely_collected():
-                row = next(self._iterator)
+            row = self._next_row()
             self._add_row(row)
             self._note_goal(row)
         except BaseException as error:
@@ -249,6 +165,48 @@ class Run:
         elif not self._session.pending_rows:
             self._keep()
         return row
+
+    def _next_row(self) -> Row:
+        """Return the next row; from the newest snapshot on, if a process is lost meanwhile."""
+        while True:
+            # Until the first row most functions are traced.
+            try:
+                with nullcontext() if self.rows else rarely_collected():
+                    return next(self._iterator)
+            except LostError as error:
+                if self._saver is None or self._saver.snapshots is None or self._loses_again():
+                    raise
+                self._go_back(error, self._saver)
+
+    def _loses_again(self) -> bool:
+        """Note a loss, and return whether a run comes no further between its losses."""
+        self._losses.append(len(self.rows))
+        return len(self._losses) == LOSSES and self._losses[0] >= max(self._losses)
+
+    def _go_back(self, error: LostError, saver: Saver) -> None:
+        """Open the session again with what the newest snapshot holds; its rows come again.
+
+        Raises:
+            FlowrlError: it can't be opened again.
+        """
+        for end in (self._session.rest, self._session.close):
+            noting(error, end)()
+        snapshot = saver.go_back(packages(self.graph), self.warn)
+        steps = int(self.rows[snapshot.row - 1]["env_steps"]) if snapshot.row else 0
+        again = len(self.rows) - snapshot.row
+        self.warn(
+            f"{error}; the run goes on from row {snapshot.row:,}, {steps:,} steps, its newest "
+            f"snapshot, and makes the {again:,} {plural(again, 'row')} after it again"
+        )
+        del self.rows[snapshot.row :]
+        self._considered = snapshot.row
+        self._session = self._runtime.open(self.plan, self._seed, self._stream)
+        self._session.steps = self._steps
+        if snapshot.row:
+            self._take(snapshot.state)
+        elif self._begin is not None:
+            self._session.change(learner_of(self.graph)[0], self._begin)
+        self._iterator = iter(self._session)
 
     def _note_goal(self, row: Row) -> bool:
         """Note which goal a row reaches, and return whether one was reached."""
@@ -266,7 +224,7 @@ class Run:
         """Write a snapshot if one is due."""
         if self._saver is None or not self._session.between_rounds:
             return
-        if warning := self._saver.keep(len(self.rows), self._session.keep, at_end):
+        if warning := self._saver.keep(len(self.rows), self._session.kept, at_end):
             self.warn(warning)
 
     def _keep_at_end(self) -> None:

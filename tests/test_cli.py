@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -253,7 +254,7 @@ def test_a_network_in_a_file_is_loaded_by_the_command_that_the_run_prints(flowrl
         )
     )
     _, _, err = flowrl("run", "netfile.py:g", "--steps", "20", "--out", "nf")
-    assert err.rstrip().endswith("eval nf --import netfile.py")
+    assert re.search(r"last +\S*flowrl eval nf --import netfile.py\n", err)
     assert "allow it with --import netfile" in flowrl("eval", "nf")[2]
     assert flowrl("eval", "nf", "--episodes", "1", "--import", "netfile.py")[0] == 0
     del sys.modules["netfile"]
@@ -300,7 +301,7 @@ def test_environments_of_a_file_are_named_by_it_and_another_one_may_play(flowrl,
     )
     _, _, err = flowrl("run", "arcade.py:p", "--steps", "20", "--out", "p")
     assert (
-        err.rstrip().endswith("eval p --import arcade.py")
+        re.search(r"last +\S*flowrl eval p --import arcade.py\n", err)
         and "of Short"
         in Path("p/plan.txt").read_text() + flowrl("plan", "p", "--import", "arcade.py")[1]
     )
@@ -347,7 +348,7 @@ def test_what_is_imported_for_an_id_is_named_where_a_run_ends_and_reaches_every_
         "--out",
         "c",
     )
-    assert err.rstrip().endswith("eval c --import json --import sub/clocks.py")
+    assert re.search(r"last +\S*flowrl eval c --import json --import sub/clocks.py\n", err)
     args = parser().parse_args(["run", "pg", *words, "--runtime", "ray", "--working-dir", "sub"])
     import_named(args)
     runtime = runtime_of(args)

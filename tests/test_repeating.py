@@ -139,7 +139,7 @@ def test_where_things_run_on_ray_is_said_on_the_command_line_and_in_a_saved_run_
     # What is given takes the place of what was saved.
     saved = noted(runtime)
     args = parser().parse_args(["run", "somewhere", "--runtime", "ray", "--address", "auto"])
-    args.imports, args.runtime_settings = (), settings_of_runtime(saved, "somewhere")
+    args.imports, args.runtime_settings = (), settings_of_runtime(saved, "somewhere", fl.RayRuntime)
     assert runtime_of(args) == dataclasses.replace(runtime, address="auto")
 
 
@@ -150,7 +150,7 @@ def test_a_saved_run_notes_no_secret_of_its_runtime_and_names_what_it_leaves_out
     runtime = fl.RayRuntime(place={"learner": actor}, init=init)
     saved = noted(runtime)
     assert "secret" not in str(saved) and saved["runtime_left_out"] == ["place", "init"]
-    assert settings_of_runtime(saved, "x") == {
+    assert settings_of_runtime(saved, "x", fl.RayRuntime) == {
         "place": {"learner": fl.Actor(gpus=1, options={"num_cpus": 2})},
         "init": {"runtime_env": {"working_dir": "."}},
     }

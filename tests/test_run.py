@@ -75,6 +75,8 @@ def test_a_runs_directory_holds_what_it_should(saved):
         "command.txt",
         "run.json",
         "policy",
+        "best",
+        "snapshots",
         "manifest.json",
     }
     rows = [json.loads(line) for line in (path / "rows.jsonl").read_text().splitlines()]

@@ -60,7 +60,7 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
         _share_cores(args.seeds)
     from flowrl.observe.goal import parse_until
     from flowrl.observe.sinks import columns
-    from flowrl.running import run as start
+    from flowrl.starting import run as start
 
     graph, about = graph_of(args)
     planned = graph.compile()

@@ -23,8 +23,9 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.values import to_text
 from flowrl.observe import looking
 from flowrl.observe.progress import number as shown
-from flowrl.running import Run, run
+from flowrl.running import Run
 from flowrl.runtime.base import Session
+from flowrl.starting import run
 
 
 class Unwind(BaseException):

@@ -184,9 +184,10 @@ class Turns(Keeping, ABC):
 
     def take(self, state: Any) -> None:
         """Go on with the states and items that were kept, once all resources have taken theirs."""
-        # A run of another runtime has no order of turns to go on with.
-        own = super().keep()
-        super().take({name: state.get(name, own[name]) for name in self.lasting})
+        own = {name: state[name] for name in self.lasting if name in state}
+        # Where another runtime gave the turns, in its own way, there is nothing to go on from.
+        if len(own) == len(self.lasting):
+            super().take(own)
         for loop, states in zip(self.loops, state["states"], strict=True):
             loop.states = states
         for name, channel in self.channels.items():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +20,19 @@ from flowrl.graph import values
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
 from flowrl.observe import about
-from flowrl.observe.best import best_of
+from flowrl.observe.best import Best, best_of
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import RunDir, check_free, failure, save_policy, to_json
 from flowrl.observe.sinks import EventLog
-from flowrl.observe.snapshots import FOLDER, Snapshot, Snapshots, SnapshotWriter
+from flowrl.observe.snapshots import (
+    FOLDER,
+    Kept,
+    Snapshot,
+    Snapshots,
+    SnapshotWriter,
+    newest_snapshot,
+    start_of,
+)
 from flowrl.observe.trained import TrainedPolicy
 
 UNREADABLE = "# This text can't be read back: "
@@ -147,12 +156,12 @@ class Saver:
             self.folder = self.resumed.folder
         self.log.open(self.path)
 
-    def keep(self, rows: int, state: Callable[[], Any], at_end: bool = False) -> str:
+    def keep(self, rows: int, state: Kept, at_end: bool = False) -> str:
         """Write a snapshot if one is due, and return a warning if it can't be written.
 
         Args:
             rows: the rows until now.
-            state: returns what lasts of the run.
+            state: returns a context with what lasts of the run, in which this stays as it is.
             at_end: whether the run ends, so that one is due unless there is one of this row.
         """
         writer, best = self.snapshots, self.best
@@ -167,8 +176,7 @@ class Saver:
             if best is not None:
                 best.write(save_policy)
             if writer is not None:
-                kept = None if best is None else best.keep()
-                writer.write(rows, self.folder.rows_bytes, lambda: {**state(), "best": kept})
+                writer.write(rows, self.folder.rows_bytes, partial(_with_best, state, best))
         except EncodingError as error:
             self.snapshots = None
             return f"this run can't be resumed: {error.message}"
@@ -178,6 +186,32 @@ class Saver:
                 "resumed from an older one if there is one"
             )
         return ""
+
+    def go_back(self, allow: Collection[str], warn: Callable[[str], None]) -> Snapshot:
+        """Go back to the newest good snapshot of this run, and return it.
+
+        It is that of the beginning where there is none.
+
+        Args:
+            allow: packages whose classes may be made, beside flowrl.
+            warn: is called with a text for each newer one that is not good.
+
+        Raises:
+            SaveError: there are only damaged ones.
+        """
+        warnings: list[str] = []
+        found = newest_snapshot(self.path, allow, warnings.append)
+        for text in warnings:
+            warn(text)
+        if found is None and warnings:
+            raise SaveError(f"{self.path} has no good snapshot: {'; '.join(warnings)}")
+        found = found or start_of(self.path)
+        if self.folder is not None:
+            self.folder.cut(found.rows_bytes)
+        if self.snapshots is not None:
+            self.snapshots.newest_row = found.row
+        self.written = found.row
+        return found
 
     def __call__(self, event: RowClosed) -> None:
         """Write a row, and a profile now and then."""
@@ -208,9 +242,11 @@ class Saver:
             SaveError: it can't be written.
         """
         self.log.close()
-        if self.folder is None or results is None:
+        if self.folder is None:
             return
         try:
+            if results is None:
+                return
             if self.best is not None:
                 self.best.write(save_policy)
             files = results.reports() | (failure(error) if error is not None else {})
@@ -222,6 +258,15 @@ class Saver:
             self.folder.finish(results.policy, files)
         except OSError as problem:
             raise SaveError(f"{self.path} could not be saved: {problem}") from problem
+        finally:
+            self.folder.close()
+
+
+@contextmanager
+def _with_best(state: Kept, best: Best | None) -> Iterator[Any]:
+    """Yield what lasts of a run, and of its best policy."""
+    with state() as kept:
+        yield {**kept, "best": None if best is None else best.keep()}
 
 
 def first_files(plan: Plan) -> tuple[dict[str, str], str]:

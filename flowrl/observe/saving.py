@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,13 @@ class RunDir:
         for name, draft in drafts.items():
             draft.replace(self.path / name)
         (self.path / FAILURE).unlink(missing_ok=True)
+        self.cut(rows_bytes)
+
+    def cut(self, rows_bytes: int) -> None:
+        """Remove the rows that came after these bytes of ``rows.jsonl``."""
+        self._rows.flush()
         self._rows.truncate(rows_bytes)
+        self._rows.seek(rows_bytes)
 
     def close(self) -> None:
         """Write nothing more, and let other processes resume the run."""
@@ -171,19 +177,19 @@ class RunDir:
             policy: what was trained; None if there is nothing.
             files: text files by name.
         """
-        self._rows.flush()
-        for name, text in files.items():
-            self.put(name, text)
-        if policy is not None:
-            # That of an earlier part of the run stays until the new one is whole.
-            draft = self.path / "policy.draft"
-            shutil.rmtree(draft, ignore_errors=True)
-            save_policy(policy, draft)
-            shutil.rmtree(self.path / "policy", ignore_errors=True)
-            draft.replace(self.path / "policy")
-        seal(self.path)
-        # The lock ends with this file, so nobody resumes a run that is still being saved.
-        self.close()
+        # The lock ends with the file of the rows, so nobody resumes a run that is being saved.
+        with closing(self):
+            self._rows.flush()
+            for name, text in files.items():
+                self.put(name, text)
+            if policy is not None:
+                # That of an earlier part of the run stays until the new one is whole.
+                draft = self.path / "policy.draft"
+                shutil.rmtree(draft, ignore_errors=True)
+                save_policy(policy, draft)
+                shutil.rmtree(self.path / "policy", ignore_errors=True)
+                draft.replace(self.path / "policy")
+            seal(self.path)
 
 
 def check_free(path: str | Path) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -18,6 +18,7 @@ import flowrl
 from flowrl.core.blocks import DRAFT, Blocks, Packer, Unpacker, open_regular, sync, write_whole
 from flowrl.core.encoding import EncodingError, decoded, encoded, whole
 from flowrl.errors import SaveError, SettingError
+from flowrl.graph.graph import Graph
 
 FOLDER = "snapshots"
 """The folder in a run's directory. The manifest leaves it out: its files have their own sums."""
@@ -27,6 +28,10 @@ FORMAT = 1
 """The number of the format, which rises when older versions could not read what is written."""
 MOST_TEXT = 1 << 28
 """The most bytes of a snapshot's JSON."""
+
+
+Kept = Callable[[], AbstractContextManager[Any]]
+"""A function that returns a context with what lasts, in which this stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +124,13 @@ class SnapshotWriter:
         """Return whether enough time has passed since the last one."""
         return time.monotonic() - self.last >= self.settings.every
 
-    def write(self, row: int, rows_bytes: int, keep: Callable[[], Any]) -> None:
+    def write(self, row: int, rows_bytes: int, state: Kept) -> None:
         """Write a snapshot, and remove those that are too many.
 
         Args:
             row: the rows until now.
             rows_bytes: the size of ``rows.jsonl``.
-            keep: returns what lasts.
+            state: returns a context with what lasts, in which this stays as it is.
 
         Raises:
             EncodingError: something can't be kept.
@@ -141,16 +146,17 @@ class SnapshotWriter:
             if _row_of(file) > self.newest_row:
                 file.unlink(missing_ok=True)
         try:
-            self._write(row, rows_bytes, keep)
+            self._write(row, rows_bytes, state)
         finally:
             # After a failure, too: what was written in vain would keep the disk full.
             self._remove_old()
         self.last = time.monotonic()
 
-    def _write(self, row: int, rows_bytes: int, keep: Callable[[], Any]) -> None:
+    def _write(self, row: int, rows_bytes: int, state: Kept) -> None:
         """Write the blocks, then what names them, then what names that; each waits for the disk."""
         packer = Packer(self.blocks)
-        state = encoded(keep(), packer.put)
+        with state() as kept:
+            text_of_state = encoded(kept, packer.put)
         small = packer.end()
         sync(self.blocks.folder)
         facts = {
@@ -160,7 +166,7 @@ class SnapshotWriter:
             **self.texts,
             "small": small,
             "blocks": packer.sizes,
-            "state": state,
+            "state": text_of_state,
         }
         text = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode()
         if len(text) > MOST_TEXT:
@@ -299,6 +305,17 @@ def read_snapshot(file: Path, allow: Collection[str] = ()) -> Snapshot:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a graph that is no text")
         return Snapshot(file, found["row"], found["rows_bytes"], *texts, state)
+
+
+def packages(graph: Graph) -> set[str]:
+    """Return the packages whose classes a graph is made of, which its snapshots may hold."""
+    parts = [node.op for node in graph.nodes] + [*graph.resources.values()]
+    return {type(part).__module__.partition(".")[0] for part in parts}
+
+
+def start_of(path: Path) -> Snapshot:
+    """Return what stands for a snapshot of the start of a run, which has no row and no state."""
+    return Snapshot(path / FOLDER, 0, 0, "", "", None)
 
 
 def newest_snapshot(

@@ -17,7 +17,7 @@ from flowrl.core.events import Restarted
 from flowrl.core.items import Batch
 from flowrl.core.texts import in_bytes, plural
 from flowrl.core.workers import Done
-from flowrl.errors import GraphError, RunError, SaveError, SettingError
+from flowrl.errors import GraphError, RunError, SaveError, SettingError, lasting
 from flowrl.graph.protocols import Future, Site
 from flowrl.replay.handle import ReplayHandle, Stock
 from flowrl.replay.shards import (
@@ -121,9 +121,31 @@ class HostReplay(ReplayHandle):
         # All that was sent arrives first, and what was asked for is waited for.
         self.stock()
         rings = [self.pool.submit(shard, "keep") for shard in range(len(self.pool))]
-        asked = {reader: _answered(requests) for reader, requests in self.requests.items()}
-        rows = [ring.result() for ring in rings]
+        asked = {reader: self._answered(requests) for reader, requests in self.requests.items()}
+        rows = [self._rows(shard, ring) for shard, ring in enumerate(rings)]
         return {**super().keep(), "requests": asked, "rings": rows}
+
+    def _answered(self, requests: Iterable[_Request]) -> list[tuple[int, int, Batch]]:
+        """Return the batches that were asked for, with shard and restart count of each.
+
+        A batch of a shard that was lost is left out: another one is asked for in its place.
+        """
+        answers = [(each, self._result(each)) for each in requests]
+        return [
+            (each.shard, each.restart_count, batch) for each, batch in answers if batch is not None
+        ]
+
+    def _rows(self, shard: int, call: Future) -> Any:
+        """Return what a shard keeps, which is nothing if it was lost and restarted meanwhile."""
+        while True:
+            try:
+                return call.result()
+            except RunError as error:
+                with self.locks[shard]:
+                    # If what was asked of it was lost too, it is a new one already.
+                    if self.pool.current(call):
+                        self._restart(shard, error, call)
+                call = self.pool.submit(shard, "keep")
 
     def take(self, state: Any) -> None:
         """Go on with what was kept; the shards must be as many as then."""
@@ -220,7 +242,7 @@ class HostReplay(ReplayHandle):
             RunError: `error`, once it was restarted as many times in a row as it may be.
         """
         if self.failures[shard] >= self.spec.restarts:
-            raise error
+            raise lasting(error)
         self.failures[shard] += 1
         self.restart_counts[shard] += 1
         self.sending[shard].clear()
@@ -355,11 +377,6 @@ class HostReplay(ReplayHandle):
                 f"the last one because: {self.last_failure}; "
                 f"{self.lost_stock.lost:,} steps were lost"
             )
-
-
-def _answered(requests: Iterable[_Request]) -> list[tuple[int, int, Batch]]:
-    """Return the batches that were asked for, with shard and restart count of each."""
-    return [(each.shard, each.restart_count, each.future.result()) for each in requests]
 
 
 def _requests(answered: Iterable[tuple[int, int, Batch]]) -> deque[_Request]:

@@ -21,7 +21,7 @@ from flowrl.core.items import Batch
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
-from flowrl.errors import EnvError, FlowrlError, GraphError, RunError
+from flowrl.errors import EnvError, FlowrlError, GraphError, RunError, lasting
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Site
 from flowrl.rl.policies import Weights, network
@@ -107,11 +107,24 @@ class GymRunners(RunnersHandle):
         """
         runners = [self.pool.submit(i, "keep") for i in range(self.spec.num_runners)]
         # Their older calls end first, and are waited for until almost the same moment.
-        deadline = time.monotonic() + KEEP_SECONDS + 1.0
+        until = self.requests.now() + KEEP_SECONDS
         state = super().keep()
-        kept = [kept_result(runner, self.pool.wait, deadline)[1] for runner in runners]
+        state["_pending_versions"] = self._versions_of(state["requests"]["going"])
         # Where something is placed, arrays come as remote ones.
-        return {**state, "runners": [near(each) for each in kept]}
+        kept = [
+            kept_result(each, self.pool.wait, until - self.requests.now())[1] for each in runners
+        ]
+        return {**state, "runners": list(map(near, kept))}
+
+    def _versions_of(self, going: list[list[tuple[int, Any]]]) -> list[deque[Any]]:
+        """Return, by runner, the policy versions of the calls that are kept."""
+        found: list[deque[Any]] = []
+        for runner, calls in enumerate(going):
+            # A call that failed, or hangs, is made again with the newest weights.
+            kept = {number for number, _ in calls}
+            both = zip(self._pending_versions[runner], self.requests.going[runner], strict=True)
+            found.append(deque(version for version, call in both if call.number in kept))
+        return found
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""
@@ -123,10 +136,6 @@ class GymRunners(RunnersHandle):
             calls.append(self.pool.submit(runner, verb, what))
         for call in calls:
             call.result()
-        # A call that had failed is made again.
-        for versions, going in zip(self._pending_versions, self.requests.going, strict=True):
-            while len(versions) > len(going):
-                versions.pop()
 
     def clocks(self) -> dict[str, Reading]:
         """Return the clock readings of the workers, by worker."""
@@ -395,7 +404,7 @@ class GymRunners(RunnersHandle):
             if restarts:
                 times = f"{restarts} {plural(restarts, 'time')}"
                 error.message += f"; it was restarted {times} in a row, and failed again"
-            raise error
+            raise lasting(error)
         self._restarts_in_a_row[runner] += 1
         if restarts:
             self._is_closing.wait(0.1 * 2**restarts)

@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -16,8 +17,7 @@ from flowrl.core.workers import Done, Failed
 from flowrl.graph.protocols import Future
 
 KEEP_SECONDS = 30.0
-"""How long a snapshot waits for calls to end, all of them together. What hangs for longer is left
-out of it."""
+"""How long a snapshot waits for all calls to end. What hangs for longer is left out of it."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,20 @@ class Request:
         restart_count: how often the worker had been restarted when it was called.
         number: the index of the call among all calls, from 1 on.
         future: the result to come.
+        succeeded: function that is called once there is a result that is no error.
     """
 
     worker: int
     restart_count: int
     number: int
     future: Future
+    succeeded: Callable[[], None] = field(repr=False, compare=False)
 
     def result(self) -> Any:
         """Wait for the result, then return it or raise what the call raised."""
-        return self.future.result()
+        value = self.future.result()
+        self.succeeded()
+        return value
 
 
 class LateError(TimeoutError):
@@ -79,19 +83,17 @@ def whom_to_ask(
     return calls if math.isinf(most) else calls[: int(most)]
 
 
-def kept_result(future: Any, wait: Callable[..., int | None], deadline: float) -> tuple[bool, Any]:
-    """Return whether a call has a result until a deadline, and the result.
+def kept_result(future: Any, wait: Callable[..., int | None], seconds: float) -> tuple[bool, Any]:
+    """Return whether a call has a result within so many seconds, and the result.
 
     Args:
         future: the result to come.
         wait: as `AsyncRequests` takes it.
-        deadline: until when, in seconds of `time.monotonic`.
+        seconds: how long to wait; a second where there are fewer left.
     """
     # Where it is there already nothing is waited for, nor any random number drawn.
-    if not isinstance(future, Done | Failed):
-        seconds_left = max(0.0, deadline - time.monotonic())
-        if wait([future], seconds_left) is None:
-            return False, None
+    if not isinstance(future, Done | Failed) and wait([future], max(seconds, 1.0)) is None:
+        return False, None
     try:
         return True, future.result()
     except Exception:  # noqa: BLE001 - its caller finds the error once it asks for the result
@@ -111,6 +113,8 @@ class AsyncRequests(Keeping):
             many seconds (None: no limit); None where none is.
         count: number of workers.
         in_flight: calls to each worker at the same time (default 1).
+        now: function that returns the time in seconds, by which time-outs are counted (default
+            `time.monotonic`).
 
     >>> from flowrl.core.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
@@ -121,7 +125,7 @@ class AsyncRequests(Keeping):
 
     lasting = ("in_flight", "going", "restart_counts", "last", "issued")
     # Times and patience begin again.
-    remade = ("submit", "wait", "since", "patience", "before_other", "_call_lock")
+    remade = ("submit", "wait", "now", "since", "patience", "before_other", "_call_lock")
 
     def __init__(
         self,
@@ -129,19 +133,21 @@ class AsyncRequests(Keeping):
         wait: Callable[[Sequence[Future], float | None], int | None],
         count: int,
         in_flight: int = 1,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.submit = submit
         self.wait = wait
+        self.now = now
         self.in_flight = in_flight
         self.going: list[deque[Request]] = [deque() for _ in range(count)]
         """By worker: the calls without a result, the oldest first."""
         self.since = [0.0] * count
-        """By worker: when it could begin with its oldest call, in seconds of `time.monotonic`."""
+        """By worker: when it could begin with its oldest call, in seconds of `now`."""
         self.patience = [1] * count
         """By worker: the factor by which a time-out is multiplied.
 
         It doubles with each restart, for a new worker must start first, which takes longer on a
-        busy machine, and is 1 again after a result.
+        busy machine, and is 1 again after a result that is no error.
         """
         self.restart_counts = [0] * count
         """By worker: how often it was restarted."""
@@ -160,10 +166,13 @@ class AsyncRequests(Keeping):
 
         A call that failed, or hangs, is left out: it is made again.
         """
-        deadline = time.monotonic() + KEEP_SECONDS
+        # All of them together have this time, however many hang.
+        until = self.now() + KEEP_SECONDS
 
         def results(requests: Iterable[Request]) -> list[tuple[int, Any]]:
-            found = [(r.number, *kept_result(r.future, self.wait, deadline)) for r in requests]
+            found = [
+                (r.number, *kept_result(r.future, self.wait, until - self.now())) for r in requests
+            ]
             return [(number, result) for number, done, result in found if done]
 
         return {**super().keep(), "going": [results(requests) for requests in self.going]}
@@ -173,8 +182,7 @@ class AsyncRequests(Keeping):
         super().take(state)
         self.going = [deque[Request]() for _ in self.restart_counts]
         for worker, (requests, calls) in enumerate(zip(self.going, state["going"], strict=True)):
-            count = self.restart_counts[worker]
-            requests += [Request(worker, count, number, Done(result)) for number, result in calls]
+            requests += [self._request(worker, number, Done(result)) for number, result in calls]
 
     def __len__(self) -> int:
         """Return the number of calls that have no result yet."""
@@ -204,10 +212,18 @@ class AsyncRequests(Keeping):
             self.last[worker] = self.issued
             # A worker with other calls can begin with this one only after them: see `next`.
             if not self.going[worker]:
-                self.since[worker] = time.monotonic()
-            self.going[worker].append(
-                Request(worker, self.restart_counts[worker], self.issued, self.submit(worker))
-            )
+                self.since[worker] = self.now()
+            self.going[worker].append(self._request(worker, self.issued, self.submit(worker)))
+
+    def _request(self, worker: int, number: int, future: Future) -> Request:
+        """Return a call to a worker, whose result ends a series of restarts."""
+        count = self.restart_counts[worker]
+        return Request(worker, count, number, future, partial(self._succeeded, worker, count))
+
+    def _succeeded(self, worker: int, restart_count: int) -> None:
+        """Give a worker the plain time-out again, unless it was restarted since."""
+        if self.restart_counts[worker] == restart_count:
+            self.patience[worker] = 1
 
     def give_other(self, worker: int, submit: Callable[[], Future]) -> Future:
         """Give a worker other work than these calls, from any thread.
@@ -224,7 +240,7 @@ class AsyncRequests(Keeping):
 
     def end_other(self, worker: int) -> None:
         """Count the time of a worker's oldest call from now on, for its other work is over."""
-        self.since[worker] = time.monotonic()
+        self.since[worker] = self.now()
         self.before_other[worker] = None
 
     def next(self, timeout: float | None = None) -> Request:
@@ -251,8 +267,7 @@ class AsyncRequests(Keeping):
         )
         worker = oldest[self._first_done(oldest, timeout)].worker
         # From now on the worker can work on its next call, if there is one.
-        self.since[worker] = time.monotonic()
-        self.patience[worker] = 1
+        self.since[worker] = self.now()
         return self.going[worker].popleft()
 
     def _first_done(self, oldest: Sequence[Request], timeout: float | None) -> int:
@@ -266,7 +281,7 @@ class AsyncRequests(Keeping):
             deadlines = [self._deadline(request, timeout) for request in oldest]
             most_urgent = min(range(len(oldest)), key=deadlines.__getitem__)
             deadline, request = deadlines[most_urgent], oldest[most_urgent]
-            seconds_left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            seconds_left = None if timeout is None else max(0.0, deadline - self.now())
             with WAITING:
                 found = self.wait(futures, seconds_left)
             if found is not None:
@@ -277,11 +292,11 @@ class AsyncRequests(Keeping):
                 raise LateError(request.worker, waited)
 
     def _deadline(self, request: Request, timeout: float | None) -> float:
-        """Return when the oldest call to a worker is late, in seconds of `time.monotonic`."""
+        """Return when the oldest call to a worker is late, in seconds of `now`."""
         worker = request.worker
         last_before = self.before_other[worker]
         waits = last_before is not None and request.number > last_before
-        since = time.monotonic() if waits else self.since[worker]
+        since = self.now() if waits else self.since[worker]
         return since + (timeout or 0.0) * self.patience[worker]
 
     def replace(self, worker: int) -> list[Request]:

@@ -205,16 +205,17 @@ class Session(Keeping):
         self.turns.change(lambda: work(self.place.handles[name]))
 
     def keep(self) -> Any:
-        """Return all that lasts of the run, to be encoded before it goes on.
+        """Return all that lasts of the run. No stage is in a pass."""
+        return {"place": self.place.keep(), "turns": self.turns.keep(), "rows": self.rows.keep()}
+
+    @contextmanager
+    def kept(self) -> Iterator[Any]:
+        """Yield all that lasts of the run, which stays as it is meanwhile, to be encoded.
 
         A run is kept between two rounds, and never after an error within one.
         """
         with self.turns.still():
-            return {
-                "place": self.place.keep(),
-                "turns": self.turns.keep(),
-                "rows": self.rows.keep(),
-            }
+            yield self.keep()
 
     def take(self, state: Any) -> None:
         """Go on from what was kept of a run of the same plan, before the first round.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +13,20 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
-from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
 from flowrl.core.workers import Done
-from flowrl.errors import FlowrlError, RunError, SettingError
+from flowrl.errors import RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
 from flowrl.runtime import joining, sessions
 from flowrl.runtime.base import Session, check_positive
-from flowrl.runtime.driver import compilation_cache, context, for_worker, missing, way_out
-from flowrl.runtime.homes import Stored, fill, homes_of
+from flowrl.runtime.driver import compilation_cache, context, for_worker
+from flowrl.runtime.homes import homes_of
 from flowrl.runtime.host import Host
 from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import (
@@ -41,6 +39,7 @@ from flowrl.runtime.placement import (
     requested_amounts,
     saved_place,
 )
+from flowrl.runtime.ray_calls import Pending, PendingKept, PendingPacked, cause_of
 from flowrl.runtime.threads import Threads
 
 PROCESSES_PER_CORE = 2
@@ -48,81 +47,6 @@ PROCESSES_PER_CORE = 2
 a process runs Python code at a time; more of them only take longer to start."""
 CLOSING_SECONDS = 5.0
 """How long an actor may take to close its environments before it is ended."""
-
-
-class Pending:
-    """The result of a call to a worker in an actor."""
-
-    def __init__(self, ref: Any, label: str, actor: Any) -> None:
-        self.ref = ref
-        self.label = label
-        self.actor = actor
-
-    def result(self) -> Any:
-        """Wait for the result and return it.
-
-        Raises:
-            RunError: the actor's process ended, or the result was lost with its node.
-            SettingError: the actor's node has no module that is needed there.
-        """
-        try:
-            return ray.get(self.ref)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if (lacking := _lacking(cause)) is not None:
-                raise SettingError(f"{self.label}: {lacking}") from None
-            if not isinstance(cause, FlowrlError):
-                cause.add_note(f"in {self.label}:\n{error}")
-            raise cause from None
-        except ray.exceptions.RayActorError as error:
-            if (lacking := _lacking(error)) is not None:
-                raise SettingError(f"{self.label}: {lacking}") from None
-            raise RunError(f"{self.label}'s process ended: {_cause(error)}") from None
-        except ray.exceptions.RayError as error:  # such as a result that was lost with its node
-            raise RunError(f"{self.label} gave nothing: {_cause(error)}") from None
-
-    def wait(self) -> None:
-        """Wait until the result is there, and leave it there."""
-        ray.wait([self.ref], fetch_local=False)
-
-    def done(self) -> bool:
-        """Return whether the result is there."""
-        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
-
-
-class PendingPacked(Pending):
-    """The result of a call whose large arrays stay in the object store."""
-
-    def __init__(self, refs: Sequence[Any], label: str, actor: Any) -> None:
-        super().__init__(refs[0], label, actor)
-        self.arrays = Stored(Pending(refs[1], label, actor))
-
-    def result(self) -> Any:
-        """Wait for the result and return it, with remote arrays in the place of large ones."""
-        return fill(super().result(), self.arrays)
-
-
-def _cause(error: Exception) -> str:
-    """Return what of Ray's long texts names the fault."""
-    # As a text, an error of authentication is followed by a page of advice.
-    text = error.message if isinstance(error, AuthenticationError) else str(error)
-    return joining.fault_in(text) or type(error).__name__
-
-
-def _lacking(error: BaseException) -> str | None:
-    """Return which module a node lacks and the way out, if the error came from that; else None."""
-    module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
-    if (
-        module is None
-        and isinstance(error, ray.exceptions.RayError)
-        and (found := re.search(r"No module named '([\w.]+)'", str(error)))
-    ):
-        # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl.
-        module = found[1]
-    if module is None:
-        return None
-    text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
-    return f"{text}; {way_out(module)}"
 
 
 class RayWorkers:
@@ -357,7 +281,7 @@ class RayActor:
 
     def submit(self, method: str, *args: Any) -> Pending:
         """Call a method of the keeper, and return its pending result."""
-        return Pending(getattr(self.actor, method).remote(*args), self.name, self.actor)
+        return PendingKept(getattr(self.actor, method).remote(*args), self.name, self.actor)
 
     def clock(self) -> Reading:
         """Return its seconds by kind of work, or an empty reading if it does not answer in time."""
@@ -412,7 +336,7 @@ def start(
     except Exception as error:
         tried = "started" if where == "local" else f"joined at {where}"
         raise RunError(
-            f"Ray could not be {tried}: {joining.with_way_out(_cause(error))}", graph
+            f"Ray could not be {tried}: {joining.with_way_out(cause_of(error))}", graph
         ) from error
     return sessions.begun(joined.address_info, ray.shutdown) if where == "local" else ray.shutdown
 

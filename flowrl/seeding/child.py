@@ -30,8 +30,9 @@ from flowrl.observe.saving import to_json
 from flowrl.observe.sinks import sink
 from flowrl.resuming import resume
 from flowrl.run_arguments import as_runtime
-from flowrl.running import Run, run
+from flowrl.running import Run
 from flowrl.runtime.driver import DriverContext
+from flowrl.starting import run
 
 Send = Callable[..., None]
 """A function that writes a message."""

@@ -40,12 +40,12 @@ from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.resuming import row_of
 from flowrl.run_arguments import as_runtime, check_arguments, checked_init, checked_snapshots
-from flowrl.running import run
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
 from flowrl.runtime.members import SEEDS
 from flowrl.seeding.child import Job, Work
 from flowrl.seeding.noted import note_seeds
+from flowrl.starting import run
 
 
 def run_seeds(

@@ -11,9 +11,9 @@ from flowrl.core.events import Tap, Warned
 from flowrl.core.items import Row
 from flowrl.errors import EnvError, NotFiniteError, SettingError, described
 from flowrl.rollout.runners import Runners
-from flowrl.running import run
 from flowrl.runtime.members import Sweep, differing_numbers, numbers_at
 from flowrl.runtime.xla import XlaRuntime
+from flowrl.starting import run
 from flowrl.tuning.journal import Trial
 from flowrl.tuning.trial import NO_NUMBER, Job
 from flowrl.tuning.trials import Trials

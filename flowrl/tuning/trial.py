@@ -18,8 +18,9 @@ from flowrl.errors import FlowrlError
 from flowrl.graph.graph import Graph
 from flowrl.observe import about
 from flowrl.observe.saving import FAILURE, MANIFEST
-from flowrl.running import Run, run
+from flowrl.running import Run
 from flowrl.runtime.base import Runtime
+from flowrl.starting import run
 from flowrl.tuning.journal import STUDY, Options, Trial
 from flowrl.tuning.spaces import Point, Space, values_of
 

@@ -234,7 +234,7 @@ def test_a_resumed_run_remembers_the_best_and_forgets_one_of_a_future_that_was_g
             assert (resumed.rows[-1]["row"], best_score(copy).row) == (last, row)
             if last == row - 1:
                 # A row that never comes gives up what the first run had found.
-                resumed._saver.keep(last, resumed._session.keep, at_end=True)
+                resumed._saver.keep(last, resumed._session.kept, at_end=True)
                 assert best_score(copy).row == early
                 assert equal(load(copy).weights, after[early - 1])
             next(resumed)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def write(path, row, state, writer=None, **settings):
     settings = Snapshots(every=0, **settings)
     if writer is None:
         writer = SnapshotWriter(settings, path, "graph", "plan", row - 1)
-    writer.write(row, 10 * row, lambda: state)
+    writer.write(row, 10 * row, lambda: nullcontext(state))
     return writer
 
 
@@ -366,7 +367,7 @@ def test_a_future_that_was_given_up_is_removed_before_anything_could_repair_it(
     monkeypatch.setattr(writer, "_remove_old", lambda: None)
     monkeypatch.setattr(snapshots, "sync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        writer.write(4, 0, lambda: [state[2], state[3]])
+        writer.write(4, 0, lambda: nullcontext([state[2], state[3]]))
     assert newest(tmp_path)[0] == 1
 
 
@@ -403,7 +404,7 @@ def test_what_cant_be_kept_leaves_what_is_there(tmp_path):
     writer = write(tmp_path, 1, {"x": np.full(20_000, 1)})
     before = digest(tmp_path)
     with pytest.raises(EncodingError, match=r"y is a set, which can't be kept"):
-        writer.write(2, 20, lambda: {"x": np.full(20_000, 2), "y": {1}})
+        writer.write(2, 20, lambda: nullcontext({"x": np.full(20_000, 2), "y": {1}}))
     assert digest(tmp_path) == before
     assert newest(tmp_path) == (1, [])
 
@@ -418,6 +419,7 @@ def test_more_text_than_can_be_read_back_is_refused(tmp_path, monkeypatch):
 
 WRITING = """
 import os, sys
+from contextlib import nullcontext
 from pathlib import Path
 import numpy as np
 from flowrl.observe.snapshots import Snapshots, SnapshotWriter, newest_snapshot
@@ -433,7 +435,7 @@ def work(path):
     writer = SnapshotWriter(Snapshots(every=0, keep=2), path, "graph", "plan", row)
     while True:
         row += 1
-        writer.write(row, 10 * row, lambda: state(row))
+        writer.write(row, 10 * row, lambda: nullcontext(state(row)))
         os.write(1, b"row %d\\n" % row)
 
 for line in sys.stdin:

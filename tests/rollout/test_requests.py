@@ -2,11 +2,11 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
 import flowrl as fl
+from flowrl.core.workers import Done, Failed
 from flowrl.rollout.requests import LateError
 
 
@@ -117,15 +117,16 @@ def test_who_was_not_asked_for_the_longest_time_is_asked_first():
     assert [call.worker for call in calls.made[4:]] == [1, 2]
 
 
-def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch):
+def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin():
     now, patience = [0.0], []
-    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def wait(futures, timeout):
         patience.append(timeout)
         return 0
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
+    requests = fl.extend.AsyncRequests(
+        Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0]
+    )
     requests.fill()
     for now[0] in (1.0, 5.0):
         requests.next(timeout=6.0)
@@ -135,9 +136,8 @@ def test_a_worker_has_as_long_for_each_call_from_when_it_could_begin(monkeypatch
     assert patience == [5.0, 2.0, 4.0]
 
 
-def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over(monkeypatch):
+def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over():
     now, patience = [0.0], []
-    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def wait(futures, timeout):
         patience.append(timeout)
@@ -145,7 +145,7 @@ def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over(monkeyp
         if now[0] == 24.0:
             requests.end_other(0)
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1)
+    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, now=lambda: now[0])
     requests.give_other(0, lambda: "an evaluation")
     requests.fill()
     with pytest.raises(fl.extend.LateError, match="worker 0 gave nothing for 6 s"):
@@ -153,15 +153,16 @@ def test_a_call_that_waits_for_other_work_is_not_late_until_that_is_over(monkeyp
     assert patience == [6.0] * 5 and now == [30.0]
 
 
-def test_a_call_before_other_work_is_late_all_the_same(monkeypatch):
+def test_a_call_before_other_work_is_late_all_the_same():
     now, results = [0.0], iter([0, None])
-    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def wait(futures, timeout):
         now[0] += 5.0
         return next(results)
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, in_flight=2)
+    requests = fl.extend.AsyncRequests(
+        Calls().submit, wait, count=1, in_flight=2, now=lambda: now[0]
+    )
     requests.fill()
     requests.give_other(0, lambda: "an evaluation")
     requests.next(timeout=6.0)
@@ -169,17 +170,14 @@ def test_a_call_before_other_work_is_late_all_the_same(monkeypatch):
         requests.next(timeout=6.0)
 
 
-def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_start_first(
-    monkeypatch,
-):
-    monkeypatch.setattr("flowrl.rollout.requests.time", SimpleNamespace(monotonic=lambda: 0.0))
+def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_start_first():
     patience, results = [], iter([None, None, 0, 0])
 
     def wait(futures, timeout):
         patience.append(timeout)
         return next(results)
 
-    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1)
+    requests = fl.extend.AsyncRequests(Calls().submit, wait, count=1, now=lambda: 0.0)
     for seconds in (6, 12):
         requests.fill()
         with pytest.raises(fl.extend.LateError, match=f"worker 0 gave nothing for {seconds} s"):
@@ -187,5 +185,27 @@ def test_a_worker_has_twice_as_long_after_each_restart_in_a_row_for_it_must_star
         requests.replace(0)
     for _ in range(2):
         requests.fill()
-        requests.next(timeout=6.0)
+        requests.next(timeout=6.0).result()
     assert patience == [6.0, 12.0, 24.0, 6.0]
+
+
+def test_only_a_result_that_is_no_error_ends_the_longer_time_outs_of_a_restarted_worker():
+    patience, futures = [], iter([Failed(OSError("gone")), Done(1), Done(2), Done(3)])
+
+    def wait(_, timeout):
+        patience.append(timeout)
+        return 0
+
+    requests = fl.extend.AsyncRequests(
+        lambda _: next(futures), wait, count=1, in_flight=2, now=lambda: 0.0
+    )
+    requests.fill()
+    with pytest.raises(OSError, match="gone"):
+        requests.next(timeout=6.0).result()
+    requests.replace(0)
+    requests.fill()
+    late = requests.next(timeout=6.0)
+    requests.replace(0)
+    # What was sent before the second restart says nothing about the new worker.
+    late.result()
+    assert patience == [6.0, 12.0] and requests.patience == [4]

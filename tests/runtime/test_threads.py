@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import ClassVar
 
 import pytest
@@ -26,11 +27,14 @@ class Makes(fl.extend.Stateless):
 
     def __init__(self, fails=None):
         self.fails, self.made, self.within = fails, 0, False
+        self.may_fail = Event()
+        self.may_fail.set()
 
     def step(self, state, item, ctx):
         self.within = True
         time.sleep(0.002)  # so that another thread finds it at work
         if self.made == self.fails:
+            self.may_fail.wait()
             raise ZeroDivisionError("no more")
         self.made += 1
         yield self.made
@@ -109,8 +113,11 @@ def test_what_ends_another_stage_is_raised_where_rows_are_waited_for():
 
 def test_an_error_that_nobody_waited_for_becomes_one_warning():
     warnings = []
-    turns = threads(Makes(fails=1), Stream([Tap(warnings.append, Warned)]))
+    makes = Makes(fails=1)
+    makes.may_fail.clear()
+    turns = threads(makes, Stream([Tap(warnings.append, Warned)]))
     turns.wait()
+    makes.may_fail.set()
     turns.threads[0].join()
     turns.close()
     turns.close()

@@ -1,0 +1,132 @@
+"""Calls to Ray's actors: their results, and what it means when there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from flowrl.errors import FlowrlError, LostError, SettingError
+from flowrl.runtime import joining
+from flowrl.runtime.driver import missing, way_out
+from flowrl.runtime.homes import Stored, fill
+
+PROCESSES_PER_CORE = 2
+"""Processes of runners per core. In fewer of them runners wait for one another, since one thread of
+a process runs Python code at a time; more of them only take longer to start."""
+CLOSING_SECONDS = 5.0
+"""How long an actor may take to close its environments before it is ended."""
+
+ASKING_SECONDS = 10.0
+"""How long a keeper's process may take for a call before it is asked whether it is still there."""
+HUNG_SECONDS = 60.0
+"""How long it may take to answer that."""
+
+
+class Pending:
+    """The result of a call to a worker in an actor."""
+
+    def __init__(self, ref: Any, label: str, actor: Any) -> None:
+        self.ref = ref
+        self.label = label
+        self.actor = actor
+
+    def result(self) -> Any:
+        """Wait for the result and return it.
+
+        Raises:
+            LostError: the actor's process ended, or the result was lost with its node.
+            SettingError: the actor's node has no module that is needed there.
+        """
+        try:
+            return ray.get(self.ref)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if (lacking := _lacking(cause)) is not None:
+                raise SettingError(f"{self.label}: {lacking}") from None
+            if not isinstance(cause, FlowrlError):
+                cause.add_note(f"in {self.label}:\n{error}")
+            raise cause from None
+        except ray.exceptions.RayActorError as error:
+            if (lacking := _lacking(error)) is not None:
+                raise SettingError(f"{self.label}: {lacking}") from None
+            raise LostError(f"{self.label}'s process ended: {cause_of(error)}") from None
+        except ray.exceptions.RayError as error:  # such as a result that was lost with its node
+            raise LostError(f"{self.label} gave nothing: {cause_of(error)}") from None
+
+    def wait(self) -> None:
+        """Wait until the result is there, and leave it there."""
+        ray.wait([self.ref], fetch_local=False)
+
+    def done(self) -> bool:
+        """Return whether the result is there."""
+        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
+
+
+class PendingKept(Pending):
+    """The result of a call to a keeper, whose process answers while it works if it does not hang.
+
+    A function that never ends in a process that answers is waited for without an end.
+    """
+
+    def result(self) -> Any:
+        """Wait for the result and return it.
+
+        Raises:
+            LostError: as of `Pending`, or the process has not answered for `HUNG_SECONDS`.
+        """
+        self.wait()
+        return super().result()
+
+    def wait(self) -> None:
+        """Wait until the result is there, and leave it there.
+
+        Raises:
+            LostError: the process has not answered for `HUNG_SECONDS`.
+        """
+        while not ray.wait([self.ref], timeout=ASKING_SECONDS, fetch_local=False)[0]:
+            answer = self.actor.spent.options(concurrency_group="aside").remote()
+            # Both come from one process, so the result may be what comes first.
+            if not ray.wait([self.ref, answer], timeout=HUNG_SECONDS, fetch_local=False)[0]:
+                raise LostError(
+                    f"{self.label}'s process has not answered for {HUNG_SECONDS:g} s: it hangs, or "
+                    "was stopped"
+                )
+
+
+class PendingPacked(Pending):
+    """The result of a call whose large arrays stay in the object store."""
+
+    def __init__(self, refs: Sequence[Any], label: str, actor: Any) -> None:
+        super().__init__(refs[0], label, actor)
+        self.arrays = Stored(Pending(refs[1], label, actor))
+
+    def result(self) -> Any:
+        """Wait for the result and return it, with remote arrays in the place of large ones."""
+        return fill(super().result(), self.arrays)
+
+
+def cause_of(error: Exception) -> str:
+    """Return what of Ray's long texts names the fault."""
+    # As a text, an error of authentication is followed by a page of advice.
+    text = error.message if isinstance(error, AuthenticationError) else str(error)
+    return joining.fault_in(text) or type(error).__name__
+
+
+def _lacking(error: BaseException) -> str | None:
+    """Return which module a node lacks and the way out, if the error came from that; else None."""
+    module = error.facts.get("module") if isinstance(error, FlowrlError) else missing(error)
+    if (
+        module is None
+        and isinstance(error, ray.exceptions.RayError)
+        and (found := re.search(r"No module named '([\w.]+)'", str(error)))
+    ):
+        # Ray itself could not read what it was sent: an argument, or the actor, which needs flowrl.
+        module = found[1]
+    if module is None:
+        return None
+    text = error.message if isinstance(error, FlowrlError) else f"its node has no module '{module}'"
+    return f"{text}; {way_out(module)}"
