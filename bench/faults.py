@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import psutil
 
 import flowrl as fl
-from flowrl.core.events import Ended, Restarted, RowClosed
+from flowrl.core.events import Ended, Restarted, RowClosed, Tap, Warned
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -218,6 +219,67 @@ def seeds() -> None:
     say("the driver is killed", "--seeds 2", f"{seconds:.1f} s", f"{saved} of 2 seeds are saved")
 
 
+def learner() -> None:
+    """Kill the process of a placed learner, then stop it, where a snapshot is made each second."""
+    runtime = fl.RayRuntime(place={"learner": fl.Actor()})
+    for name, fault in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+        warned: list[str] = []
+        tap = Tap(lambda event, to=warned: to.append(event.text), Warned)
+        with tempfile.TemporaryDirectory() as folder:
+            how = {"out": f"{folder}/run", "snapshots": fl.Snapshots(every=1), "observers": [tap]}
+            with fl.run(fl.impala("CartPole-v1"), runtime=runtime, **how) as run:
+                row = [next(run) for _ in range(8)][-1]
+                home = run._session.place.sites["learner"].homes[0]
+                os.kill(home.call(own_pid, (np.ones(1),)), fault)
+                began = time.monotonic()
+                # Rows that were closed already come first.
+                while not warned:
+                    last, row = row, next(run)
+                seconds = time.monotonic() - began
+                lost = last["env_steps"] - run.rows[-2]["env_steps"]
+            assert run.audit().closed
+        say(
+            f"the learner's actor is {name}",
+            "ray, a snapshot a second",
+            f"the next row {seconds:.1f} s later",
+            f"{lost:,.0f} steps in rows that are made again",
+        )
+
+
+def own_pid(_: Any) -> int:
+    return os.getpid()
+
+
+def node() -> None:
+    """Kill a node of a cluster of two, with one of two processes of runners."""
+    warnings.simplefilter("ignore")  # of Ray's own test cluster
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        runtime = fl.RayRuntime(address=cluster.address, processes=2)
+        with fl.run(fl.impala("CartPole-v1", num_runners=4), runtime=runtime) as run:
+            rows = [next(run) for _ in range(5)]
+            cluster.remove_node(second, allow_graceful=False)
+            began, waits = time.monotonic(), []
+            while rows[-1].get("restarts", 0) < 2:
+                before = time.monotonic()
+                rows.append(next(run))
+                waits.append(time.monotonic() - before)
+            seconds = time.monotonic() - began
+        assert run.audit().closed
+    finally:
+        cluster.shutdown()
+    say(
+        "a node with half of the runners is killed",
+        "ray",
+        f"its runners are replaced after {seconds:.1f} s; no row took longer than "
+        f"{max(waits):.1f} s",
+        f"{rows[-1]['lost_steps']:,.0f} steps lost",
+    )
+
+
 def long() -> None:
     """Count files, threads and memory over many updates, in this process and on Ray."""
     for name, runtime, updates in (
@@ -281,7 +343,10 @@ def say(*cells: str) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
-FAULTS = {each.__name__: each for each in (sigterm, sink, stopped, hog, driver, seeds, long)}
+FAULTS = {
+    each.__name__: each
+    for each in (sigterm, sink, stopped, hog, driver, seeds, learner, node, long)
+}
 
 if __name__ == "__main__":
     for chosen in sys.argv[1:] or FAULTS:

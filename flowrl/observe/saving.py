@@ -36,6 +36,8 @@ MANIFEST = "manifest.json"
 """The file that lists all others of a run's directory with their sizes and SHA-256 sums."""
 FAILURE = "failure.json"
 """The file that holds the error that ended a run."""
+FORMAT = 1
+"""The format of saved policies. Every version loads those of all versions before it."""
 RECORDS = "records"
 """The folder of recorded updates."""
 WHICH = ("last", "best")
@@ -289,7 +291,8 @@ def policy_text(policy: TrainedPolicy) -> str:
     if len(saved) < len(made):
         saved = {**unknown, **saved, "env": "None"}
     facts = {"policy": _strict_text(policy.policy), "action_values": policy.action_values}
-    return json.dumps({**facts, **saved, "spaces": json.loads(policy.spaces.json)}, indent=1) + "\n"
+    facts = {"format": FORMAT, **facts, **saved, "spaces": json.loads(policy.spaces.json)}
+    return json.dumps(facts, indent=1) + "\n"
 
 
 def _strict_text(value: Any) -> str:
@@ -337,7 +340,7 @@ def load(
         SettingError: `env` has other spaces than the policy, or `which` is neither of the two.
     """
     folder = policy_folder(Path(path), which)
-    saved = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+    saved = _read_policy(folder / "policy.json")
 
     def value(name: str) -> Any:
         source = f"{folder / 'policy.json'}, {name}"
@@ -354,6 +357,21 @@ def load(
     made = value("env") if env is None else env
     action_values = saved.get("action_values", False)
     return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, action_values)
+
+
+def _read_policy(file: Path) -> dict[str, Any]:
+    """Return what a policy's file says beside its weights.
+
+    Raises:
+        SaveError: it is of a format that is not known here.
+    """
+    saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if saved.get("format") not in range(1, FORMAT + 1):
+        raise SaveError(
+            f"{file} has format {saved.get('format')}, and this version of flowrl reads 1 to "
+            f"{FORMAT}; load it with the version that saved it"
+        )
+    return saved
 
 
 def policy_folder(root: Path, which: str = "last") -> Path:
