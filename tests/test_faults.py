@@ -355,9 +355,13 @@ def first_to_go(process):
 
 
 def hosts():
-    """The processes of runners."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "ray::Host" in " ".join(process.cmdline())]
+    """The processes of runners, without those that have ended."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "ray::Host" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 class InFlight:
