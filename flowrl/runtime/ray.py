@@ -19,7 +19,7 @@ from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
 from flowrl.core.workers import Done
-from flowrl.errors import RunError, SettingError
+from flowrl.errors import LostError, RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
@@ -211,6 +211,8 @@ def _nodes_by_core() -> list[str]:
 def _node_of(process: int) -> NodeAffinitySchedulingStrategy:
     """Return where to start a process, by its number."""
     nodes = _nodes_by_core()
+    if not nodes:
+        raise LostError("Ray has no node left")
     return NodeAffinitySchedulingStrategy(nodes[process % len(nodes)], soft=False)
 
 
