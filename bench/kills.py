@@ -59,9 +59,9 @@ def impala(env: str = "CartPole-v1") -> fl.Graph:
     return fl.impala(env, policy=MLP, **SMALL, report_every=2)
 
 
-def appo() -> fl.Graph:
+def appo(env: str = "CartPole-v1") -> fl.Graph:
     """APPO, which has a target network."""
-    return fl.appo("CartPole-v1", policy=MLP, **SMALL, report_every=2)
+    return fl.appo(env, policy=MLP, **SMALL, report_every=2)
 
 
 def dqn(env: str = "CartPole-v1") -> fl.Graph:
@@ -70,15 +70,15 @@ def dqn(env: str = "CartPole-v1") -> fl.Graph:
     return fl.dqn(env, policy=QNET, **Q, **more, report_every=4)
 
 
-def sac() -> fl.Graph:
+def sac(env: str = "Pendulum-v1") -> fl.Graph:
     """SAC on Pendulum."""
     more = {"batch_size": 16, "rollout_length": 4, "updates_per_step": 0.1}
-    return fl.sac("Pendulum-v1", policy=SAC, **Q, **more, report_every=4)
+    return fl.sac(env, policy=SAC, **Q, **more, report_every=4)
 
 
-def apex() -> fl.Graph:
+def apex(env: str = "CartPole-v1") -> fl.Graph:
     """Ape-X, whose replay has shards."""
-    return fl.apex("CartPole-v1", policy=QNET, **Q, batch_size=16, rollout_length=4, report_every=4)
+    return fl.apex(env, policy=QNET, **Q, batch_size=16, rollout_length=4, report_every=4)
 
 
 def frames() -> fl.Graph:
@@ -118,6 +118,31 @@ def jax_dqn() -> fl.Graph:
     return dqn(GYMNAX)
 
 
+def jax_a2c() -> fl.Graph:
+    """A2C over an environment in JAX."""
+    return fl.a2c(GYMNAX, policy=MLP, **SMALL)
+
+
+def jax_pg() -> fl.Graph:
+    """The policy gradient over an environment in JAX."""
+    return fl.pg(GYMNAX, policy=MLP, **SMALL)
+
+
+def jax_appo() -> fl.Graph:
+    """APPO over an environment in JAX."""
+    return appo(GYMNAX)
+
+
+def jax_sac() -> fl.Graph:
+    """SAC over an environment in JAX."""
+    return sac("gymnax:Pendulum-v1")
+
+
+def jax_apex() -> fl.Graph:
+    """Ape-X over an environment in JAX."""
+    return apex(GYMNAX)
+
+
 RESUME = ("resume", "--import", "gymnasium")
 XLA = ("--runtime", "xla")
 CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
@@ -127,16 +152,21 @@ CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "impala": ("impala", 25_000, ()),
     "appo": ("appo", 25_000, ()),
     "dqn": ("dqn", 4_000, ()),
-    "sac": ("sac", 5_000, ()),
+    "sac": ("sac", 6_500, ()),
     "apex": ("apex", 1_500, ()),
     "frames": ("frames", 8_000, ()),
     "recurrent": ("recurrent", 10_000, ()),
     "normalized": ("normalized", 8_000, ()),
     "mixed": ("mixed", 20_000, ()),
     "seeds": ("ppo", 4_000, ("--seeds", "2")),
-    "xla ppo": ("jax_ppo", 150_000, XLA),
+    "xla ppo": ("jax_ppo", 250_000, XLA),
     "xla impala": ("jax_impala", 60_000, XLA),
     "xla dqn": ("jax_dqn", 12_000, XLA),
+    "xla a2c": ("jax_a2c", 350_000, XLA),
+    "xla pg": ("jax_pg", 700_000, XLA),
+    "xla appo": ("jax_appo", 400_000, XLA),
+    "xla sac": ("jax_sac", 400_000, XLA),
+    "xla apex": ("jax_apex", 50_000, XLA),
     "xla seeds": ("jax_ppo", 60_000, (*XLA, "--seeds", "2")),
 }
 """By case: the function of its graph, its steps and more options of `flowrl run`."""
