@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 
-.PHONY: help run test faults check format docs dist learn bench pictures lock clean
+.PHONY: help run test system faults check format docs dist learn bench pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -15,8 +15,11 @@ help: ## this list
 run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
 	$(BIN)/flowrl run ppo --env CartPole-v1 --until 'return_mean>=475' --steps 500_000
 
-test: $(DEV) ## the tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(DEV) ## the tests but those of whole systems, two at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not system'
+
+system: $(DEV) ## the tests of whole systems: processes that are killed and stopped, clusters, signals
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m system
 
 faults: $(DEV) ## simulate 1,000 schedules of faults for each of ppo, impala and apex
 	$(BIN)/python tests/faults/run_schedules.py

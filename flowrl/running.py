@@ -153,30 +153,49 @@ class Run:
         if self.reason is not None:
             raise StopIteration
         try:
-            row = self._next_row()
-            self._add_row(row)
-            self._note_goal(row)
+            row = self._kept_row()
         except BaseException as error:
             self._end(_reason_of(error), error)
             raise
         # A program closes several rows at once: the run ends with the last of them.
         if self._goal and not self._session.pending_rows:
             self._end(self._goal, None)
-        elif not self._session.pending_rows:
-            self._keep()
         return row
 
-    def _next_row(self) -> Row:
-        """Return the next row; from the newest snapshot on, if a process is lost meanwhile."""
+    def _kept_row(self) -> Row:
+        """Return the next row, once the snapshot that is due after it is written.
+
+        If a process is lost meanwhile, the run goes on from the newest snapshot.
+        """
         while True:
-            # Until the first row most functions are traced.
             try:
+                # Until the first row most functions are traced.
                 with nullcontext() if self.rows else rarely_collected():
-                    return next(self._iterator)
+                    row = next(self._iterator)
+                self._add_row(row)
+                if not (self._note_goal(row) or self._session.pending_rows):
+                    self._keep()
             except LostError as error:
-                if self._saver is None or self._saver.snapshots is None or self._loses_again():
-                    raise
-                self._go_back(error, self._saver)
+                self._recover(error)
+            else:
+                return row
+
+    def _recover(self, error: LostError) -> None:
+        """Go back to the newest snapshot, again if a process is lost on the way there.
+
+        Raises:
+            LostError: there are no snapshots, or the run comes no further between its losses.
+        """
+        lost: LostError | None = error
+        while lost is not None:
+            if self._saver is None or self._saver.snapshots is None or self._loses_again():
+                raise lost
+            try:
+                self._go_back(lost, self._saver)
+            except LostError as again:
+                lost = again
+            else:
+                lost = None
 
     def _loses_again(self) -> bool:
         """Note a loss, and return whether a run comes no further between its losses."""
@@ -204,8 +223,11 @@ class Run:
         self._session.steps = self._steps
         if snapshot.row:
             self._take(snapshot.state)
-        elif self._begin is not None:
-            self._session.change(learner_of(self.graph)[0], self._begin)
+        else:
+            if saver.best is not None:
+                saver.best.take(None, self._policy_with)
+            if self._begin is not None:
+                self._session.change(learner_of(self.graph)[0], self._begin)
         self._iterator = iter(self._session)
 
     def _note_goal(self, row: Row) -> bool:

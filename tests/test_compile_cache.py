@@ -45,6 +45,7 @@ def entries(folder):
     return sorted(path for path in Path(folder).rglob("*-cache") if path.is_file())
 
 
+@pytest.mark.system
 def test_a_second_process_compiles_nothing(tmp_path):
     first_hits, first_misses = run(tmp_path)
     found = entries(tmp_path / ".cache" / "flowrl")

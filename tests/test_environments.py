@@ -260,6 +260,7 @@ def said(lines, start):
     return found[0].strip()
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("runtime", ["local", "ray"])
@@ -278,6 +279,7 @@ def test_from_python_they_train_and_are_evaluated(everywhere, case, runtime):
     assert {f"{way}-{case}-has", f"{way}-{case}-lacking"} <= marks, "runners on both nodes"
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("case", RETURNS)
@@ -306,6 +308,7 @@ def test_from_the_command_line_they_train_and_what_is_printed_evaluates_them(
         assert f"mean {RETURNS[case]:.1f}, std 0.0" in capsys.readouterr().out
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_works(everywhere):
@@ -330,6 +333,7 @@ def test_a_module_that_a_node_lacks_ends_the_run_at_once_with_the_way_out_which_
     )
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 def test_the_command_line_joins_a_cluster_ships_code_to_it_and_places_the_learner(everywhere):
@@ -345,6 +349,7 @@ def test_the_command_line_joins_a_cluster_ships_code_to_it_and_places_the_learne
     assert "0" * 64 not in str(about), "the token is no part of it"
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(450)
 def test_what_a_cluster_can_not_meet_and_a_wrong_address_or_token_are_errors_at_once(everywhere):

@@ -324,6 +324,7 @@ def grows(run, updates, workers=list):
     return files, files_later, (memory_later - memory) / (updates - count)
 
 
+@pytest.mark.system
 def test_files_threads_and_memory_are_flat_over_a_long_run(tmp_path):
     sinks = [fl.Csv(tmp_path / "rows.csv"), fl.TensorBoard(tmp_path / "board"), Notes()]
     with fl.run(wide(), observers=sinks, out=tmp_path / "run") as run:
@@ -336,6 +337,7 @@ def test_files_threads_and_memory_are_flat_over_a_long_run(tmp_path):
 # -- Ray
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_on_ray_they_are_flat_too_and_runners_are_the_first_to_go_where_memory_runs_out():
@@ -409,6 +411,7 @@ def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
         )
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 @pytest.mark.parametrize("timeout", [None, 2.0], ids=["comes back", "is replaced"])
@@ -438,6 +441,7 @@ def test_a_process_that_is_stopped_comes_back_or_is_replaced_and_nothing_is_trai
     assert len(flight.taken) == len(set(flight.taken)) > 0
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_a_snapshot_does_not_wait_for_each_call_of_a_process_that_is_stopped(monkeypatch):
@@ -482,6 +486,7 @@ with fl.run(graph, runtime=runtime, out=sys.argv[1]) as run:
 The learner waits until Ray has moved some of them to the disk."""
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_full_object_store_holds_no_run_up_and_sigterm_saves_it_on_ray_too(tmp_path):
     path = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -14,6 +14,7 @@ import flowrl as fl
 from conftest import same, timeless
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import LostError, SaveError, SettingError
+from flowrl.running import Run
 
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
@@ -145,6 +146,7 @@ def mine(_):
     return os.getpid()
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_a_learner_that_is_killed_or_stopped_costs_no_row(monkeypatch, tmp_path):
@@ -198,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_node_that_vanishes_costs_the_rollouts_of_its_runners(tmp_path):
     script = tmp_path / "nodes.py"
@@ -211,3 +214,46 @@ def test_a_node_that_vanishes_costs_the_rollouts_of_its_runners(tmp_path):
     _, restarts, lost, closed = found.split()
     # Two runners were on the node, of which each had up to two rollouts under way.
     assert restarts == "2" and int(lost) <= 2 * 2 * 32 and closed == "True"
+
+
+@pytest.mark.parametrize("where", ["_keep", "_consider", "open"])
+def test_a_process_that_is_lost_beside_a_round_costs_no_row_either(
+    where, whole, tmp_path, monkeypatch
+):
+    """While a snapshot is written, while the best policy is fetched, and while all is reopened."""
+    lost = LostError("learner's process ended: it was killed")
+    if where == "open":
+        runtime, opens, calls = Losing(4), Losing.open, []
+
+        def reopened(*args):
+            calls.append(args)
+            if len(calls) == 2:
+                raise lost
+            return opens(*args)
+
+        monkeypatch.setattr(Losing, "open", reopened)
+    else:
+        runtime, done, calls = "local", getattr(Run, where), []
+
+        def loses(self, *args, **how):
+            calls.append(len(self.rows))
+            if len(calls) == 3:
+                raise lost
+            return done(self, *args, **how)
+
+        monkeypatch.setattr(Run, where, loses)
+    out = tmp_path / "run"
+    run, rows, warned = run_of(out, runtime, snapshots=fl.Snapshots(every=0))
+    assert [row["row"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert same(run.policy.weights, whole[0])
+    np.testing.assert_equal(saved(out), whole[1])
+    assert run.audit().closed and len(warned) == (2 if where == "open" else 1)
+
+
+def test_the_best_policy_of_a_future_that_was_given_up_is_forgotten(tmp_path):
+    how = {"runtime": Losing(4), "snapshots": fl.Snapshots(every=1e9)}
+    with fl.run(GRAPH, out=tmp_path / "run", **how) as run:
+        rows = [next(run) for _ in range(4)]
+        assert [row["row"] for row in rows] == [1, 2, 3, 1]
+        # None where no episode ended in the first round.
+        assert run._saver.best.score is None or run._saver.best.score.row == 1

@@ -107,6 +107,7 @@ def refused(capsys):
 # -- processes that are ended
 
 
+@pytest.mark.system
 def test_a_run_that_is_killed_again_and_again_is_the_run_that_nothing_interrupted(
     whole, tmp_path, capsys
 ):
@@ -152,6 +153,7 @@ def test_a_run_that_is_at_work_is_left_to_its_process_and_sigterm_keeps_its_last
     assert same(fl.load(out).weights, fl.load(whole[0]).weights)
 
 
+@pytest.mark.system
 def test_many_seeds_go_on_where_their_processes_were_killed(whole, tmp_path, capsys, refused):
     out = tmp_path / "runs"
     words = [*WORDS, "--seeds", "3", "--out", out]

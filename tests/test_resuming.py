@@ -16,6 +16,7 @@ import flowrl as fl
 from conftest import same, timeless
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
+from flowrl.observe.initial import init_of
 from flowrl.observe.snapshots import _naming
 
 SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
@@ -219,3 +220,49 @@ def test_what_a_user_gets_wrong(tmp_path):
         first = len(run.rows) + 1
         assert [row["row"] for row in run] == list(range(first, len(run.rows) + 1))
     assert fl.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("schedules", [("random", "lockstep"), ("lockstep", "random")])
+def test_a_run_goes_on_where_its_stages_get_their_turns_in_another_way(schedules, tmp_path):
+    first, then = map(fl.LocalRuntime, schedules)
+    settings = fl.IMPALASettings(
+        num_runners=2, envs_per_runner=2, rollout_length=8, batch_size=32, report_every=1
+    )
+    graph, out = fl.impala("CartPole-v1", settings), tmp_path / "run"
+    with fl.run(graph, runtime=first, out=out, snapshots=fl.Snapshots(every=0), steps=200) as run:
+        rows = list(run)
+    goal = rows[-1]["env_steps"] + 200
+    with fl.resume(out, runtime=then, steps=goal) as run:
+        assert list(run) and run.audit().closed
+
+
+def test_what_raises_while_it_is_brought_back_is_named(tmp_path):
+    out = tmp_path / "run"
+    graph = fl.pg(
+        environments.Clockwork, num_runners=1, envs_per_runner=2, rollout_length=4, batch_size=8
+    )
+    with fl.run(graph, out=out, snapshots=fl.Snapshots(every=0), steps=16) as run:
+        list(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environments.Clockwork, "reset", lambda self, **how: 1 / 0)
+        with pytest.raises(fl.errors.EnvError, match="Clockwork raised in reset: ZeroDivision"):
+            list(fl.resume(out, steps=64, allow=["environments"]))
+
+
+def test_a_run_without_snapshots_that_began_with_a_policy_of_python_names_the_way_out(tmp_path):
+    out = tmp_path / "run"
+    graph = fl.pg("CartPole-v1", num_runners=1, envs_per_runner=2, rollout_length=8, batch_size=16)
+    with fl.run(graph, steps=16) as run:
+        list(run)
+    started = fl.run(
+        graph, steps=64, out=out, init=fl.Init(run.policy), snapshots=fl.Snapshots(every=0)
+    )
+    with started as begun:
+        list(begun)
+    with fl.resume(out, steps=128) as again:
+        list(again)
+    # What a run says of itself stays true when it goes on.
+    facts = json.loads((out / "run.json").read_text())
+    assert facts["init"]["policy"] == "a policy of Python"
+    with pytest.raises(fl.errors.SaveError, match="start it again from its beginning, with the po"):
+        init_of(facts["init"]).weights()

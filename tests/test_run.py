@@ -416,7 +416,8 @@ def test_a_row_that_can_not_be_written_is_reported_and_written_with_the_others_a
     tap = Tap(lambda event: warnings.append(event.text), Warned)
     with fl.run(PPO, out=tmp_path / "a", observers=(tap,)) as run:
         rows = [next(run) for _ in range(4)]
-    assert len(warnings) == 1 and "switched off: OSError: [Errno 28] No space left" in warnings[0]
+    assert len(warnings) == 2 and "switched off: OSError: [Errno 28] No space left" in warnings[0]
+    assert "from now on there are no snapshots of this run, for a row could not be" in warnings[1]
     lines = (tmp_path / "a/rows.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in lines] == [row["row"] for row in rows]
 

@@ -125,6 +125,7 @@ def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypa
     assert "many/seed-0 exists already" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_and_saves_all_runs(tmp_path):
     command = [sys.executable, "-m", "flowrl", "run", "ppo", "--untuned", "--json"]
     for name in ("rollout_length=8", "batch_size=64", "epochs=1", "minibatch_size=64"):
@@ -147,6 +148,7 @@ def test_ctrl_c_ends_and_saves_all_runs(tmp_path):
     assert "IQM" in said and "compare many" in said.replace(str(tmp_path) + os.sep, "")
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_on_ray_the_seeds_are_run_one_after_another_in_one_ray(tmp_path):
     graph = fl.ppo("CartPole-v1", SMALL)
@@ -306,3 +308,12 @@ def test_a_process_whose_parent_is_gone_ends_without_a_traceback():
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_rows_that_a_run_makes_again_are_counted_once():
+    graph = fl.ppo("CartPole-v1", SMALL)
+    runs = SeedRuns(graph, [7], runtime="local", options={"steps": 1000})
+    for number in (1, 2, 3, 2, 3, 4):
+        row = {"row": number, "env_steps": 64 * number, "return_mean": 1.0}
+        list(runs._events(SimpleNamespace(), {"seed": 7, "row": row}, set()))
+    assert [row["env_steps"] for row in runs.runs[7].rows] == [64, 128, 192, 256]

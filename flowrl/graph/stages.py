@@ -162,8 +162,11 @@ class Turns(Keeping, ABC):
         """
 
     @abstractmethod
-    def still(self) -> AbstractContextManager[None]:
-        """Return a context in which no stage is within a pass."""
+    def still(self) -> AbstractContextManager[bool]:
+        """Return a context in which no stage is within a pass.
+
+        It yields whether that is so, and no pass was broken off by an error: what lasts is whole.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -184,9 +187,9 @@ class Turns(Keeping, ABC):
 
     def take(self, state: Any) -> None:
         """Go on with the states and items that were kept, once all resources have taken theirs."""
-        own = {name: state[name] for name in self.lasting if name in state}
-        # Where another runtime gave the turns, in its own way, there is nothing to go on from.
-        if len(own) == len(self.lasting):
+        own = {name: state.get(name) for name in self.lasting}
+        # Where the turns were given in another way, there is nothing to go on from.
+        if all((own[name] is None) == (getattr(self, name) is None) for name in own):
             super().take(own)
         for loop, states in zip(self.loops, state["states"], strict=True):
             loop.states = states
@@ -223,9 +226,9 @@ class Schedule(Turns):
         """Return at once, for nothing goes on meanwhile."""
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> Iterator[bool]:
         """Do nothing: between rounds no stage is within a pass."""
-        yield
+        yield True
 
     def close(self) -> None:
         """Do nothing: there is no thread to end."""

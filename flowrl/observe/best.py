@@ -133,9 +133,10 @@ class Best:
         one is written.
 
         Args:
-            state: what `keep` returned.
+            state: what `keep` returned; None where there was no best policy yet.
             policy: returns the policy with these weights.
         """
+        self.score = self.policy = None
         if state is not None:
             self.score, self.policy = Score(*state["score"]), policy(state["weights"])
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.errors import SettingError
+from flowrl.errors import SaveError, SettingError
 from flowrl.learner.learner import LearnerHandle
 from flowrl.observe.checkpoints import as_like, plain, saved_weights
 from flowrl.observe.saving import policy_folder
@@ -60,8 +60,14 @@ class Init:
         """Return the saved arrays by their names, random keys as plain numbers.
 
         Raises:
-            SaveError: there is no such run, or a file of it is damaged.
+            SaveError: there is no such run, a file of it is damaged, or it was a policy of Python
+                in a process that is gone.
         """
+        if self.policy == OF_PYTHON:
+            raise SaveError(
+                f"the run began with {OF_PYTHON}, which no directory holds, and has no snapshot "
+                "yet; start it again from its beginning, with the policy as init"
+            )
         if not isinstance(self.policy, TrainedPolicy):
             return saved_weights(policy_folder(Path(self.policy)))
         params, rest = self.policy.weights
@@ -70,7 +76,7 @@ class Init:
     def noted(self) -> dict[str, Any]:
         """Return where the weights come from, for ``run.json``."""
         path = OF_PYTHON
-        if not isinstance(self.policy, TrainedPolicy):
+        if not isinstance(self.policy, TrainedPolicy) and self.policy != OF_PYTHON:
             # A run is repeated from any folder.
             path = os.path.abspath(self.policy)
         return {"policy": path, "only": list(self.only)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -166,26 +167,53 @@ class Saver:
         """
         writer, best = self.snapshots, self.best
         # Where rows could not be written, the next snapshot would not know where they end.
-        if self.folder is None or self.written != rows:
+        if self.folder is None:
             return ""
+        if self.written != rows:
+            return self._suspended()
         # The best policy keeps the time where this run's snapshots can't be written.
         timer = writer or best
         if timer is None or not (at_end or timer.due()):
             return ""
-        try:
-            if best is not None:
+        warnings = []
+        # Neither keeps the other from being written.
+        if writer is not None:
+            place = rows, self.folder.rows_bytes
+            warnings.append(self._write(writer, place, partial(_with_best, state, best)))
+        if best is not None:
+            try:
                 best.write(save_policy)
-            if writer is not None:
-                writer.write(rows, self.folder.rows_bytes, partial(_with_best, state, best))
+            except (OSError, ValueError, SaveError) as error:
+                warnings.append(f"the best policy could not be written ({_said(error)})")
+        return "; ".join(filter(None, warnings))
+
+    def _write(self, writer: SnapshotWriter, place: tuple[int, int], state: Kept) -> str:
+        """Write a snapshot, and return a warning if it can't be written."""
+        try:
+            writer.write(*place, state)
         except EncodingError as error:
             self.snapshots = None
+            if writer.newest_row:
+                return f"from now on there are no snapshots of this run: {error.message}"
+            # Without the folder nobody takes the run for one that can begin again.
+            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
             return f"this run can't be resumed: {error.message}"
-        except OSError as error:
+        except (OSError, SaveError) as error:
             return (
-                f"no snapshot could be written ({error.strerror}); the run goes on, and can be "
+                f"no snapshot could be written ({_said(error)}); the run goes on, and can be "
                 "resumed from an older one if there is one"
             )
         return ""
+
+    def _suspended(self) -> str:
+        """Return a warning, once, that there are no snapshots where rows can't be written."""
+        if self.snapshots is None:
+            return ""
+        self.snapshots = None
+        return (
+            "from now on there are no snapshots of this run, for a row could not be written; it "
+            "can be resumed from an older one if there is one"
+        )
 
     def go_back(self, allow: Collection[str], warn: Callable[[str], None]) -> Snapshot:
         """Go back to the newest good snapshot of this run, and return it.
@@ -220,8 +248,10 @@ class Saver:
         self.folder.add(event.row)
         self.written += 1
         if (now := time.perf_counter()) >= self.next_profile:
-            self.folder.put("profile.json", to_text(*self.profiles()))
             self.next_profile = now + PROFILE_SECONDS
+            # The next one may find room on the disk; what it holds is for users who look meanwhile.
+            with suppress(OSError):
+                self.folder.put("profile.json", to_text(*self.profiles()))
 
     def close(
         self,
@@ -260,6 +290,11 @@ class Saver:
             raise SaveError(f"{self.path} could not be saved: {problem}") from problem
         finally:
             self.folder.close()
+
+
+def _said(error: Exception) -> str:
+    """Return what went wrong, of the system's errors only the words."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 @contextmanager

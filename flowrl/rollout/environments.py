@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,9 @@ class Environments(Keeping):
 
         Returns:
             ``bool[B]``: which were reset.
+
+        Raises:
+            EnvError: an environment raised, or broke its declared shape.
         """
 
         def put(env: int | None, seen: Any) -> None:
@@ -98,7 +103,7 @@ class Environments(Keeping):
             for name, x in arrays.items():
                 obs[name][slice(None) if env is None else env] = x
 
-        with RESET:
+        with self._in_reset(), RESET:
             lost = bring_back(self.vector, state["vector"], seed, put)
         if self.infos is not None:
             self.infos.take(state["infos"])
@@ -110,9 +115,14 @@ class Environments(Keeping):
         Raises:
             EnvError: an environment raised, or broke its declared shape.
         """
+        with self._in_reset(), RESET:
+            return self.checked(self.vector.reset(**how)[0], "reset")
+
+    @contextmanager
+    def _in_reset(self) -> Iterator[None]:
+        """Name the environment in whatever it raises within the context."""
         try:
-            with RESET:
-                return self.checked(self.vector.reset(**how)[0], "reset")
+            yield
         except EnvError:
             raise
         except Exception as error:

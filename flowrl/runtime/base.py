@@ -18,7 +18,7 @@ from flowrl.core.items import Row
 from flowrl.core.keeping import Keeping
 from flowrl.core.machine import machine
 from flowrl.core.profile import Profile
-from flowrl.errors import SettingError
+from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
@@ -213,8 +213,13 @@ class Session(Keeping):
         """Yield all that lasts of the run, which stays as it is meanwhile, to be encoded.
 
         A run is kept between two rounds, and never after an error within one.
+
+        Raises:
+            SaveError: a stage is within a pass, or failed in one, so something would be missing.
         """
-        with self.turns.still():
+        with self.turns.still() as whole:
+            if not whole:
+                raise SaveError("a stage failed, or has not ended what it does")
             yield self.keep()
 
     def take(self, state: Any) -> None:

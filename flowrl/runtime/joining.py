@@ -196,7 +196,9 @@ def sigterm_kept() -> Iterator[None]:
     A job scheduler ends a program by SIGTERM, and a run that exits at once would not be saved.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    yield
-    # Where the program has no handler of its own, Ray's lets it end its processes.
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        # Where the program has no handler of its own, Ray's lets it end its processes.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

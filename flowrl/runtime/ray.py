@@ -201,18 +201,22 @@ def _nodes_by_core() -> list[str]:
     """Return the cluster's nodes, each as often as it has cores.
 
     The first core of each node comes before the second of any.
+
+    Raises:
+        LostError: there is no node left.
     """
     alive = [node for node in ray.nodes() if node["Alive"]]
     nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in alive]
     cores = sorted((core, name) for cpus, name in nodes for core in range(cpus))
-    return [name for _, name in cores] or [name for _, name in nodes]
+    found = [name for _, name in cores] or [name for _, name in nodes]
+    if not found:
+        raise LostError("Ray has no node left")
+    return found
 
 
 def _node_of(process: int) -> NodeAffinitySchedulingStrategy:
     """Return where to start a process, by its number."""
     nodes = _nodes_by_core()
-    if not nodes:
-        raise LostError("Ray has no node left")
     return NodeAffinitySchedulingStrategy(nodes[process % len(nodes)], soft=False)
 
 
@@ -280,10 +284,12 @@ class RayActor:
         kind: Any = ray.remote(**process_options(wanted, variables, **options))(Keeper)
         self.name = name
         self.actor = kind.remote(context(imports))
+        self.answered = False
+        """Whether it has answered a call: until then Ray may wait for what it asks for."""
 
     def submit(self, method: str, *args: Any) -> Pending:
         """Call a method of the keeper, and return its pending result."""
-        return PendingKept(getattr(self.actor, method).remote(*args), self.name, self.actor)
+        return PendingKept(getattr(self.actor, method).remote(*args), self)
 
     def clock(self) -> Reading:
         """Return its seconds by kind of work, or an empty reading if it does not answer in time."""

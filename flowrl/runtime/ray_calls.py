@@ -14,12 +14,6 @@ from flowrl.runtime import joining
 from flowrl.runtime.driver import missing, way_out
 from flowrl.runtime.homes import Stored, fill
 
-PROCESSES_PER_CORE = 2
-"""Processes of runners per core. In fewer of them runners wait for one another, since one thread of
-a process runs Python code at a time; more of them only take longer to start."""
-CLOSING_SECONDS = 5.0
-"""How long an actor may take to close its environments before it is ended."""
-
 ASKING_SECONDS = 10.0
 """How long a keeper's process may take for a call before it is asked whether it is still there."""
 HUNG_SECONDS = 60.0
@@ -69,8 +63,17 @@ class Pending:
 class PendingKept(Pending):
     """The result of a call to a keeper, whose process answers while it works if it does not hang.
 
-    A function that never ends in a process that answers is waited for without an end.
+    A function that never ends in a process that answers is waited for without an end, and so is a
+    process that has not started, for Ray may wait until what it asks for is free.
+
+    Args:
+        ref: Ray's reference to the result.
+        keeper: whose actor was called; it notes in `answered` whether it ever answered.
     """
+
+    def __init__(self, ref: Any, keeper: Any) -> None:
+        super().__init__(ref, keeper.name, keeper.actor)
+        self.keeper = keeper
 
     def result(self) -> Any:
         """Wait for the result and return it.
@@ -90,11 +93,15 @@ class PendingKept(Pending):
         while not ray.wait([self.ref], timeout=ASKING_SECONDS, fetch_local=False)[0]:
             answer = self.actor.spent.options(concurrency_group="aside").remote()
             # Both come from one process, so the result may be what comes first.
-            if not ray.wait([self.ref, answer], timeout=HUNG_SECONDS, fetch_local=False)[0]:
+            came = ray.wait([self.ref, answer], timeout=HUNG_SECONDS, fetch_local=False)[0]
+            if came:
+                self.keeper.answered = True
+            elif self.keeper.answered:
                 raise LostError(
                     f"{self.label}'s process has not answered for {HUNG_SECONDS:g} s: it hangs, or "
                     "was stopped"
                 )
+        self.keeper.answered = True
 
 
 class PendingPacked(Pending):

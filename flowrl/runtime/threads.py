@@ -123,17 +123,21 @@ class Threads(Turns):
             self.turn.notify_all()
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> Iterator[bool]:
         """Yield while no other stage is within a pass.
 
-        At the end of a run a stage whose workers hang may still be within one.
+        At the end of a run a stage whose workers hang may still be within one, and a stage that
+        failed has lost what it held: then it yields False.
         """
+        whole = True
         with ExitStack() as held:
             for lock in self.locks:
                 # A hanging stage must not keep a run from its end.
                 if lock.acquire(timeout=CLOSING_SECONDS if self.ending else -1):
                     held.callback(lock.release)
-            yield
+                else:
+                    whole = False
+            yield whole and self.error is None
 
     def close(self) -> None:
         """Let every stage end its pass, and start no other.

@@ -222,12 +222,12 @@ class Fused(Turns):
         """Return at once: nothing goes on meanwhile."""
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> Iterator[bool]:
         """Yield while no program runs, which is always so between rounds."""
         # A chunk of many runs does not show its state by itself. There are handles once it is open.
         if self.members.many and self.place.handles:
             self._show()
-        yield
+        yield True
 
     def close(self) -> None:
         """Return at once: there is nothing to end."""

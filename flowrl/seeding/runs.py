@@ -274,8 +274,10 @@ class SeedRuns:
         elif "earlier" in message:
             self.runs[message["seed"]].rows.append(row_of(message["earlier"]))
         elif "row" in message:
-            each = self.runs[message["seed"]]
-            each.rows.append(row_of(message["row"]))
+            each, row = self.runs[message["seed"]], row_of(message["row"])
+            # A run that went back to a snapshot makes the rows after it again.
+            del each.rows[int(row["row"]) - 1 :]
+            each.rows.append(row)
             yield Event(each, row=each.rows[-1])
         elif "warning" in message:
             yield Event(self.runs[message["seed"]], warning=message["warning"])

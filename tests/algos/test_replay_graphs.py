@@ -727,6 +727,7 @@ APEX = fl.apex(
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("graph", [SHARDED.set("report.every", 20), APEX], ids=["dqn", "apex"])
 def test_a_shard_that_is_killed_is_reported_with_what_was_lost_and_refills(ray_up, graph):
     with fl.run(graph, runtime="ray") as run:
@@ -774,6 +775,7 @@ def test_steps_that_come_while_the_stock_is_taken_are_in_it_wholly_or_not_at_all
     assert before.closed and after.closed and after.added == before.added + batches[-1].steps
 
 
+@pytest.mark.system
 def test_shards_that_share_a_process_are_lost_together_and_each_is_reported(ray_up):
     with fl.run(SHARDED.set("report.every", 20), runtime=fl.RayRuntime(processes=1)) as run:
         next(run)

@@ -98,6 +98,7 @@ def agrees(found, graph):
         np.testing.assert_allclose(found["weights"][name], x, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     from shared_runs import GYM, JAX
@@ -115,6 +116,7 @@ def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     )
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_learner_beside_ray_or_placed_on_an_actor_shares_its_updates_too():
     from shared_runs import GYM

@@ -149,6 +149,7 @@ for name, calls, inputs in pickle.load(open("calls.pickle", "rb")):
 """
 
 
+@pytest.mark.system
 def test_they_act_in_a_process_without_flowrl_as_policy_act_does(tmp_path):
     """Of every head, mask, tree and moments, on 1,000 observations, and on one."""
     calls = []

@@ -25,9 +25,10 @@ import flowrl as fl
 from conftest import timeless
 from flowrl.core import blocks
 from flowrl.core.encoding import EncodingError
-from flowrl.core.events import Warned
+from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe import snapshots
+from flowrl.observe.saving import RunDir
 from flowrl.observe.snapshots import (
     NEWEST,
     Snapshots,
@@ -542,6 +543,33 @@ def test_a_run_goes_on_where_no_more_can_be_written(tmp_path):
     # After rows 4 to 6.
     assert len(warnings) == 3
     assert all("no snapshot could be written (File too large)" in text for text in warnings)
+
+
+def test_a_best_policy_or_a_profile_that_can_not_be_written_costs_no_snapshot(
+    tmp_path, monkeypatch
+):
+    put, warned = RunDir.put, []
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def full_for_profiles(self, name, text):
+        (full if name == "profile.json" else put)(self, name, text)
+
+    monkeypatch.setattr("flowrl.observe.saver.save_policy", full)
+    monkeypatch.setattr("flowrl.observe.saver.PROFILE_SECONDS", 0)
+    monkeypatch.setattr(RunDir, "put", full_for_profiles)
+    out, tap = tmp_path / "run", Tap(lambda event: warned.append(event.text), Warned)
+    graph = fl.ppo("CartPole-v1", rollout_length=16, batch_size=64)
+    goal = {"until": lambda row: row["row"] == 8}
+    run = fl.run(graph, out=out, snapshots=fl.Snapshots(every=0), observers=[tap], **goal)
+    for number in range(1, 8):
+        assert next(run)["row"] == number == newest_snapshot(out, (), print).row
+    assert {text.split(": ", 1)[1] for text in warned} == {
+        "the best policy could not be written (No space left on device)"
+    }
+    monkeypatch.undo()
+    list(run)
 
 
 if __name__ == "__main__":

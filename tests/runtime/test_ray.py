@@ -65,6 +65,7 @@ def wait_gone(before, seconds=120):
     return left(before)
 
 
+@pytest.mark.system
 def test_ray_is_started_and_ended_also_on_ctrl_c_and_prints_are_seen_and_what_there_is_gets_saved(
     tmp_path,
 ):
@@ -187,6 +188,7 @@ def runner_pids():
     return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_runners_that_share_a_process_are_lost_and_restarted_with_it_and_no_others_are():
     graph = impala(num_runners=4)
@@ -234,6 +236,7 @@ def test_ray_is_ended_where_what_it_has_can_not_be_asked_for(monkeypatch):
     assert ended == [True]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_is_killed_and_restarted(tmp_path):
     with fl.run(
@@ -369,6 +372,7 @@ def test_lambdas_run_and_more_runners_than_cores_do_too():
         assert next(run)["trained_steps"] == 20
 
 
+@pytest.mark.system
 def test_no_process_is_left_where_the_driver_is_killed():
     process = script(
         """

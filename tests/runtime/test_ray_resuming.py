@@ -68,6 +68,7 @@ def twice(trained):
     return [step for step, count in steps.items() if count > 1]
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 @pytest.mark.parametrize(

@@ -111,6 +111,24 @@ def test_what_ends_another_stage_is_raised_where_rows_are_waited_for():
         turns.close()
 
 
+def test_what_a_stage_that_fails_or_hangs_holds_is_no_whole_state(monkeypatch):
+    turns = threads(Makes(fails=1))
+    turns.wait()
+    turns.round(1)
+    with turns.turn:
+        turns.turn.wait_for(lambda: turns.error is not None)
+    with turns.still() as whole:
+        assert not whole
+    turns.close()
+    monkeypatch.setattr("flowrl.runtime.threads.CLOSING_SECONDS", 0.01)
+    turns = threads(Makes())
+    turns.close()
+    with turns.still() as whole:
+        assert whole
+    with turns.locks[0], turns.still() as whole:
+        assert not whole
+
+
 def test_an_error_that_nobody_waited_for_becomes_one_warning():
     warnings = []
     makes = Makes(fails=1)

@@ -76,6 +76,7 @@ def killed(tmp_path_factory):
     return folder, before, again.returncode, printed
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_study_that_is_killed_goes_on_and_no_trial_is_lost_or_ends_twice(killed):
     folder, before, status, (_, err) = killed
@@ -88,6 +89,7 @@ def test_a_study_that_is_killed_goes_on_and_no_trial_is_lost_or_ends_twice(kille
     assert "of 4 trials have ended before" in err
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_study_leaves_a_table_a_picture_and_the_best_settings(killed, monkeypatch):
     folder, _, _, (out, err) = killed
@@ -106,6 +108,7 @@ def test_a_study_leaves_a_table_a_picture_and_the_best_settings(killed, monkeypa
     assert fl.load(study / best[6]).env == "CartPole-v1"
 
 
+@pytest.mark.system
 @pytest.mark.ray
 def test_a_study_that_is_complete_shows_its_results_and_another_one_is_refused(
     killed, monkeypatch, capsys
