@@ -701,3 +701,13 @@ def test_a_program_on_the_path_goes_by_its_name_alone(tmp_path, monkeypatch):
     assert program() in (os.path.relpath(there), str(there))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert program() == "flowrl"
+
+
+def test_seeds_in_one_program_leave_the_environment_variables_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    command = ["run", "ppo", "--env", "gymnax:CartPole-v1", "--runtime", "xla", "--seeds", "2"]
+    small = ["--set", "runners.num_runners=1", "--steps", "64", "--out", str(tmp_path / "x")]
+    assert main([*command, *small, "--set", "batch.batch_size=64"]) == 0
+    assert "XLA_FLAGS" not in os.environ
+    assert main(["resume", str(tmp_path / "x"), "--steps", "2000"]) == 0
+    assert "XLA_FLAGS" not in os.environ

@@ -236,17 +236,30 @@ def test_a_run_goes_on_where_its_stages_get_their_turns_in_another_way(schedules
         assert list(run) and run.audit().closed
 
 
-def test_what_raises_while_it_is_brought_back_is_named(tmp_path):
+class Breaking(gym.vector.SyncVectorEnv):
+    """A vector that may be told to raise where it is reset."""
+
+    breaks = False
+
+    def reset(self, **how):
+        if self.breaks:
+            raise OSError("no such level")
+        return super().reset(**how)
+
+
+def breaking():
+    return Breaking([environments.Clockwork, environments.Clockwork])
+
+
+def test_what_raises_while_it_is_brought_back_is_named(tmp_path, monkeypatch):
     out = tmp_path / "run"
-    graph = fl.pg(
-        environments.Clockwork, num_runners=1, envs_per_runner=2, rollout_length=4, batch_size=8
-    )
+    small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 4, "batch_size": 8}
+    graph = fl.pg(breaking, **small)
     with fl.run(graph, out=out, snapshots=fl.Snapshots(every=0), steps=16) as run:
         list(run)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environments.Clockwork, "reset", lambda self, **how: 1 / 0)
-        with pytest.raises(fl.errors.EnvError, match="Clockwork raised in reset: ZeroDivision"):
-            list(fl.resume(out, steps=64, allow=["environments"]))
+    monkeypatch.setattr(Breaking, "breaks", True)
+    with pytest.raises(fl.errors.EnvError, match="breaking raised in reset: OSError: no such l"):
+        list(fl.resume(out, steps=64, allow=[__name__]))
 
 
 def test_a_run_without_snapshots_that_began_with_a_policy_of_python_names_the_way_out(tmp_path):

@@ -25,7 +25,7 @@ from flowrl.cli.arguments import (
 from flowrl.cli.ending import summary
 from flowrl.cli.policies import first_weights
 from flowrl.cli.seeds import resume_seeds, train_seeds
-from flowrl.core.machine import usable_cores
+from flowrl.core.machine import usable_cores, variables_kept
 from flowrl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -33,19 +33,22 @@ if TYPE_CHECKING:
     from flowrl.resuming import Resumable
     from flowrl.running import Run
 
+XLA_FLAGS = "XLA_FLAGS"
+"""The environment variable in which JAX looks for the number of its devices."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 1 if there was a goal that was not reached."""
     # With --json whatever else prints, such as Ray or an environment, must not come between rows.
     rows = sys.stdout
-    with redirect_stdout(sys.stderr if args.json else sys.stdout):
+    with redirect_stdout(sys.stderr if args.json else sys.stdout), variables_kept([XLA_FLAGS]):
         return _train(args, rows)
 
 
 def resume(args: argparse.Namespace) -> int:
     """Go on with a saved run, or with many seeds; return 1 if a goal was not reached."""
     rows = sys.stdout
-    with redirect_stdout(sys.stderr if args.json else sys.stdout):
+    with redirect_stdout(sys.stderr if args.json else sys.stdout), variables_kept([XLA_FLAGS]):
         return _go_on(args, rows)
 
 
@@ -162,11 +165,11 @@ def _share_cores(runs: int) -> None:
     started.
     """
     flag = "--xla_force_host_platform_device_count"
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = os.environ.get(XLA_FLAGS, "")
     if flag in flags:
         return
     devices = max(n for n in range(1, usable_cores() + 1) if runs % n == 0)
-    os.environ["XLA_FLAGS"] = f"{flags} {flag}={devices}".strip()
+    os.environ[XLA_FLAGS] = f"{flags} {flag}={devices}".strip()
 
 
 def _share_cores_again(folder: Path) -> None:

@@ -1,9 +1,10 @@
-"""The cores of this machine: how many there are, and how long they worked."""
+"""This machine and process: its cores, how long they worked, its environment variables."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -28,3 +29,20 @@ def machine() -> tuple[int, float]:
     user, nice, system, _, _, irq, soft = map(int, lines[0].split()[1:8])
     ticks = user + nice + system + irq + soft
     return max(1, len(list(cores))), ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def variables_kept(names: Iterable[str]) -> Iterator[None]:
+    """After this context, let the environment variables of these names be what they were before.
+
+    What one run sets would otherwise reach every process that its caller starts later.
+    """
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

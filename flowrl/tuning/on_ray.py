@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 
+from flowrl.core.machine import variables_kept
 from flowrl.errors import SettingError, install
 from flowrl.runtime.driver import (
     DriverContext,
@@ -206,19 +207,14 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
 @contextmanager
 def _silent() -> Iterator[None]:
     """Let Ray Tune print and log nothing in this context."""
-    before = {name: os.environ.get(name) for name in SILENT}
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")]
     levels = [logger.level for logger in loggers]
-    os.environ.update(SILENT)
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with variables_kept(SILENT):
+        os.environ.update(SILENT)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
