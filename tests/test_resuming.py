@@ -237,7 +237,7 @@ def test_a_run_goes_on_where_its_stages_get_their_turns_in_another_way(schedules
 
 
 class Breaking(gym.vector.SyncVectorEnv):
-    """A vector that may be told to raise where it is reset."""
+    """A vector whose reset raises, if `breaks` says so."""
 
     breaks = False
 
