@@ -153,7 +153,10 @@ class Run:
         if self.reason is not None:
             raise StopIteration
         try:
-            row = self._kept_row()
+            # Rounds, rows and snapshots belong together: an interrupt waits for the end of all.
+            with interrupts_wait() as pressed:
+                row = self._kept_row()
+            self._session.interrupted |= pressed()
         except BaseException as error:
             self._end(_reason_of(error), error)
             raise

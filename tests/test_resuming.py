@@ -1,8 +1,11 @@
 """A run that is resumed goes on as if it had never been ended, bit for bit."""
 
 import dataclasses
+import inspect
 import json
 import shutil
+import signal
+import sys
 from functools import partial
 
 import gymnasium as gym
@@ -13,6 +16,9 @@ from gymnasium.wrappers import FrameStackObservation
 
 import environments
 import flowrl as fl
+import flowrl.running
+import flowrl.runtime.base
+import flowrl.runtime.closing
 from conftest import same, timeless
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
@@ -279,3 +285,48 @@ def test_a_run_without_snapshots_that_began_with_a_policy_of_python_names_the_wa
     assert facts["init"]["policy"] == "a policy of Python"
     with pytest.raises(fl.errors.SaveError, match="start it again from its beginning, with the po"):
         init_of(facts["init"]).weights()
+
+
+def test_an_interrupt_at_any_line_leaves_rows_and_a_snapshot_of_the_same_moment(tmp_path):
+    graph = fl.pg("CartPole-v1", num_runners=1, envs_per_runner=2, rollout_length=8, batch_size=16)
+    traced = {
+        inspect.getsourcefile(module)
+        for module in (flowrl.running, flowrl.runtime.base, flowrl.runtime.closing)
+    }
+
+    def interrupted(at):
+        """Interrupt a run at a line that it executes for its second row; return how many it has."""
+        seen = 0
+
+        def trace(frame, event, _):
+            nonlocal seen
+            if frame.f_code.co_filename not in traced:
+                return None
+            if event == "line":
+                seen += 1
+                if seen == at:
+                    signal.raise_signal(signal.SIGINT)
+            return trace
+
+        out = tmp_path / str(at)
+        try:
+            with fl.run(graph, out=out, steps=10_000, seed=0) as run:
+                next(run)
+                sys.settrace(trace)
+                next(run)
+                sys.settrace(None)
+                next(run)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        kept = [json.loads(line)["row"] for line in (out / "rows.jsonl").read_text().splitlines()]
+        newest = max(int(path.stem[4:]) for path in (out / "snapshots").glob("row-*.json"))
+        assert kept == list(range(1, newest + 1)) and len(run.rows) == newest, at
+        return seen
+
+    lines = interrupted(0)
+    assert lines > 40
+    # Ending a run takes a moment, so it is not every line.
+    for at in range(1, lines + 1, 3):
+        interrupted(at)

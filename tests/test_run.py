@@ -16,6 +16,7 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Tap, Warned
 from flowrl.core.garbage import rarely_collected
+from flowrl.runtime.closing import interrupts_come, interrupts_wait
 
 SETTINGS = fl.PPOSettings(
     envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32
@@ -274,7 +275,6 @@ def test_observers_are_reported_and_a_failing_one_is_switched_off():
 
 
 def test_ctrl_c_is_raised_between_passes_and_a_second_one_at_once():
-    from flowrl.runtime.closing import interrupts_wait
 
     done = []
     with interrupts_wait() as interrupted:
@@ -514,3 +514,19 @@ def test_a_run_whose_rows_nobody_asked_for_says_so(caplog):
     with fl.run(PPO) as run:
         next(run)
     assert not caplog.records
+
+
+def test_within_an_outer_wait_interrupts_are_the_outer_ones_and_come_at_once_where_it_only_waits():
+    with interrupts_wait() as outer:
+        with interrupts_wait() as inner:
+            assert not inner()
+        with interrupts_come(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not outer()
+        with interrupts_wait() as inner:
+            signal.raise_signal(signal.SIGINT)
+            assert inner() and outer()
+        # What came before is raised as soon as the run only waits.
+        with pytest.raises(KeyboardInterrupt), interrupts_come():
+            pytest.fail("it went on to wait")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -24,7 +24,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Make, Turns, loops_of
 from flowrl.runtime.audit import Audit, audit
-from flowrl.runtime.closing import interrupts_wait, noting
+from flowrl.runtime.closing import interrupts_come, interrupts_wait, noting
 from flowrl.runtime.rows import RowMaker
 
 
@@ -134,7 +134,8 @@ class Session(Keeping):
 
     def _rows_without_end(self) -> Iterator[Row]:
         while True:
-            self.turns.wait()
+            with interrupts_come():
+                self.turns.wait()
             began, dropped_before = self.rows.last, self._dropped()
             self.between_rounds = False
             with interrupts_wait() as pressed:

@@ -36,26 +36,52 @@ def noting(error: BaseException | None, ending: Callable[[], None]) -> Callable[
 def interrupts_wait() -> Iterator[Callable[[], bool]]:
     """Hold a first Ctrl-C back, so that a pass is never left midway; raise a second one at once.
 
+    Within another such context it is that one which holds interrupts back, until its own end.
+
     Yields:
         A function that returns whether an interrupt came. Raising it is left to the caller.
     """
-    # Python delivers signals to the main thread only, and a handler of the user's has priority.
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
+    handler = signal.getsignal(signal.SIGINT)
+    # Python delivers signals to the main thread only.
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: False
+    elif isinstance(handler, _Held):
+        yield lambda: handler.pressed
+    elif handler is not signal.default_int_handler:
+        # A handler of the user's has priority.
+        yield lambda: False
+    else:
+        held = _Held()
+        signal.signal(signal.SIGINT, held)
+        try:
+            yield lambda: held.pressed
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def interrupts_come() -> Iterator[None]:
+    """Let an interrupt be raised at once, within `interrupts_wait`, where a run only waits."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not isinstance(handler, _Held):
+        yield
         return
-    pressed = False
-
-    def press(_number: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield lambda: pressed
+        if handler.pressed:
+            raise KeyboardInterrupt
+        yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
+
+
+class _Held:
+    """A handler that notes a first interrupt, and raises a second one."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
