@@ -116,6 +116,7 @@ def test_run_then_eval(flowrl, tmp_path):
         assert err.startswith(f"flowrl: here{'/seed-1' if more else ''} exists already")
 
 
+@pytest.mark.system
 def test_what_a_script_starts_in_the_background_can_be_ended_and_saves(tmp_path):
     ignored = [
         "sh",

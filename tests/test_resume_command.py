@@ -130,6 +130,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_run_that_nothing_interrupte
     profiles(out)
 
 
+@pytest.mark.system
 def test_a_run_that_is_at_work_is_left_to_its_process_and_sigterm_keeps_its_last_row(
     whole, tmp_path, capsys, refused
 ):

@@ -88,6 +88,7 @@ def script(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.system
 def test_what_a_script_defines_is_run_with_every_seed_as_it_is_alone(script):
     command = [sys.executable, "own_script.py"]
     done = subprocess.run(command, capture_output=True, text=True, env=ENV, check=False)

@@ -440,6 +440,7 @@ def mine(_):
     return os.getpid()
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_the_run(monkeypatch):

@@ -160,6 +160,7 @@ def impala(env="CartPole-v1", **runners):
     return graph
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_is_killed_is_restarted_and_its_lost_steps_are_counted():
     with fl.run(impala(), runtime="ray") as run:
