@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from flowrl.ops.report import Evaluate as Evaluate
     from flowrl.ops.report import Report as Report
     from flowrl.ops.sample import ParallelSample as ParallelSample
+    from flowrl.ops.select import Select as Select
     from flowrl.ops.train import TrainOneStep as TrainOneStep
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from flowrl.rl.optimizers import Optax as Optax
     from flowrl.rl.optimizers import RMSProp as RMSProp
     from flowrl.rl.policies import Policy as Policy
+    from flowrl.rl.team import Team as Team
     from flowrl.rollout.evaluation import Evaluation as Evaluation
     from flowrl.rollout.runners import Runners as Runners
     from flowrl.running import Run as Run
@@ -138,12 +140,14 @@ _HOMES = {
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",
     "ops.report": "Evaluate Report",
     "ops.sample": "ParallelSample",
+    "ops.select": "Select",
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "replay.replay": "Replay",
     "rl.explore": "EpsilonGreedy GaussianNoise Sampled",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",
+    "rl.team": "Team",
     "rollout.evaluation": "Evaluation",
     "rollout.runners": "Runners",
     "resuming": "resume",

@@ -16,7 +16,7 @@ from flowrl.core.events import (
     Warned,
     WeightsSent,
 )
-from flowrl.core.items import Batch, Trained
+from flowrl.core.items import Batch, MultiBatch, Trained
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import (
@@ -48,6 +48,7 @@ __all__ = [
     "Handle",
     "LateError",
     "LearnerHandle",
+    "MultiBatch",
     "Observer",
     "Operator",
     "OperatorRan",

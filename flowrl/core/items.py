@@ -131,6 +131,33 @@ class Batch:
             return Batch(data, _joined([batch.columns for batch in batches], axis=0))
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MultiBatch:
+    """Experience of several policies that act in the same environments.
+
+    Args:
+        batches: by policy: the batch whose columns are its agents.
+    """
+
+    batches: dict[str, Batch]
+
+    @property
+    def steps(self) -> int:
+        """The number of agent steps of all policies, masked rows included."""
+        return sum(batch.steps for batch in self.batches.values())
+
+    def __getitem__(self, policy: str) -> Batch:
+        """Return the batch of one policy.
+
+        Raises:
+            ContractError: there is no such policy.
+        """
+        if policy not in self.batches:
+            raise ContractError(unknown("policy", policy, self.batches))
+        return self.batches[policy]
+
+
 def _type_and_shape(x: Array) -> str:
     """Return the type and shape of an array as text."""
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x)
@@ -259,6 +286,8 @@ class Trained:
     They are ``producer``, and for a batch sampled from a replay ``slot``, ``stamp``, ``shard`` and,
     if the loss reports it, ``priority``.
     """
+    learner: str = field(default="learner", metadata={"static": True})
+    """The name of the learner that was updated."""
 
 
 @jax.tree_util.register_dataclass
@@ -320,7 +349,7 @@ def bytes_of(item: Any) -> int:
 
 def steps_of(item: Any) -> int:
     """Return the steps in an item; 0 where it has none."""
-    return item.steps if isinstance(item, Batch | Trained) else 0
+    return item.steps if isinstance(item, Batch | MultiBatch | Trained) else 0
 
 
 def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:

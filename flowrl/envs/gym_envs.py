@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from flowrl.envs.agents import PETTINGZOO, Agents, OneAgent, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import Retraced, retraced
 from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
@@ -133,6 +134,8 @@ def env_name(env: Make) -> str:
     """Return what an environment is called in texts."""
     if isinstance(env, partial):
         return env_name(env.func)
+    if isinstance(env, OneAgent):
+        return f"{env.agent} of {env.of}"
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
 
 
@@ -162,11 +165,14 @@ def make_env(
         module, _, name = env.partition(":")
         if module in ADAPTERS:
             return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
+        if module == PETTINGZOO:
+            return _made(env, partial(make_pettingzoo, name), wrappers, settings)
         prefixes = " and ".join(f"{prefix}:" for prefix in ADAPTERS)
         raise SettingError(
             f"'{env}' would import {module}; import it yourself (--import {module}, or "
             f"`import {module}` in Python) and write '{name}'. "
-            f"Environments written in JAX have the prefixes {prefixes}"
+            f"Environments written in JAX have the prefixes {prefixes}, those of several agents "
+            f"{PETTINGZOO}:"
         )
     family = FAMILIES.get(env.partition("/")[0])
     if family is not None:
@@ -231,10 +237,12 @@ def _made(
         raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
+    if (several := agents_of(made)) is not None:
+        return several
     if not isinstance(made, gym.Env | VectorEnv):
         raise EnvError(
             f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, "
-            "gymnasium.vector.VectorEnv or fl.envs.JaxEnv"
+            "gymnasium.vector.VectorEnv, fl.envs.JaxEnv, or one of PettingZoo's"
         )
     return made
 
@@ -355,10 +363,21 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode
     return mode
 
 
+class Probed(NamedTuple):
+    """What is known of an environment once one was made."""
+
+    spaces: Spaces | None
+    """Its spaces; None where there are several agents."""
+    jax_env: JaxEnv | None = None
+    """Itself, if it is one written in JAX."""
+    agents: Mapping[str, Spaces] | None = None
+    """The spaces of its agents by name; None where there is but one."""
+
+
 def probe(
     env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
-) -> tuple[Spaces, JaxEnv | None]:
-    """Return the spaces of an environment, and itself if it is one written in JAX.
+) -> Probed:
+    """Return what is known of an environment: its spaces, its agents, and whether it is in JAX.
 
     The spaces are found by making one; a mask of actions in its `info`, by a reset.
 
@@ -367,11 +386,15 @@ def probe(
     """
     made = make_env(env, 1, wrappers, settings)
     try:
+        if isinstance(made, Agents):
+            return Probed(None, None, {name: Spaces(*made.spaces_of(name)) for name in made.names})
         if isinstance(made, VectorEnv):
             spaces = Spaces(made.single_observation_space, made.single_action_space)
             jax_env = getattr(made, "jax_env", None)
-            return spaces if jax_env is not None else with_mask_of_info(spaces, made), jax_env
-        return with_mask_of_info(Spaces(made.observation_space, made.action_space), made), None
+            return Probed(
+                spaces if jax_env is not None else with_mask_of_info(spaces, made), jax_env
+            )
+        return Probed(with_mask_of_info(Spaces(made.observation_space, made.action_space), made))
     except AttributeError as error:
         raise EnvError(
             f"{env_name(env)}: {error}; an environment sets self.observation_space and "

@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.errors import a, unknown
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.protocols import Handle, Operator, Resource, hidden
-from flowrl.graph.refs import refs
+from flowrl.graph.refs import refs, resource_and_part
 
 Problem = tuple[str, str]
 """A pair of (node or resource, what is wrong and the way out)."""
@@ -102,7 +102,7 @@ def _references(graph: Graph) -> Iterator[Problem]:
             if not isinstance(target, str):
                 yield name, _unnamed(field, target)
                 continue
-            used.add(target)
+            used.add(resource_and_part(target)[0])
             if problem := _misleading(graph, field, target, kind):
                 yield name, f"{problem} {name}.{field} to the right one"
     for name in graph.resources:
@@ -126,9 +126,15 @@ def _unnamed(field: str, target: Any) -> str:
 
 def _misleading(graph: Graph, field: str, target: str, kind: type[Handle]) -> str:
     """Return the text on a wrong reference, to be followed by its address; empty if right."""
-    if target not in graph.resources:
-        return f"{_missing(graph, field, target)}; add {target}=... to Graph(...), or set"
-    resource = graph.resources[target]
+    name, part = resource_and_part(target)
+    if name not in graph.resources:
+        return f"{_missing(graph, field, name)}; add {name}=... to Graph(...), or set"
+    resource = graph.resources[name]
+    if part and part not in resource.part_names():
+        if not resource.part_names():
+            return f"its {field} is '{target}', but '{name}' has no parts; set"
+        known = [f"{name}.{each}" for each in resource.part_names()]
+        return f"its {field}: {unknown('part of a resource', target, known)}; set"
     if issubclass(resource.handle, kind):
         return ""
     got = type(resource).__name__

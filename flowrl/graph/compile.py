@@ -15,7 +15,7 @@ from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hidi
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Use
-from flowrl.graph.refs import refs
+from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.trace import Trace, Traffic, trace
 
 
@@ -98,7 +98,7 @@ def _users(graph: Graph, resource: str) -> list[str]:
     """Return the nodes that refer to a resource."""
     users = []
     for node in graph.nodes:
-        targets = [target for target, _ in refs(node.op).values()]
+        targets = [resource_and_part(str(target))[0] for target, _ in refs(node.op).values()]
         if resource in targets:
             users.append(node.name)
     return users

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.refs import refs
+from flowrl.graph.refs import refs, resource_and_part
 
 
 def draw(graph: Graph, format: str = "text") -> str:  # noqa: A002 - the field's word for it
@@ -32,11 +32,12 @@ def _dashed(graph: Graph) -> Iterator[tuple[str, str]]:
     """Yield the edges between nodes and resources: from what is read to what is written."""
     for node in graph.nodes:
         for field, (target, _) in refs(node.op).items():
-            if target in graph.resources:
+            resource = resource_and_part(str(target))[0]
+            if resource in graph.resources:
                 if field in node.op.writes:
-                    yield node.name, target
+                    yield node.name, resource
                 else:
-                    yield target, node.name
+                    yield resource, node.name
 
 
 def _kind(node: Node) -> str:
@@ -286,8 +287,9 @@ def _by_use(graph: Graph, spots: dict[str, Point]) -> list[str]:
     uses: dict[str, list[float]] = {name: [] for name in graph.resources}
     for node in graph.nodes:
         for target, _ in refs(node.op).values():
-            if target in uses:
-                uses[target].append(spots[node.name][0])
+            resource = resource_and_part(str(target))[0]
+            if resource in uses:
+                uses[resource].append(spots[node.name][0])
     return sorted(uses, key=lambda name: sum(uses[name]) / max(len(uses[name]), 1))
 
 

@@ -23,6 +23,7 @@ from flowrl.core.ledger import Ledger
 from flowrl.errors import ContractError, FlowrlError, GraphError, a, unknown
 from flowrl.graph.graph import Node
 from flowrl.graph.protocols import Handle, Operator, Site
+from flowrl.graph.refs import resource_and_part
 
 if TYPE_CHECKING:
     from flowrl.graph.stages import Channel
@@ -67,12 +68,14 @@ class NodeContext:
         self.dropped = True
 
     def __getitem__(self, ref: Any) -> Any:
-        if ref not in self._handles:
+        name, part = resource_and_part(ref)
+        if name not in self._handles:
             raise GraphError(
                 f"{unknown('resource', ref, self._handles)}; name it in a field of the operator: "
                 f'`{ref}: Ref[...] = "{ref}"`'
             )
-        return self._handles[ref]
+        handle = self._handles[name]
+        return handle.part(part) if part else handle
 
 
 def unchangeable(state: Any) -> bool:

@@ -221,6 +221,12 @@ class Plan:
             return written, f"{', '.join(counted)} a row"
         return written, _described(item)
 
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """The names of the learners that are updated, in the order of the nodes."""
+        items = (self.found.first_items.get(node.name) for node in self.graph.nodes)
+        return tuple(dict.fromkeys(x.learner for x in items if isinstance(x, Trained)))
+
     def total(self, counter: str) -> int:
         """Return a counter summed over all nodes, in the steady period."""
         return sum(c[counter] for t in self.found.steady.values() for c in t.counts.values())

@@ -9,7 +9,7 @@ abstract trace, and traced into one XLA program, because only the site differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -23,6 +23,7 @@ from typing import (
 )
 
 from flowrl.core.keeping import Keeping
+from flowrl.errors import GraphError
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.settings import Settings
 
@@ -234,6 +235,14 @@ class Handle(Keeping, ABC):
     def close(self) -> None:
         """Close the processes and environments."""
 
+    def part(self, name: str) -> Handle:
+        """Return the handle of a part, which a reference ``resource.part`` names.
+
+        Raises:
+            GraphError: the resource has no such part.
+        """
+        raise GraphError(f"{type(self).__name__} has no parts, so there is no '{name}' in it")
+
     def clocks(self) -> dict[str, Reading]:
         """Return the seconds by kind of work of each process that works for this resource."""
         return {}
@@ -304,6 +313,10 @@ class Resource(Settings, ABC):
     @abstractmethod
     def describe(self) -> str:
         """Return one short line for plans and drawings."""
+
+    def part_names(self) -> Collection[str]:
+        """Return the names of its parts, to which references ``resource.part`` lead."""
+        return ()
 
     @abstractmethod
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
@@ -405,6 +418,12 @@ class Operator(Settings, ABC):
     """The `Ref` fields whose resource it changes. A branch may end at such an operator."""
     reports: ClassVar[bool] = False
     """Whether it is the reporting operator, which closes Rows. A graph has exactly one."""
+
+    @property
+    def takes_part(self) -> str:
+        """The part of a resource's items that it takes out of them; empty for none."""
+        return ""
+
     joins: ClassVar[bool] = False
     """Whether it takes items from several nodes; `ctx.source` is the one that an item is from."""
 

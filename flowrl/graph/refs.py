@@ -32,3 +32,13 @@ def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
                 if isinstance(mark, RefTo):
                     found[field] = (value, mark.kind)
     return found
+
+
+def resource_and_part(target: str) -> tuple[str, str]:
+    """Return the resource that a reference names, and the part of it; "" for the whole.
+
+    >>> resource_and_part("runners.red")
+    ('runners', 'red')
+    """
+    name, _, part = target.partition(".")
+    return name, part

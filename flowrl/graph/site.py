@@ -22,6 +22,7 @@ from flowrl.core.metrics import Metered
 from flowrl.core.workers import HereWorkers
 from flowrl.errors import GraphError, SaveError, unknown
 from flowrl.graph.protocols import Handle, Resource, Workers
+from flowrl.graph.refs import resource_and_part
 
 
 class Place(Keeping):
@@ -246,8 +247,10 @@ class HereSite:
         return self.place.seconds()
 
     def resource(self, name: Any) -> Any:
-        """Return the handle of another resource of this run."""
-        return self.place.handle(name)
+        """Return the handle of another resource of this run, or of a part of one."""
+        resource, part = resource_and_part(name)
+        handle = self.place.handle(resource)
+        return handle.part(part) if part else handle
 
     def planned(self, resource: Any, counter: str) -> int:
         """Return what all nodes count in the plan's steady period; 0 where there is no plan."""

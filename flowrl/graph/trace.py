@@ -55,6 +55,10 @@ class Watched:
         self.handle = handle
         self.called = called
 
+    def part(self, name: str) -> Watched:
+        """Return the stand-in for the handle of a part, whose verbs are those of the resource."""
+        return Watched(self.handle.part(name), self.called)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.handle, name)
         if callable(found) and name not in self.handle.shared:

@@ -17,7 +17,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,6 +73,11 @@ class Spec(Printed):
         self.__dict__["fn"] = fn
         self.__dict__["settings"] = types.MappingProxyType(settings)
 
+    @classmethod
+    def made(cls, fn: Any, settings: dict[str, Any]) -> Self:
+        """Return a value of this class with other settings."""
+        return cls(fn, **settings)
+
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen; make a new one")
 
@@ -87,7 +92,7 @@ class Spec(Printed):
         return hash((type(self), self.fn, tuple(sorted(self.settings))))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_make, (type(self), self.fn, dict(self.settings)))
+        return (self.made, (self.fn, dict(self.settings)))
 
     def __repr__(self) -> str:
         return to_text(self, defaults=False)
@@ -112,10 +117,6 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(_same, a, b))
     return bool(np.array_equal(a, b))
-
-
-def _make(kind: type[Spec], fn: Callable[..., Any], settings: dict[str, Any]) -> Spec:
-    return kind(fn, **settings)
 
 
 # -- settings by address ---------------------------------------------------------------------------
@@ -154,8 +155,8 @@ def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
     # The function of a spec itself, or a setting of it that was left at its default.
     if isinstance(value, Spec) and name not in known and not rest:
         if name == "fn":
-            return type(value)(new, **known)
-        return type(value)(value.fn, **known, **{name: new})
+            return value.made(new, known)
+        return value.made(value.fn, {**known, name: new})
     if name not in known:
         raise SettingError(unknown("setting", name, known), where)
     if rest:
@@ -163,7 +164,7 @@ def with_setting(value: Any, path: str, new: Any, where: str) -> Any:
     elif not isinstance(value, Spec):
         new = fit(new, typing.get_type_hints(type(value)).get(name, Any), f"{where}.{name}")
     if isinstance(value, Spec):
-        return type(value)(value.fn, **{**known, name: new})
+        return value.made(value.fn, {**known, name: new})
     try:
         return dataclasses.replace(value, **{name: new})
     except SettingError as error:

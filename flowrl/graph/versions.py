@@ -29,9 +29,9 @@ def is_version(path: Any, x: Any) -> bool:
 class VersionOwners:
     """Map from every part of a graph's state to the learner whose updates count its versions.
 
-    What a learner holds is its own. What runners hold belongs to the learner that publishes weights
-    to them; what nodes and queues hold, to the learner whose weights sampled it. A node that takes
-    batches of several learners' runners is counted by the first one.
+    What a learner holds is its own. What runners, or a part of them, hold belongs to the learner
+    that publishes weights to them; what nodes and queues hold, to the learner whose weights sampled
+    it. A node that takes batches of several learners' runners is counted by the first one.
 
     Args:
         graph: the graph.
@@ -74,7 +74,9 @@ class VersionOwners:
         """Return the learner whose versions a node or queue holds."""
         node = self.nodes[name]
         if node.after:
-            return self.of_node(node.after[0])
+            # Upstream of an operator that takes a part out, items hold those of several learners.
+            part = f"{self._sampled_from(name)}.{node.op.takes_part}"
+            return self.owners.get(part) or self.of_node(node.after[0])
         return next(
             (self.owners[target] for target, _ in refs(node.op).values() if target in self.owners),
             "",
@@ -88,8 +90,23 @@ class VersionOwners:
         """
         part = path[0].idx
         if part == 1:
-            return self.owners.get(path[1].key, "")
-        return self.of_node(path[2].key if part == 0 else path[1].key)
+            resource, inner = path[1].key, path[2:]
+            owner = self.owners.get(resource, "")
+        else:
+            node, inner = (path[2].key, path[3:]) if part == 0 else (path[1].key, path[2:])
+            resource, owner = self._sampled_from(node), self.of_node(node)
+        if owner:
+            return owner
+        # Several learners own parts of it, by whose names its state and its items are parted.
+        parts = (f"{resource}.{getattr(step, 'key', '')}" for step in inner)
+        return next((self.owners[name] for name in parts if name in self.owners), "")
+
+    def _sampled_from(self, name: str) -> str:
+        """Return the resource from which the items of a node were sampled; empty if from none."""
+        node = self.nodes[name]
+        if node.after:
+            return self._sampled_from(node.after[0])
+        return next((target for target, _ in refs(node.op).values()), "")
 
     def newest(self, paths: Iterable[tuple[Any, Any]]) -> Newest:
         """Return the newest version of each learner in the state of a graph.

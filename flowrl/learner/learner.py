@@ -126,7 +126,7 @@ class LearnerHandle(Handle):
         feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
         if self.core.loss.priorities:
             feedback["priority"] = priority
-        trained = Trained(steps, metrics, lag, feedback)
+        trained = Trained(steps, metrics, lag, feedback, self.site.name)
         if self.site.stream.wants(Updated):
             self.site.stream.emit(Updated(self.site.name, int(version), trained))
         return trained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
+from flowrl.graph.refs import resource_and_part
 from flowrl.learner.core import Core
 from flowrl.learner.learner import Learner
 from flowrl.observe.trained import TrainedPolicy
@@ -36,7 +37,7 @@ def policy_of(graph: Graph, core: Core, weights: Weights) -> TrainedPolicy:
         weights: arrays of the host.
     """
     _, learner = learner_of(graph)
-    runners = graph.resources[str(learner.runners)]
+    runners = graph.resources[resource_and_part(str(learner.runners))[0]]
     # Another resource in their place need not have these fields.
     env, wrappers, settings = (
         (runners.env, runners.wrappers, runners.env_settings)

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, ClassVar, TextIO
 
 from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
-from flowrl.core.items import COLUMNS, Row, Trained
+from flowrl.core.items import COLUMNS, Row, Tally, Trained
 from flowrl.core.metrics import names_of
 from flowrl.errors import SettingError, install, unknown
 from flowrl.graph.plan import Plan
@@ -32,16 +32,26 @@ PATIENCE = 60.0
 """Seconds that a service may take, when a run ends, to receive what it has not received yet."""
 
 
+OF_LEARNER = ("updates", "lag_mean", "lag_max")
+"""The columns that each of several learners has beside its metrics."""
+
+
 def columns(plan: Plan) -> list[str]:
     """Return the names of the columns of a Row of this plan.
 
     Rare columns, such as `restarts`, are not known before the run.
     """
     names = list(COLUMNS)
+    several = len(plan.learners) > 1
     for output in plan.found.first_items.values():
         if isinstance(output, Trained):
             # `bad` marks an update that is not finite; Rows have no column for it.
-            names += [n for n in output.metrics.names if n not in (*names, "bad")]
+            found = [n for n in output.metrics.names if n != "bad"]
+            if several:
+                found = [f"{n}/{output.learner}" for n in (*found, *OF_LEARNER)]
+            names += [n for n in found if n not in names]
+        if isinstance(output, Tally):
+            names += [n for n in output.episodes if n not in names]
     if any(node.op.queue for node in plan.graph.nodes):
         names.append("dropped_steps")
     if plan.total("evaluations"):

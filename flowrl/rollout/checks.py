@@ -13,6 +13,7 @@ from flowrl.errors import SettingError
 from flowrl.graph.protocols import hidden
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
+from flowrl.rl.team import Team
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -36,7 +37,7 @@ def check_settings(spec: Runners) -> None:
     wrong_names = (misnamed(key, "env/") for key in spec.metrics)
     if wrong := next(filter(None, wrong_names), ""):
         raise SettingError(f"metrics: {wrong}")
-    if not isinstance(spec.policy, Policy):
+    if not isinstance(spec.policy, Policy | Team):
         raise SettingError(
             f"policy must be fl.Policy(ModuleClass, **settings), got {spec.policy!r}"
         )

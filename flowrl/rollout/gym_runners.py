@@ -23,7 +23,7 @@ from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
 from flowrl.errors import EnvError, FlowrlError, GraphError, RunError, lasting
 from flowrl.graph.graph import Chain
-from flowrl.graph.protocols import Future, Site
+from flowrl.graph.protocols import Future, Site, Workers
 from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
@@ -64,15 +64,10 @@ class GymRunners(RunnersHandle):
     def __init__(self, spec: Runners, site: Site) -> None:
         self.spec = spec
         self.site = site
-        self.spaces = spec.spaces()
         self.environments = spec.num_runners * spec.envs_per_runner
-        self.pool = site.workers(
-            spec.num_runners,
-            partial(Runner, spec, site.name, site.seed),
-            partial(RunnerStub, spec, site),
-        )
+        self.pool = self._open_pool()
         self.requests = AsyncRequests(self._submit_sample, self.pool.wait, spec.num_runners)
-        self._weights = WeightsByRunner(self.pool, spec.num_runners)
+        self._weights = self._no_weights()
         self._pacing: tuple[int, Fraction] | None = None
         """The largest policy lag and the updates per rollout, if requests are paced."""
         self._local_chain: Chain | None = None
@@ -80,7 +75,7 @@ class GymRunners(RunnersHandle):
         self._pending_versions: list[deque[Any]] = [deque() for _ in range(spec.num_runners)]
         """By runner: the policy versions of its requests that have no result yet."""
         self._request_lock = Lock()  # for calls to go out in the order of the weights they carry
-        self._statistics = EpisodeStatistics(site, spec.metrics)
+        self._statistics = self._no_statistics()
         self._restarts_in_a_row = [0] * spec.num_runners
         """By runner: restarts since its last result."""
         self._rollouts_received = [0] * spec.num_runners
@@ -92,6 +87,23 @@ class GymRunners(RunnersHandle):
         self._is_closing = Event()
         self._seconds_in_rounds = self._seconds_idle = 0.0
         """Runner-seconds in rounds, and of these between a rollout and the end of its round."""
+
+    def _open_pool(self) -> Workers:
+        """Start the runners."""
+        self.spaces = self.spec.spaces()
+        return self.site.workers(
+            self.spec.num_runners,
+            partial(Runner, self.spec, self.site.name, self.site.seed),
+            partial(RunnerStub, self.spec, self.site),
+        )
+
+    def _no_weights(self) -> Any:
+        """Return what keeps the published weights."""
+        return WeightsByRunner(self.pool, self.spec.num_runners)
+
+    def _no_statistics(self) -> Any:
+        """Return what gathers the episodes."""
+        return EpisodeStatistics(self.site, self.spec.metrics)
 
     def close(self) -> None:
         """Close all runners and their environments."""
@@ -310,8 +322,8 @@ class GymRunners(RunnersHandle):
         with self._request_lock:
             weights = cast("Published", self._select(runner))  # every runner got the first weights
             self._pending_versions[runner].append(weights.version)
-            reference = self._weights.reference_if_unsent(runner, weights)
-            return self.pool.submit(runner, "sample", reference)
+            references = self._weights.references_if_unsent(runner, weights)
+            return self.pool.submit(runner, "sample", *references)
 
     def _select(self, runner: int) -> Published | None:
         """Return the weights that the next request to a runner is to use. Needs `_request_lock`."""
@@ -480,8 +492,8 @@ class GymRunners(RunnersHandle):
     def _submit_evaluation(self, runner: int, weights: Published, *how: int) -> Future:
         """Ask a runner to play episodes: how many, from which seed on, and their most steps."""
         with self._request_lock:
-            reference = self._weights.reference_if_unsent(runner, weights)
-            return self.pool.submit(runner, "evaluate", reference, *how)
+            references = self._weights.references_if_unsent(runner, weights)
+            return self.pool.submit(runner, "evaluate", how, *references)
 
     def _start(self) -> Published:
         """Return the newest weights; where no learner published any, publish first ones."""

@@ -122,14 +122,15 @@ class WeightsByRunner(Keeping):
             self._selected[runner] = newer.popleft()
         return self._selected[runner]
 
-    def reference_if_unsent(self, runner: int, wanted: Published) -> Any:
+    def references_if_unsent(self, runner: int, wanted: Published) -> tuple[Any, ...]:
         """Return the reference to these weights, or None if the runner was sent them last.
 
-        They count as sent to it from then on.
+        They count as sent to it from then on. It is a tuple, for a runner of several policies gets
+        several.
         """
         was_sent_last = self._last_sent[runner] is wanted
         self._last_sent[runner] = wanted
-        return None if was_sent_last else wanted.reference(self._pool)
+        return (None if was_sent_last else wanted.reference(self._pool),)
 
     def forget_sent(self, runner: int) -> None:
         """Send a restarted runner its weights again with the next request."""

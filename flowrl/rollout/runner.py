@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from dataclasses import replace
-from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, START, STEP, WEIGHTS, here
-from flowrl.core.compiled import jitted
-from flowrl.core.items import Batch, read_only
-from flowrl.core.keeping import Keeping, into, leaves, writable
-from flowrl.core.mesh import on_one
-from flowrl.core.metrics import summed
-from flowrl.envs.gym_envs import env_name
+from flowrl.core.clock import CONCAT, EVALUATION, START, STEP, here
+from flowrl.core.keeping import writable
 from flowrl.errors import EnvError
-from flowrl.graph.graph import Chain
-from flowrl.graph.site import alone
-from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
+from flowrl.rl.policies import Memory, Weights
+from flowrl.rollout.acting import Acting
 from flowrl.rollout.columns import column_of, copies, write
-from flowrl.rollout.counters import Counters, Skipped
+from flowrl.rollout.counters import Skipped
 from flowrl.rollout.environments import Environments
-from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
-from flowrl.rollout.finite import all_finite, check_allowed, first_not_finite, not_finite_error
-from flowrl.rollout.local_chain import Local
-from flowrl.rollout.reward_scale import RewardScale
-from flowrl.rollout.sample import Episodes, Sample, numbers, seed_of
+from flowrl.rollout.evaluation import Evaluation, play
+from flowrl.rollout.sample import Episodes, Sample
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -38,25 +25,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-Act = Callable[..., Any]
-COMPILING = Lock()
-"""Held by the runner of a process that acts for the first time.
-
-What it compiles serves the other runners of the process.
-"""
-
-
-def _sendable(x: Any) -> Any:
-    """Return a value as it is sent: arrays as read-only arrays of NumPy."""
-    return read_only(np.asarray(x)) if isinstance(x, jax.Array | np.ndarray) else x
-
-
-def _on_one_device(x: Any) -> jax.Array:
-    """Return an array on one device, where the runner acts even if several share the updates."""
-    return on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x)
-
-
-class Runner(Keeping):
+class Runner(Acting):
     """Samples rollouts from its own environments, with the weights that it was given last.
 
     Args:
@@ -67,49 +36,18 @@ class Runner(Keeping):
         restart_count: how often it was restarted.
     """
 
-    lasting = ("facts", "obs", "seed", "noise", "key", "turn", "version", "scale")
-    # Its next request carries its weights, and `localize` is called before that. What begins with
-    # the first rollout is kept apart, and goes on from `_resumed`.
+    lasting = (*Acting.lasting, "facts")
+    # What begins with the first rollout is kept apart, and goes on from `_resumed`.
     remade = (
-        "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
-        "weights", "local", "environments", "_started", "_resumed", "reset_environments",
-        "done", "memory", "counters",
+        *Acting.remade, "environments", "_started", "_resumed", "reset_environments", "done",
     )  # fmt: skip
 
     def __init__(
         self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
     ) -> None:
-        self.spec = spec
-        self.index = index
-        self.label = f"{name}, runner {index}"
+        super().__init__(spec, name, seed, index, restart_count)
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
-        self.spaces = spec.spaces()
         self.environments = Environments(spec, self.spaces)
-        self.obs: dict[str, Array] = {}
-        """The observations to act on next, by the names of their fields."""
-        self.env = numbers(index, spec.envs_per_runner)
-        self.seed = seed_of(seed, name, index, restart_count)
-
-        self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = jitted_act(self.network, spec.explore)
-        self.begin = jitted(self.network.begin, ())
-        self.make_noise = jitted_noise(
-            self.network, spec.rollout_length, spec.num_runners * spec.envs_per_runner, spec.explore
-        )
-        self.noise: Array = np.empty(0)
-        """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""
-        # Plain numbers, because a typed key keeps JAX from dispatching a call the fast way.
-        self.key = jax.random.key_data(_key_of(seed, name, index, restart_count))
-        self.turn = 0
-        """The steps that the runner acted so far."""
-        self.weights: Weights | None = None
-        self.version = 0
-        self.scale = (
-            RewardScale(spec.envs_per_runner, spec.normalize_rewards)
-            if spec.normalize_rewards is not None
-            else None
-        )
-        self.local: Local | None = None
         self._started = False
         self.reset_environments = 0
         """Environments that could not be brought back, until the next rollout says so."""
@@ -129,13 +67,8 @@ class Runner(Keeping):
         """Return what lasts: the environments too, if they have begun."""
         if not self._started:
             return {**super().keep(), "begun": self._resumed}
-        begun = {
-            "environments": self.environments.keep(),
-            "done": self.done,
-            "memory": leaves(self.memory),
-            "counters": self.counters.keep(),
-        }
-        return {**super().keep(), "begun": begun}
+        begun = {"environments": self.environments.keep(), "done": self.done}
+        return {**super().keep(), "begun": {**begun, **self.keep_columns()}}
 
     def take(self, state: Any) -> None:
         """Go on from what was kept, once the next request brings weights."""
@@ -147,19 +80,14 @@ class Runner(Keeping):
         """Reset the environments for the first time, and compile the policy."""
         if self._started:
             return
-        envs = self.spec.envs_per_runner
         self.environments.begin()
-        # The first request to a runner always carries weights.
-        self.memory = self.network.memory(cast("Weights", self.weights), envs)
-        self.counters = Counters(envs)
+        self.start()
         if self._resumed is None:
             self.obs = self.environments.reset(seed=self.seed)
-            self.done = np.zeros(envs, bool)
+            self.done = np.zeros(self.spec.envs_per_runner, bool)
         else:
             self._go_on_from(self._resumed)
-        # The first runner of a process compiles, and the others then find it done.
-        with COMPILING:
-            self._decide_on(self.obs, self._noise()[0])
+        self.compile()
         self._started = True
 
     def _go_on_from(self, begun: dict[str, Any]) -> None:
@@ -168,32 +96,9 @@ class Runner(Keeping):
         seed = (self.seed + self.turn) % 2**31
         lost = self.environments.bring_back(begun["environments"], seed, self.obs)
         self.done = begun["done"] & ~lost
-        memory = into(self.memory, begun["memory"], f"{self.label}, its recurrent state")
-        recurs = self.network.recurrent
-        self.memory = Memory(memory.carry, memory.reset | lost) if recurs else memory
-        self.counters.take(begun["counters"])
-        self.counters.begin_again(lost)
+        self.take_columns(begun, lost)
         self.reset_environments = int(lost.sum())
         self._resumed = None
-
-    def localize(self, chain: Chain) -> None:
-        """Pass every later rollout through these operators before it is sent."""
-        self.local = Local(chain, self.network, alone(self.label, self.spec))
-
-    def go_on(self, turn: int) -> None:
-        """Explore like a runner that has acted so many steps, whose place this one takes."""
-        self.turn = turn
-
-    def use(self, published: tuple[Weights, Any] | None) -> None:
-        """Use these weights from now on.
-
-        Args:
-            published: the weights and their policy version; None to go on with those at hand.
-        """
-        if published is not None:
-            with WEIGHTS:
-                self.weights = jax.tree.map(_on_one_device, published[0])
-                self.version = int(published[1])
 
     def sample(self, published: tuple[Weights, Any] | None) -> Sample:
         """Return the next rollout ``[rollout_length, envs_per_runner]`` and its episodes.
@@ -218,9 +123,9 @@ class Runner(Keeping):
             self._locate(error)
             raise
         with CONCAT:
-            batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
+            sent = self.sent(sample)
             here().mark("returned", "")
-            return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes))
+            return sent
 
     def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""
@@ -234,31 +139,29 @@ class Runner(Keeping):
 
     def _measured(self, episodes: Episodes) -> Episodes:
         """Add what environments and operators at the sampler did since the last rollout."""
+        episodes = super()._measured(episodes)
         if self.reset_environments:
             episodes = replace(episodes, reset=self.reset_environments)
             self.reset_environments = 0
-        metrics = summed(self.local.metrics.drain()) if self.local is not None else {}
         of_infos, other_keys = self.environments.measured()
-        if not (metrics or of_infos or other_keys):
+        if not (of_infos or other_keys):
             return episodes
-        return replace(episodes, metrics={**metrics, **of_infos}, infos=other_keys)
+        return replace(episodes, metrics={**episodes.metrics, **of_infos}, infos=other_keys)
 
     def evaluate(
         self,
+        how: tuple[int, int, int],
         published: tuple[Weights, Any] | None,
-        episodes: int,
-        seed: int,
-        max_steps: int = MAX_STEPS,
     ) -> Evaluation:
         """Play whole episodes greedily, in environments made for them.
 
         Args:
+            how: how many, the seed of the first one, and the most steps of each, after which it is
+                cut.
             published: weights to act with and their policy version; None for those at hand.
-            episodes: how many.
-            seed: of the first episode.
-            max_steps: after so many steps an episode is cut.
         """
         self.use(published)
+        episodes, seed, max_steps = how
         spec = self.spec
         with EVALUATION:
             return play(
@@ -358,123 +261,8 @@ class Runner(Keeping):
         write(data, at, final, packed=packed)
         data["reward"][at], data["terminated"][at], data["truncated"][at] = 0.0, False, False
 
-    def _empty(self, steps: int) -> dict[str, Array]:
-        """Return the arrays of a rollout, which are still to be filled."""
-        rows, spaces = (steps, self.spec.envs_per_runner), self.spaces
-        return {
-            **{part.name: np.empty((*rows, *part.shape), part.dtype) for part in spaces.parts},
-            "packed": np.empty((*rows, max(1, spaces.head.width) + 2), np.float32),
-            "reward": np.empty(rows, np.float32),
-            "terminated": np.empty(rows, bool),
-            "truncated": np.empty(rows, bool),
-            "valid": np.empty(rows, bool),
-        }
-
-    def _carry(self) -> dict[str, Array]:
-        """Return the carry before the rollout's first row, as columns."""
-        if not self.network.recurrent:
-            return {}
-        return {k: np.asarray(x) for k, x in self.begin(self.weights, self.memory).items()}
-
-    def _decide(self) -> Array:
-        """Act on the newest observations.
-
-        The caller notes in `memory` where the next ones begin an episode.
-        """
-        at = self.turn % self.spec.rollout_length
-        if at == 0:
-            self.noise = self._noise()
-        self.turn += 1
-        packed, carry = self._decide_on(self.obs, self.noise[at])
-        if self.network.recurrent:
-            self.memory = Memory(carry, np.zeros(self.spec.envs_per_runner, bool))
-        return packed
-
-    def _noise(self) -> Array:
-        """Return the noise of the next steps, as many as a rollout has."""
-        with INFERENCE:
-            return np.asarray(self.make_noise(self.key, np.uint32(self.turn), self.env))
-
-    def _decide_on(self, obs: dict[str, Array], noise: Array) -> tuple[Array, Any]:
-        """Return packed actions, log-probabilities and values, and the carry afterwards."""
-        memory = (self.memory,) if self.network.recurrent else ()
-        with INFERENCE:
-            packed, carry = self.act(self.weights, self.spaces.tree(obs), noise, *memory)
-            return np.asarray(packed), carry
-
     def _step(
         self, packed: Array
     ) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Array]]:
         """Step all environments by packed actions; what it returns is that of `Environments`."""
         return self.environments.step(self.network.head.to_env(self.network.unpack(packed)[0]))
-
-    @CONCAT
-    def _finish(
-        self,
-        data: dict[str, Array],
-        last: dict[str, Array],
-        carry: dict[str, Array],
-        skipped: list[Skipped],
-    ) -> Sample:
-        """Make a sample of a filled rollout, and count it.
-
-        Args:
-            data: the arrays of the rollout, ``[T, B, ...]``.
-            last: the observations ``[B, ...]`` after it, by the names of their fields.
-            carry: the columns of the policy's carry before it.
-            skipped: the steps that were taken after it.
-
-        Raises:
-            EnvError: an observation or a reward is not finite, or no action was allowed.
-        """
-        if not all_finite(data, last, skipped):
-            raise self._not_finite(data, last, skipped)
-        check_allowed(self.spaces, data, env_name(self.spec.env))
-        action, logp, value = self.network.unpack(data.pop("packed"))
-        # A masked row has no reward and ends nothing.
-        for name in ("reward", "terminated", "truncated"):
-            data[name] *= data["valid"]
-        # Episodes are counted with the rewards of the environment, before these are scaled.
-        episodes = self.counters.episodes(data, skipped)
-        if self.scale is not None:
-            self.scale.observe(data, skipped)
-            data["reward"] = self.scale(data["reward"])
-        if self.spec.clip_rewards is not None:
-            bound = self.spec.clip_rewards
-            np.clip(data["reward"], -bound, bound, out=data["reward"])
-        seen = {f"bootstrap_{name}": x for name, x in last.items()}
-        columns = {**seen, **self._identity(), **carry}
-        self.counters.add(data["valid"], skipped)
-        batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
-        return Sample(batch, episodes)
-
-    def _identity(self) -> dict[str, Array]:
-        """Return the columns that say by which weights and environments a rollout came to be."""
-        envs = self.spec.envs_per_runner
-        return {
-            "version": np.full(envs, self.version, np.int32),
-            "producer": np.full(envs, self.index, np.int32),
-            "env": self.env,
-            "first": self.counters.rows.copy(),
-        }
-
-    def _not_finite(
-        self, data: dict[str, Array], last: dict[str, Array], skipped: list[Skipped]
-    ) -> EnvError:
-        found = first_not_finite(data, last, skipped)
-        return not_finite_error(
-            found,
-            data,
-            self.counters,
-            skipped,
-            env_name=env_name(self.spec.env),
-            env_number=self.env[found.env],
-            seed=self.seed,
-        )
-
-
-def _key_of(seed: int, name: str, index: int, restart_count: int) -> jax.Array:
-    """Return the random key by which a runner acts; a restarted one gets another."""
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
-    key = jax.random.fold_in(key, index)
-    return jax.random.fold_in(key, restart_count) if restart_count else key

@@ -13,7 +13,7 @@ from flowrl.core.metrics import Summed
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.rl.policies import Weights, network
-from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
+from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.infos import column
 from flowrl.rollout.local_chain import Local
 from flowrl.rollout.sample import Array, Episodes, Sample, numbers
@@ -49,13 +49,12 @@ class RunnerStub:
 
     def evaluate(
         self,
+        how: tuple[int, int, int],
         published: tuple[Weights, Any] | None,
-        episodes: int,
-        seed: int,
-        max_steps: int = MAX_STEPS,
     ) -> Evaluation:
         """Return episodes without a step."""
         self._take(published)
+        episodes, _, max_steps = how
         return Evaluation.empty(episodes, max_steps)
 
     def _take(self, published: tuple[Weights, Any] | None) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import NormalizeObservation
 
 from flowrl.core.texts import plural
-from flowrl.envs.gym_envs import Make, env_name, probe
+from flowrl.envs.agents import Agents, OneAgent
+from flowrl.envs.gym_envs import Make, Probed, env_name, make_env, probe
 from flowrl.envs.jax_envs import JaxEnv
-from flowrl.errors import SettingError
+from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Handle, Resource, Site, Use
 from flowrl.graph.site import alone
 from flowrl.rl.actions import leaves
@@ -23,10 +24,15 @@ from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import SAMPLED, Policy, network
 from flowrl.rl.spaces import Spaces
+from flowrl.rl.team import Team
 from flowrl.rollout.checks import check_settings
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.jax_runners import JaxRunners
+from flowrl.rollout.team_runners import TeamRunners
+
+SEVERAL = "these runners have several policies ({}); name one of them: runners='runners.{}'"
+"""The error where one policy is needed, and there are several."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Runners(Resource):
     Args:
         env: Gymnasium id, or a function or class that makes an environment (or a vector of exactly
             `envs_per_runner`). ``gymnax:NAME`` and ``brax:NAME`` are environments written in JAX.
-        policy: policy that chooses the actions.
+        policy: policy that chooses the actions, or a `Team` of them for several agents.
         num_runners: number of runners: one after another in this process; on Ray each is a thread,
             in processes that they share (default 1).
         envs_per_runner: environments of each runner (default 8).
@@ -67,7 +73,7 @@ class Runners(Resource):
     """
 
     env: Make
-    policy: Policy
+    policy: Policy | Team
     num_runners: int = 1
     envs_per_runner: int = 8
     rollout_length: int = 128
@@ -105,16 +111,93 @@ class Runners(Resource):
         )
 
     def spaces(self) -> Spaces:
-        """Return the spaces of the environment, found by making one."""
-        return self._probed[0]
+        """Return the spaces of the environment, found by making one.
+
+        Raises:
+            GraphError: there are several policies, each with spaces of its own.
+        """
+        if self._probed.spaces is not None:
+            return self._probed.spaces
+        if len(self.by_policy) > 1:
+            raise GraphError(SEVERAL.format(", ".join(self.by_policy), next(iter(self.by_policy))))
+        return next(iter(self.by_policy.values())).spaces()
 
     @property
     def jax_env(self) -> JaxEnv | None:
         """The environment itself, if it is one written in JAX."""
-        return self._probed[1]
+        return self._probed.jax_env
+
+    def part_names(self) -> Collection[str]:
+        """Return the names of the policies, if there is a team of them."""
+        return tuple(self.policy.settings) if isinstance(self.policy, Team) else ()
+
+    @property
+    def agents(self) -> Mapping[str, tuple[str, ...]]:
+        """The agents by policy; that of the one policy that acts for all is ``""``.
+
+        Empty where the environment has but one agent.
+
+        Raises:
+            SettingError: an agent has no policy, or a policy no agent.
+        """
+        names = self._probed.agents
+        if names is None:
+            return {}
+        if isinstance(self.policy, Team):
+            return self.policy.agents_of(names, env_name(self.env))
+        return {"": tuple(names)}
 
     @cached_property
-    def _probed(self) -> tuple[Spaces, JaxEnv | None]:
+    def by_policy(self) -> dict[str, Runners]:
+        """By policy: the settings of runners whose environments are its agents, its columns.
+
+        Raises:
+            SettingError: an agent has no policy, a policy no agent, or agents of one policy have
+                different spaces.
+        """
+        if self._probed.agents is None:
+            if isinstance(self.policy, Team):
+                raise SettingError(
+                    f"{env_name(self.env)} has but one agent; give its runners a policy, no team"
+                )
+            return {"": self}
+        return {name: self._of(name, agents) for name, agents in self.agents.items()}
+
+    @property
+    def _one_policy(self) -> Policy:
+        """The policy, where there is no team of them."""
+        return cast("Policy", self.policy)
+
+    def _of(self, name: str, agents: Sequence[str]) -> Runners:
+        """Return the settings of runners whose environments are the agents of one policy."""
+        known = self._probed.agents or {}
+        spaces, label = known[agents[0]], env_name(self.env)
+        for agent in agents:
+            if known[agent] != spaces:
+                who = f"policy {name} acts" if name else "one policy acts"
+                raise SettingError(
+                    f"{who} for {agents[0]} and {agent} of {label}, whose spaces differ: {spaces} "
+                    f"and {known[agent]}; give each its own policy: "
+                    "fl.Team(red=fl.Policy(...), blue=fl.Policy(...), of={...})"
+                )
+        policy = self.policy.settings[name] if isinstance(self.policy, Team) else self.policy
+        return replace(
+            self,
+            env=OneAgent(agents[0], label, (spaces.obs, spaces.action)),
+            policy=policy,
+            envs_per_runner=self.envs_per_runner * len(agents),
+            wrappers=(),
+            env_settings={},
+            metrics=(),
+        )
+
+    def make_agents(self) -> Agents:
+        """Make one environment of several agents."""
+        made: Agents = make_env(self.env, 1, self.wrappers, self.env_settings)
+        return made
+
+    @cached_property
+    def _probed(self) -> Probed:
         return probe(self.env, self.wrappers, self.env_settings)
 
     def open(self, site: Site | None = None) -> RunnersHandle:
@@ -144,6 +227,8 @@ class Runners(Resource):
                 "metrics: an environment in JAX returns no info with its steps; compute them from "
                 "obs in an operator, by ctx.metric"
             )
+        if self.agents:
+            return TeamRunners(self, own_site)
         if self.jax_env is None or own_site.remote:
             return GymRunners(self, own_site)
         return JaxRunners(self, own_site)
@@ -156,8 +241,9 @@ class Runners(Resource):
         """
         if not use.traced:
             return
-        if wrong := self.explore.check(network(self.policy, self.spaces()).head):
-            yield use.name, wrong
+        for spec in self.by_policy.values():
+            if wrong := self.explore.check(network(spec.policy, spec.spaces()).head):
+                yield use.name, wrong
         learns = any(use.total("updates", other) for other in use.resources)
         if use.total("requests") and not use.total("publishes") and learns:
             problem = (
@@ -171,7 +257,10 @@ class Runners(Resource):
         It is empty where a part of them has bounds, and where the policy has no setting
         ``normalize``: what a network of the user's own does is not known.
         """
-        fn = self.policy.fn
+        if self.agents:
+            return next(filter(None, (spec.advice() for spec in self.by_policy.values())), "")
+        policy = self._one_policy
+        fn = policy.fn
         # Modules of NNX have a metaclass, whose signature is that of any call.
         of: Any = fn.__init__ if isinstance(fn, type) else fn  # type: ignore[misc]
         parameters = signature(of).parameters
@@ -183,7 +272,7 @@ class Runners(Resource):
             and not (space.bounded_below | space.bounded_above).any()
             for _, space in leaves(self.spaces().seen)
         )
-        if not free or network(self.policy, self.spaces()).has(RunningNorm):
+        if not free or network(policy, self.spaces()).has(RunningNorm):
             return ""
         return (
             f"observations of {env_name(self.env)} have no bounds and are not normalised; "

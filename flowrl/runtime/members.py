@@ -287,9 +287,11 @@ class MemberRows(Keeping):
 
     remade = ("members", "makers", "rows", "runs")
 
-    def __init__(self, graph: str, started: float, members: Members) -> None:
+    def __init__(
+        self, graph: str, started: float, members: Members, learners: Sequence[str]
+    ) -> None:
         self.members = members
-        self.makers = [RowMaker(graph, started) for _ in range(members.count)]
+        self.makers = [RowMaker(graph, started, learners) for _ in range(members.count)]
         self.rows: list[list[Row]] = [[] for _ in range(members.count)]
         """By run: its Rows so far."""
         self.runs = members.count

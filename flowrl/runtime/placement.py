@@ -21,7 +21,7 @@ from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Handle, Workers
-from flowrl.graph.refs import refs
+from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.base import check_positive
 from flowrl.runtime.homes import Home, Remote, Stored, homes_of
@@ -407,7 +407,9 @@ def _owner_of_stage(graph: Graph, stage: Sequence[str], wanted: Mapping[str, Act
     """Return the placement of a stage: its own, or that of a resource it updates; "" for none."""
     ops = [node.op for node in graph.nodes if node.name in stage]
     # Each once, in the order of the nodes, as a message names them.
-    updated = dict.fromkeys(refs(op)[name][0] for op in ops for name in op.writes)
+    updated = dict.fromkeys(
+        resource_and_part(refs(op)[name][0])[0] for op in ops for name in op.writes
+    )
     placed = [name for name in (stage[0], *updated) if name in wanted]
     if len(placed) > 1:
         raise SettingError(

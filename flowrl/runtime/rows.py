@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -23,20 +24,23 @@ class RowMaker(Keeping):
     """Makes Rows: it holds the running totals, and takes the means of all updates since a Row."""
 
     lasting: ClassVar[tuple[str, ...]] = ("totals",)
-    remade: ClassVar[tuple[str, ...]] = ("graph", "started", "last")
+    remade: ClassVar[tuple[str, ...]] = ("graph", "started", "last", "learners")
     runs = 1
     """How many runs go on at once."""
 
-    def __init__(self, graph: str, started: float) -> None:
+    def __init__(self, graph: str, started: float, learners: Sequence[str] = ()) -> None:
         """Begin with totals of 0.
 
         Args:
             graph: the graph's name, for errors.
             started: when the run started, by `time.perf_counter`.
+            learners: the names of the graph's learners. If there are several, each has columns of
+                its own, such as ``loss/red`` (default none).
         """
         self.graph = graph
+        self.learners = learners if len(learners) > 1 else ()
         self.started = self.last = started
-        self.totals = dict.fromkeys(TOTALS, 0)
+        self.totals = dict.fromkeys((*TOTALS, *(f"updates/{name}" for name in self.learners)), 0)
 
     def keep(self) -> Any:
         """Return the totals, and how long the run has gone on."""
@@ -67,7 +71,7 @@ class RowMaker(Keeping):
         self._check_environments(episodes.pop("broken", (-1, 0, 0)))
         updates = [_named_metrics(update) for update in tally.updates]
         self._check_updates(updates)
-        metrics = _means(updates)
+        metrics = self._metrics(tally.updates, updates)
         steps = int(episodes.pop("env_steps"))
         self._count(tally, updates, steps, int(episodes.pop("episodes")))
         now = time.perf_counter() if now is None else now
@@ -102,6 +106,25 @@ class RowMaker(Keeping):
         totals["trained_steps"] += sum(update.steps for update in tally.updates)
         totals["updates"] += len(updates)
         totals["gradient_steps"] += sum(int(update["gradient_steps"]) for update in updates)
+
+    def _metrics(
+        self, trained: tuple[Trained, ...], updates: list[dict[str, float]]
+    ) -> dict[str, float]:
+        """Return the means of the metrics since the last Row, of each learner if there are several.
+
+        Each then has the number of its updates and their policy lag, too.
+        """
+        if not self.learners:
+            return _means(updates)
+        losses = [update["loss"] for update in updates if "loss" in update]
+        columns = {"loss": fmean(losses)} if losses else {}
+        for learner in self.learners:
+            chosen = [i for i, update in enumerate(trained) if update.learner == learner]
+            self.totals[f"updates/{learner}"] += len(chosen)
+            means = _means([updates[i] for i in chosen])
+            lags = _policy_lags(tuple(trained[i] for i in chosen))
+            columns |= {f"{name}/{learner}": x for name, x in (means | lags).items()}
+        return columns
 
     def _check_environments(self, broken: Any) -> None:
         """Raise if an environment gave numbers that are not finite.

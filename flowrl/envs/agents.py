@@ -1,0 +1,240 @@
+"""Environments of several agents: one interface, and adapters for PettingZoo's two.
+
+All come down to turns. In a turn some agents act; the step then says which act next and what they
+see, what every agent gained, and which agents ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from flowrl.errors import EnvError, SettingError, install, unknown
+
+PETTINGZOO = "pettingzoo"
+"""The prefix of the ids of PettingZoo's environments."""
+
+
+class End(NamedTuple):
+    """How an agent's episode ended."""
+
+    terminated: bool
+    truncated: bool
+    obs: Any
+    """Its final observation."""
+
+
+class Turn(NamedTuple):
+    """What an environment returns for its agents, by their names."""
+
+    obs: Mapping[str, Any]
+    """What the agents see that act next; those without an entry do not act."""
+    reward: Mapping[str, float]
+    """What agents gained and were not given before."""
+    ended: Mapping[str, End]
+    """The agents whose episode ended."""
+
+
+class Agents(ABC):
+    """One environment of several agents, in turns.
+
+    After a turn in which nobody acts next, the environment is reset.
+    """
+
+    names: tuple[str, ...]
+    """All agents that there can be, in their order."""
+
+    @abstractmethod
+    def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of an agent's observations and actions."""
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> Turn:
+        """Begin an episode.
+
+        Args:
+            seed: of the environment's random numbers; None to go on with them.
+        """
+
+    @abstractmethod
+    def step(self, actions: Mapping[str, Any]) -> Turn:
+        """Take a step by the actions of the agents that act."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environment."""
+
+
+class ParallelAgents(Agents):
+    """An environment of PettingZoo's `ParallelEnv`, whose live agents act at the same time.
+
+    An agent acts next if it is in `env.agents`, and its episode ends with a flag. It may come back
+    later, which begins another episode.
+
+    Args:
+        env: the environment, or one with the same attributes.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.names = tuple(env.possible_agents)
+
+    def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of an agent's observations and actions."""
+        return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def reset(self, seed: int | None = None) -> Turn:
+        """Begin an episode."""
+        obs, _ = self.env.reset(seed=seed)
+        return Turn({agent: obs[agent] for agent in self.env.agents}, {}, {})
+
+    def step(self, actions: Mapping[str, Any]) -> Turn:
+        """Take a step by the actions of all live agents."""
+        obs, reward, terminated, truncated, _ = self.env.step(dict(actions))
+        ended = {}
+        for agent in obs:
+            if terminated.get(agent) or truncated.get(agent):
+                flags = bool(terminated.get(agent)), bool(truncated.get(agent))
+                ended[agent] = End(*flags, obs[agent])
+        live = {agent: obs[agent] for agent in self.env.agents if agent not in ended}
+        return Turn(live, reward, ended)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class AgentsInTurn(Agents):
+    """An environment of PettingZoo's `AECEnv`, whose agents act one after another.
+
+    Args:
+        env: the environment, or one with the same attributes.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.names = tuple(env.possible_agents)
+
+    def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of an agent's observations and actions."""
+        return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def reset(self, seed: int | None = None) -> Turn:
+        """Begin an episode."""
+        self.env.reset(seed=seed)
+        return self._next()
+
+    def step(self, actions: Mapping[str, Any]) -> Turn:
+        """Take a step by the action of the agent whose turn it is."""
+        self.env.step(actions[self.env.agent_selection])
+        return self._next()
+
+    def _next(self) -> Turn:
+        """Return the next agent's turn, after those that ended were taken out."""
+        reward, ended = {}, {}
+        while self.env.agents:
+            agent = self.env.agent_selection
+            # It gives the reward since this agent acted last, whoever acted in between.
+            obs, reward[agent], terminated, truncated, _ = self.env.last()
+            if not (terminated or truncated):
+                return Turn({agent: obs}, reward, ended)
+            ended[agent] = End(bool(terminated), bool(truncated), obs)
+            self.env.step(None)
+        return Turn({}, reward, ended)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def agents_of(made: Any) -> Agents | None:
+    """Return an environment of several agents behind one interface; None if it is none."""
+    if isinstance(made, Agents):
+        return made
+    if not hasattr(made, "possible_agents"):
+        return None
+    return AgentsInTurn(made) if hasattr(made, "last") else ParallelAgents(made)
+
+
+def make_pettingzoo(name: str, **settings: Any) -> Any:
+    """Make an environment by the name of its module.
+
+    Args:
+        name: such as ``classic.tictactoe_v3``, a module of PettingZoo, or ``mpe2.simple_spread_v3``
+            of another package. Where agents can act at the same time, they do.
+        **settings: keyword arguments for making it.
+
+    Raises:
+        SettingError: there is no such module, or it is not installed.
+    """
+    module = _module(name)
+    make = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+    if make is None:
+        raise SettingError(f"{module.__name__} makes no environment: it has no parallel_env or env")
+    return make(**settings)
+
+
+def _module(name: str) -> Any:
+    missing = []
+    for path in (f"pettingzoo.{name}", name):
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            missing.append(error)
+            # What is missing is something that the module itself imports.
+            if not f"{path}.".startswith(f"{error.name}."):
+                break
+    if missing[0].name == "pettingzoo" or not f"pettingzoo.{name}.".startswith(
+        f"{missing[0].name}."
+    ):
+        needed = f"'pettingzoo:{name}' needs {missing[0].name}"
+        raise SettingError(f"{needed}: {install('agents')}") from missing[-1]
+    raise SettingError(
+        f"unknown environment 'pettingzoo:{name}': there is neither a module pettingzoo.{name} nor "
+        f"{name}; names are such as pettingzoo:classic.tictactoe_v3"
+    )
+
+
+@dataclass(frozen=True)
+class OneAgent:
+    """Makes what stands for one agent of an environment: its spaces, without a step.
+
+    Args:
+        agent: the name of the agent.
+        of: what the environment is called.
+        spaces: the spaces of its observations and actions.
+    """
+
+    agent: str
+    of: str
+    spaces: tuple[gym.Space[Any], gym.Space[Any]] = field(compare=False)
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        """Return an environment that has the spaces and can't be stepped."""
+        env: gym.Env[Any, Any] = _OnlySpaces()
+        env.observation_space, env.action_space = self.spaces
+        return env
+
+
+class _OnlySpaces(gym.Env[Any, Any]):
+    """An environment that has spaces and can't be stepped."""
+
+
+def checked_names(turn: Turn, names: tuple[str, ...], label: str) -> None:
+    """Check that a turn is about agents of the environment.
+
+    Raises:
+        EnvError: it names another one.
+    """
+    for what, several in (("acts", turn.obs), ("got a reward", turn.reward), ("ended", turn.ended)):
+        for agent in several:
+            if agent not in names:
+                raise EnvError(
+                    f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
+                    "there can be in possible_agents"
+                )

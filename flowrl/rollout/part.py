@@ -1,0 +1,232 @@
+"""`Part`: a policy that acts for some agents of environments that it shares with other policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from flowrl.rl.policies import Memory
+from flowrl.rollout.acting import Acting, Array
+from flowrl.rollout.columns import copies, write
+from flowrl.rollout.sample import Sample
+
+if TYPE_CHECKING:
+    from flowrl.rollout.agents_vector import Seats
+    from flowrl.rollout.runners import Runners
+
+
+class Part(Acting):
+    """A policy that acts for its agents, each a column of its rollouts, when it is their turn.
+
+    A row is a turn of the agent: what it saw and did, and all reward until its next turn or its
+    end. A rollout ends for an environment when one of its columns is full; where others have fewer
+    rows, theirs end with a cut: the row after the last one is masked and holds the observation to
+    bootstrap from. A turn whose reward is still to come goes to the next rollout, as its first row,
+    with the policy version that acted.
+
+    Args:
+        spec: the settings of the runners, of which `envs_per_runner` are the columns.
+        seats: the columns.
+        name: the name by which its random numbers differ from those of other policies.
+        seed: the run's.
+        index: the number of its runner.
+        restart_count: how often that was restarted.
+    """
+
+    lasting = (*Acting.lasting, "open", "gained", "ended", "held", "acted_by")
+    remade = (*Acting.remade, "seats", "data", "row", "begins")
+
+    def __init__(
+        self,
+        spec: Runners,
+        seats: Seats,
+        name: str,
+        seed: int,
+        index: int,
+        restart_count: int = 0,
+    ) -> None:
+        super().__init__(spec, name, seed, index, restart_count)
+        self.seats = seats
+        self.obs = seats.obs
+        columns = spec.envs_per_runner
+        self.open = np.zeros(columns, bool)
+        """Whose last turn has rewards still to come."""
+        self.gained = np.zeros(columns, np.float32)
+        """The reward since each agent's last turn."""
+        self.ended = np.zeros(columns, bool)
+        """Whose episode ended, and has no masked row with its final observation yet."""
+        self.held: dict[str, Array] = {}
+        """The open turns, which begin the next rollout: their fields ``[B, ...]``."""
+        self.acted_by = np.zeros(columns, np.int32)
+        """The policy version of each column's open turn."""
+        self.data: dict[str, Array] = {}
+        self.row = np.zeros(columns, int)
+        """By column: the next row to be written."""
+
+    def start(self) -> None:
+        """Begin with no memory and no steps."""
+        super().start()
+        # What the policy remembered before each agent's last turn.
+        self.before = self.memory
+
+    def begin_rollout(self) -> None:
+        """Begin a rollout, with the turns that were open at the end of the last one."""
+        self.data = self._empty(self.spec.rollout_length)
+        self.data["valid"][:] = False
+        for name in ("reward", "terminated", "truncated"):
+            self.data[name][:] = 0
+        self.row[:] = 0
+        columns = np.flatnonzero(self.open)
+        self.versions = np.where(self.open, self.acted_by, self.version).astype(np.int32)
+        self.begins = self._carry_before(self.open)
+        if len(columns):
+            self._write(columns, self.held)
+
+    def _carry_before(self, held: Array) -> dict[str, Array]:
+        """Return the columns of the carry before the first row, which may be a held turn."""
+        if not self.network.recurrent:
+            return {}
+        now = self.memory
+        self.memory = _chosen(held, self.before, now)
+        found = self._carry()
+        self.memory = now
+        return found
+
+    def _write(self, columns: Array, fields: dict[str, Array]) -> None:
+        """Write a turn of each of these columns as its next row."""
+        at = (self.row[columns], columns)
+        write(self.data, at, fields)
+        self.data["valid"][at] = True
+        self.row[columns] += 1
+
+    def blocked(self, envs: int) -> Array:
+        """Return the environments ``bool[envs]`` of which a column is full and must go on."""
+        full = (self.seats.acting | self.ended) & (self.row == self.spec.rollout_length)
+        found = np.zeros(envs, bool)
+        found[self.seats.env[full]] = True
+        return found
+
+    def decide(self, running: Array) -> Any:
+        """Write a row for each agent whose turn it is, and return the actions of all columns.
+
+        Args:
+            running: ``bool[E]``, the environments that go on.
+
+        Returns:
+            The actions ``[B, ...]``; None if it is no agent's turn.
+        """
+        goes_on = running[self.seats.env]
+        acts, final = self.seats.acting & goes_on, self.ended & goes_on
+        noise = self._noise_of_turn()
+        if not (acts.any() or final.any()):
+            return None
+        memory = self.memory
+        packed, carry = self._decide_on(self.obs, noise)
+        if self.network.recurrent:
+            # Who does not act remembers what it did; who was final begins again.
+            new = Memory(carry, np.zeros(len(acts), bool))
+            self.memory = _chosen(acts, new, Memory(memory.carry, memory.reset | final))
+            self.before = _chosen(acts, memory, self.before)
+        self._write_final(np.flatnonzero(final), packed)
+        columns = np.flatnonzero(acts)
+        # What an agent gained before its first turn is in its episode's return, and in no row.
+        self.counters.unfinished[0, columns] += self.gained[columns]
+        self.gained[columns] = 0
+        self._write(columns, {**self.obs, "packed": packed})
+        self.open |= acts
+        return self.network.head.to_env(self.network.unpack(packed)[0]) if len(columns) else None
+
+    def _write_final(self, columns: Array, packed: Array) -> None:
+        """Write masked rows with the final observations of these columns."""
+        write(self.data, (self.row[columns], columns), {**self.obs, "packed": packed})
+        self.row[columns] += 1
+        self.ended[columns] = False
+
+    def see(self, running: Array) -> None:
+        """Take what a step gave: rewards, and the turns that end with it.
+
+        Args:
+            running: ``bool[E]``, the environments that were stepped.
+        """
+        seats, goes_on = self.seats, running[self.seats.env]
+        self.gained += seats.reward
+        over = seats.terminated | seats.truncated
+        closes = np.flatnonzero(self.open & goes_on & (over | seats.acting))
+        at = (self.row[closes] - 1, closes)
+        self.data["reward"][at] = self.gained[closes]
+        self.data["terminated"][at] = seats.terminated[closes]
+        self.data["truncated"][at] = seats.truncated[closes]
+        self.gained[closes] = 0
+        self.open[closes] = False
+        self.ended[closes] = over[closes]
+
+    def finish(self) -> Sample:
+        """Return the rollout, once no environment goes on."""
+        data, steps = self.data, self.spec.rollout_length
+        last = copies(self.obs)
+        self.held = {}
+        columns = np.flatnonzero(self.open)
+        if len(columns):
+            # An open turn leaves this rollout, and its observation is the one to bootstrap from.
+            self.row[columns] -= 1
+            at = (self.row[columns], columns)
+            data["valid"][at] = False
+            for name in (*last, "packed"):
+                found = data[name][at]
+                self.held[name] = np.zeros((self.open.size, *found.shape[1:]), found.dtype)
+                self.held[name][columns] = found
+            for name, x in last.items():
+                x[columns] = self.held[name][columns]
+            self.acted_by[columns] = self.versions_of_open()[columns]
+        cut = self._fill(np.flatnonzero(self.row < steps), last)
+        sample = self._finish(data, last, self.begins, [])
+        # A cut ends no episode, so it is marked after episodes were counted.
+        sample.batch.data["truncated"][cut] = True
+        return sample
+
+    def versions_of_open(self) -> Array:
+        """Return the version of each column's open turn."""
+        # A turn that was open before this rollout is still the first row.
+        return np.where(self.row == 0, self.versions, self.version)
+
+    def _fill(self, short: Array, last: dict[str, Array]) -> tuple[Array, Array]:
+        """Fill columns that have fewer rows with masked ones.
+
+        Args:
+            short: the columns.
+            last: the observations ``[B, ...]`` after their last rows.
+
+        Returns:
+            The last rows of those whose episode goes on, and their columns: the places of cuts.
+        """
+        if not len(short):
+            return short, short
+        data = self.data
+        packed, _ = self._decide_on(last, self.noise[0])
+        for column in short.tolist():
+            rows = slice(int(self.row[column]), None)
+            for name, x in last.items():
+                data[name][rows, column] = x[column]
+            data["packed"][rows, column] = packed[column]
+        # The final observation is in the first of these rows.
+        self.ended[short] = False
+        before = self.row[short] - 1
+        goes_on = (before >= 0) & data["valid"][before, short]
+        over = data["terminated"][before, short] | data["truncated"][before, short]
+        kept = goes_on & ~over
+        return before[kept], short[kept]
+
+    def _identity(self) -> dict[str, Array]:
+        """Return the columns that say by which weights and environments a rollout came to be."""
+        return {**super()._identity(), "version": self.versions}
+
+
+def _chosen(which: Array, one: Memory, other: Memory) -> Memory:
+    """Return the memory of one for the columns ``bool[B]``, and of the other for the rest."""
+
+    def of(x: Any, y: Any) -> Any:
+        return np.where(which.reshape(-1, *[1] * (np.ndim(x) - 1)), x, y)
+
+    return jax.tree.map(of, one, other)

@@ -1,0 +1,139 @@
+"""`TeamRunner`: a runner over environments of several agents, for which policies act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from flowrl.core.clock import CONCAT, START, STEP, here
+from flowrl.envs.gym_envs import env_name
+from flowrl.errors import EnvError
+from flowrl.graph.graph import Chain
+from flowrl.rl.policies import Weights
+from flowrl.rollout.agents_vector import AgentsVector, Seats
+from flowrl.rollout.part import Part
+from flowrl.rollout.sample import Sample, seed_of
+
+if TYPE_CHECKING:
+    from flowrl.rollout.runners import Runners
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TeamSample:
+    """The rollouts of several policies, and the steps of the environments that gave them."""
+
+    by_policy: dict[str, Sample]
+    env_steps: int
+
+
+class TeamRunner:
+    """Samples rollouts of several policies from environments that they share.
+
+    Args:
+        spec: the settings of the runners.
+        name: the name of the runners in the graph.
+        seed: the run's.
+        index: the number of this runner.
+        restart_count: how often it was restarted.
+    """
+
+    def __init__(
+        self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
+    ) -> None:
+        self.spec = spec
+        self.envs = spec.envs_per_runner
+        self.label = f"{name}, runner {index}"
+        self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
+        self.seats = {
+            policy: Seats(policy, agents, self.envs, spec.by_policy[policy].spaces())
+            for policy, agents in spec.agents.items()
+        }
+        self.vector: AgentsVector | None = None
+        """The environments, made at first use."""
+        self.seed = seed_of(seed, name, index, restart_count)
+        self.parts = {
+            policy: Part(part, self.seats[policy], policy or name, seed, index, restart_count)
+            for policy, part in spec.by_policy.items()
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self.vector is not None:
+            self.vector.close()
+
+    def localize(self, chain: Chain) -> None:
+        """Pass every later rollout through these operators before it is sent."""
+        for part in self.parts.values():
+            part.localize(chain)
+
+    def go_on(self, turn: int) -> None:
+        """Explore like a runner that has acted so many steps, whose place this one takes."""
+        for part in self.parts.values():
+            part.go_on(turn)
+
+    def _start(self) -> AgentsVector:
+        """Make and reset the environments for the first time, and compile the policies."""
+        if self.vector is not None:
+            return self.vector
+        make, name = self.spec.make_agents, env_name(self.spec.env)
+        vector = self.vector = AgentsVector(make, self.envs, self.seats, name)
+        vector.reset(self.seed)
+        for part in self.parts.values():
+            part.start()
+            part.compile()
+        return vector
+
+    def sample(self, *published: tuple[Weights, Any] | None) -> TeamSample:
+        """Return the next rollout of each policy, and its episodes.
+
+        Args:
+            *published: for each policy: weights to act with and their version; None for those at
+                hand.
+
+        Raises:
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
+        """
+        for part, weights in zip(self.parts.values(), published, strict=True):
+            part.use(weights)
+        try:
+            with START:
+                vector = self._start()
+            before = vector.steps.sum()
+            with STEP:
+                self._fill(vector)
+                found = {policy: part.finish() for policy, part in self.parts.items()}
+        except EnvError as error:
+            self._locate(error)
+            raise
+        with CONCAT:
+            sent = {policy: self.parts[policy].sent(sample) for policy, sample in found.items()}
+            here().mark("returned", "")
+            return TeamSample(sent, int(vector.steps.sum() - before))
+
+    def _fill(self, vector: AgentsVector) -> None:
+        """Let the agents act until a column of every environment is full."""
+        parts = self.parts.values()
+        for part in parts:
+            part.begin_rollout()
+        running = np.ones(self.envs, bool)
+        while True:
+            for part in parts:
+                running &= ~part.blocked(self.envs)
+            if not running.any():
+                return
+            actions = {policy: part.decide(running) for policy, part in self.parts.items()}
+            vector.step(actions, running)
+            for part in parts:
+                part.see(running)
+
+    def _locate(self, error: EnvError) -> None:
+        """Add to an error whose environment failed, and how it was seeded."""
+        error.message = f"{self.label}: {error.message}"
+        if (within := error.facts.get("within")) is not None:
+            error.facts["env"] = int(self.facts["runner"] * self.envs + within)
+            error.facts["seed"] = self.seed + within
+        error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}

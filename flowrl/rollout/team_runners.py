@@ -1,0 +1,375 @@
+"""`TeamRunners`: the handle of runners over environments of several agents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from flowrl.core.clock import UPDATE
+from flowrl.core.items import Batch, MultiBatch
+from flowrl.core.keeping import Keeping
+from flowrl.errors import GraphError, unknown
+from flowrl.graph.protocols import Handle, Site, Workers
+from flowrl.rl.policies import Weights, network
+from flowrl.rollout.evaluation import MAX_STEPS
+from flowrl.rollout.gym_runners import GymRunners
+from flowrl.rollout.handle import RunnersHandle
+from flowrl.rollout.published import Published, WeightsByRunner
+from flowrl.rollout.statistics import EpisodeStatistics
+from flowrl.rollout.team_runner import TeamRunner, TeamSample
+from flowrl.rollout.team_stub import TeamStub
+
+if TYPE_CHECKING:
+    from flowrl.rollout.runners import Runners
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The weights of each policy that a request uses."""
+
+    by_policy: Mapping[str, Published]
+
+    @property
+    def version(self) -> dict[str, Any]:
+        """The policy version of each."""
+        return {policy: each.version for policy, each in self.by_policy.items()}
+
+
+class TeamWeights(Keeping):
+    """Keeps what `WeightsByRunner` does, of several policies.
+
+    Args:
+        policies: their names.
+        pool: the workers that the runners are.
+        count: the number of runners.
+    """
+
+    def __init__(self, policies: Iterable[str], pool: Workers, count: int) -> None:
+        self.by_policy = {policy: WeightsByRunner(pool, count) for policy in policies}
+
+    remade = ("by_policy",)
+
+    def keep(self) -> Any:
+        """Return the weights of each policy."""
+        return {policy: each.keep() for policy, each in self.by_policy.items()}
+
+    def take(self, state: Any) -> None:
+        """Go on with the weights that were kept."""
+        for policy, each in self.by_policy.items():
+            each.take(state[policy])
+
+    @property
+    def newest(self) -> Selected | None:
+        """The newest weights of each policy; None before each has some."""
+        return _selected({policy: each.newest for policy, each in self.by_policy.items()})
+
+    def select(self, runner: int, wait: bool) -> Selected | None:
+        """Return the weights that the next request to a runner is to use."""
+        found = {policy: each.select(runner, wait) for policy, each in self.by_policy.items()}
+        return _selected(found)
+
+    def references_if_unsent(self, runner: int, wanted: Selected) -> tuple[Any, ...]:
+        """Return what a runner takes in place of the weights of each policy, in their order."""
+        return tuple(
+            each.references_if_unsent(runner, wanted.by_policy[policy])[0]
+            for policy, each in self.by_policy.items()
+        )
+
+    def forget_sent(self, runner: int) -> None:
+        """Send a restarted runner its weights again with the next request."""
+        for each in self.by_policy.values():
+            each.forget_sent(runner)
+
+
+def _selected(found: dict[str, Published | None]) -> Selected | None:
+    present = {policy: each for policy, each in found.items() if each is not None}
+    return Selected(present) if len(present) == len(found) else None
+
+
+class TeamStatistics(Keeping):
+    """Gathers what `EpisodeStatistics` does, of several policies.
+
+    Args:
+        policies: their names.
+        site: the site of the runners.
+    """
+
+    lasting = ("all", "env_steps")
+    remade = ("by_policy",)
+
+    def __init__(self, policies: Iterable[str], site: Site) -> None:
+        self.all = EpisodeStatistics(site, ())
+        self.by_policy = {policy: EpisodeStatistics(site, ()) for policy in policies}
+        self.env_steps = 0
+        """The steps of environments since `drain` was called last."""
+
+    def keep(self) -> Any:
+        """Return what lasts, of each policy too."""
+        of_each = {policy: each.keep() for policy, each in self.by_policy.items()}
+        return {"all": super().keep(), "by_policy": of_each}
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept."""
+        super().take(state["all"])
+        for policy, each in self.by_policy.items():
+            each.take(state["by_policy"][policy])
+
+    @property
+    def restarted(self) -> dict[str, int]:
+        """Restarts of all runners, and the steps that were lost by them."""
+        return self.all.restarted
+
+    @property
+    def evaluated(self) -> dict[str, float]:
+        """The last evaluation, until it is reported."""
+        return self.all.evaluated
+
+    def note(self, sample: TeamSample) -> None:
+        """Add what came with a rollout."""
+        self.env_steps += sample.env_steps
+        for policy, each in sample.by_policy.items():
+            self.all.note(each.episodes)
+            self.by_policy[policy].note(each.episodes)
+
+    def restart(self, steps: int) -> None:
+        """Count that a runner was restarted, by which so many steps were lost."""
+        self.all.restart(steps)
+
+    def warn_of_missing_keys(self) -> None:
+        """Do nothing: no keys are wanted."""
+
+    def drain(self) -> dict[str, Any]:
+        """Return all that gathered since the last call, and start gathering again."""
+        found = self.all.drain()
+        # Steps of environments and those of their agents are counted apart.
+        found["agent_steps"] = found["env_steps"]
+        found["env_steps"], self.env_steps = self.env_steps, 0
+        for policy, each in self.by_policy.items():
+            of_one = each.drain()
+            if policy:
+                found[f"agent_steps/{policy}"] = of_one["env_steps"]
+                for name in ("episodes", "return_mean", "length_mean"):
+                    found[f"{name}/{policy}"] = of_one[name]
+        return found
+
+
+class TeamRunners(GymRunners):
+    """Handle of runners over environments of several agents, which are workers of the site.
+
+    A batch holds the agents of a policy as columns; several policies have a `MultiBatch`. A
+    reference ``runners.POLICY`` leads to `part`.
+
+    Args:
+        spec: the settings of the runners.
+        site: the site that makes the workers.
+    """
+
+    remade = (*GymRunners.remade, "parts", "of_one")
+
+    def __init__(self, spec: Runners, site: Site) -> None:
+        self.parts = spec.by_policy
+        super().__init__(spec, site)
+        self.of_one = {policy: PolicyRunners(self, policy) for policy in self.parts if policy}
+
+    def _open_pool(self) -> Workers:
+        if not self._is_team:
+            self.spaces = self.parts[""].spaces()
+            self.environments = self.parts[""].envs_per_runner * self.spec.num_runners
+        return self.site.workers(
+            self.spec.num_runners,
+            partial(TeamRunner, self.spec, self.site.name, self.site.seed),
+            partial(TeamStub, self.spec, self.site),
+        )
+
+    def _no_weights(self) -> Any:
+        return TeamWeights(self.parts, self.pool, self.spec.num_runners)
+
+    def _no_statistics(self) -> Any:
+        return TeamStatistics(self.parts, self.site)
+
+    @property
+    def _is_team(self) -> bool:
+        """Whether there are several policies, each with a name."""
+        return "" not in self.parts
+
+    def part(self, name: str) -> Handle:
+        """Return the handle of one policy.
+
+        Raises:
+            GraphError: there is no such policy.
+        """
+        if name not in self.of_one:
+            raise GraphError(f"{self.site.name}: {unknown('policy', name, self.of_one)}")
+        return self.of_one[name]
+
+    def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
+        """Publish new weights of the one policy.
+
+        Raises:
+            GraphError: there are several policies.
+        """
+        self._one_policy()
+        self.publish_of("", weights, version, to, wait)
+
+    def publish_of(
+        self, policy: str, weights: Weights, version: Any, to: Any = None, wait: bool = True
+    ) -> None:
+        """Publish new weights of a policy; the other arguments are those of `publish`."""
+        new = Published(weights, version)
+        if wait:
+            with UPDATE:
+                jax.block_until_ready(weights)
+            new.reference(self.pool)
+        runners = range(self.spec.num_runners) if to is None else np.unique(to)
+        with self._request_lock:
+            self._weights.by_policy[policy].add(new, runners, self._waits_for_newest)
+        self._count_published(weights, version, wait)
+
+    def _one_policy(self) -> None:
+        """Raise an error if there are several policies.
+
+        Raises:
+            GraphError: with their names.
+        """
+        if self._is_team:
+            raise GraphError(several(self.site.name, self.parts))
+
+    def pace(self, max_lag: int, updates: Fraction) -> None:
+        """Refuse to pace requests: each policy has a lag of its own.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError("runners of several agents can't pace requests; take on_stale='drop'")
+
+    def _allowed(self) -> float:
+        return math.inf
+
+    @property
+    def state(self) -> Any:
+        """Policy versions of the weights at hand and of pending requests, by policy."""
+        with self._request_lock:
+            every = [self._weights.newest, *map(self._select, range(self.spec.num_runners))]
+
+        def version(weights: Selected | None, policy: str) -> Any:
+            return weights.version[policy] if weights else np.int32(0)
+
+        def of(policy: str) -> Any:
+            asked = [[v[policy] for v in versions] for versions in self._pending_versions]
+            return {
+                "due": [{"version": version(weights, policy)} for weights in every],
+                "asked": [[{"version": v} for v in versions] for versions in asked],
+            }
+
+        found = {policy: of(policy) for policy in self.parts}
+        return found if self._is_team else found[""]
+
+    def _join(self, samples: list[Any]) -> Any:
+        """Join the rollouts of some samples to one batch, and count them."""
+        batches = {}
+        for sample in samples:
+            self._statistics.note(sample)
+        for policy in self.parts:
+            batches[policy] = Batch.join([each.by_policy[policy].batch for each in samples])
+        joined = MultiBatch(batches) if self._is_team else batches[""]
+        self.site.count(
+            requests=len(samples), sampled_steps=joined.steps, outstanding=len(self.requests)
+        )
+        return joined
+
+    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
+        """Refuse to evaluate.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError("Evaluate can't play environments of several agents yet")
+
+    def _start(self) -> Any:
+        """Return the newest weights; policies that no learner published any of get first ones."""
+        for policy, each in self._weights.by_policy.items():
+            if each.newest is None:
+                spec = self.parts[policy]
+                init = network(spec.policy, spec.spaces()).init
+                key = self.site.key(f"weights/{policy}" if policy else "weights")
+                self.publish_of(policy, self.site.run(init, key), np.int32(0))
+        return self._weights.newest
+
+
+def several(name: str, policies: Iterable[str]) -> str:
+    """Return the text of an error where one policy is needed, and there are several."""
+    known = ", ".join(f"{name}.{policy}" for policy in policies)
+    return f"{name} have several policies; name one of them: {known}"
+
+
+class PolicyRunners(RunnersHandle):
+    """One policy of runners that have several, as those see it who train or publish it.
+
+    Args:
+        team: the handle of all.
+        policy: its name.
+    """
+
+    remade = ("team", "policy", "spec", "site", "spaces", "environments")
+    lasting = ()
+
+    def __init__(self, team: TeamRunners, policy: str) -> None:
+        self.team, self.policy = team, policy
+        self.spec = team.parts[policy]
+        self.site = team.site
+        self.spaces = self.spec.spaces()
+        self.environments = self.spec.num_runners * self.spec.envs_per_runner
+
+    def close(self) -> None:
+        """Do nothing: the environments are those of the team."""
+
+    def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
+        """Publish new weights of this policy."""
+        self.team.publish_of(self.policy, weights, version, to, wait)
+
+    def collect(self, min_fraction: float = 1.0) -> Batch:
+        """Refuse to sample one policy alone.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(self._all)
+
+    def next(self, in_flight: int = 2) -> Batch:
+        """Refuse to sample one policy alone.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(self._all)
+
+    def episodes(self) -> dict[str, Any]:
+        """Refuse to report one policy alone.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(self._all)
+
+    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
+        """Refuse to evaluate one policy alone.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(self._all)
+
+    @property
+    def _all(self) -> str:
+        name = self.site.name
+        return (
+            f"the policies of {name} act together; write runners='{name}' in place of "
+            f"'{name}.{self.policy}'"
+        )

@@ -1,0 +1,43 @@
+"""`TeamStub`: the shape-only stub of a runner of several agents, for the abstract trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowrl.graph.graph import Chain
+from flowrl.graph.protocols import Site
+from flowrl.rollout.runner_stub import RunnerStub
+from flowrl.rollout.team_runner import TeamSample
+
+if TYPE_CHECKING:
+    from flowrl.rollout.runners import Runners
+
+
+class TeamStub:
+    """Shape-only stub of a runner of several agents: a stub of a runner for each policy.
+
+    Args:
+        spec: the settings of the runners.
+        site: the site of the abstract trace.
+        index: the number of this runner.
+        restart_count: how often it was restarted.
+    """
+
+    def __init__(self, spec: Runners, site: Site, index: int, restart_count: int = 0) -> None:
+        self.parts = {
+            policy: RunnerStub(each, site, index, restart_count)
+            for policy, each in spec.by_policy.items()
+        }
+
+    def localize(self, chain: Chain) -> None:
+        """Pass every later rollout through these operators."""
+        for part in self.parts.values():
+            part.localize(chain)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def sample(self, *published: Any) -> TeamSample:
+        """Return a rollout of shapes of each policy."""
+        parts = zip(self.parts.items(), published, strict=True)
+        return TeamSample({policy: part.sample(weights) for (policy, part), weights in parts}, 0)

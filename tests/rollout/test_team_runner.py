@@ -1,0 +1,219 @@
+"""Runners over environments of several agents, beside single ones and lists of turns."""
+
+import random
+
+import gymnasium as gym
+import jax
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flowrl as fl
+from flowrl.envs.agents import Agents, End, Turn
+from flowrl.rollout.runner import Runner
+from flowrl.rollout.sample import seed_of
+from flowrl.rollout.team_runner import TeamRunner
+
+POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
+
+
+class TwoCartPoles:
+    """Two CartPoles, each begun again alone; an agent whose pole fell comes back a step later."""
+
+    possible_agents = ("red", "blue")
+
+    def __init__(self, offset):
+        self.poles = {name: gym.make("CartPole-v1") for name in self.possible_agents}
+        self.offset = offset
+
+    def observation_space(self, agent):
+        return self.poles[agent].observation_space
+
+    def action_space(self, agent):
+        return self.poles[agent].action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        seeds = {name: seed if seed is None else seed + self.offset[name] for name in self.agents}
+        return {name: self.poles[name].reset(seed=seeds[name])[0] for name in self.agents}, {}
+
+    def step(self, actions):
+        obs, reward, terminated, truncated = {}, {}, {}, {}
+        for name, pole in self.poles.items():
+            if name in actions:
+                obs[name], reward[name], terminated[name], truncated[name], _ = pole.step(
+                    actions[name]
+                )
+            else:
+                obs[name], _ = pole.reset()
+                reward[name], terminated[name], truncated[name] = 0.0, False, False
+        self.agents = [name for name in obs if not (terminated[name] or truncated[name])]
+        return obs, reward, terminated, truncated, {}
+
+    def close(self):
+        for pole in self.poles.values():
+            pole.close()
+
+
+def test_two_agents_with_two_policies_are_two_single_runs():
+    seed, envs, steps = 3, 3, 16
+    offset = {
+        name: seed_of(seed, name, 0) - seed_of(seed, "runners", 0) for name in ("red", "blue")
+    }
+
+    def make():
+        return TwoCartPoles(offset)
+
+    both = fl.Team(red=POLICY, blue=POLICY)
+    spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
+    team = TeamRunner(spec, "runners", seed, 0)
+    # Gymnasium's own vector of CartPoles has one generator, so these are stepped singly.
+    single = fl.Runners(
+        lambda: gym.make("CartPole-v1"), POLICY, envs_per_runner=envs, rollout_length=steps
+    )
+    alone = {name: Runner(single, name, seed, 0) for name in offset}
+    init = jax.jit(alone["red"].network.init)
+    weights = {name: (init(jax.random.key(i)), i) for i, name in enumerate(offset)}
+    for _ in range(5):
+        found = team.sample(*weights.values()).by_policy
+        for name, runner in alone.items():
+            jax.tree.map(np.testing.assert_array_equal, found[name], runner.sample(weights[name]))
+        weights = dict.fromkeys(offset)
+    team.close()
+
+
+class Chaotic(Agents):
+    """Agents act, gain, die and come back at random; every turn is noted in plain lists.
+
+    Agents see numbers that count up, so every observation is another.
+    """
+
+    names = ("a", "b", "c")
+
+    def __init__(self, rate, seed):
+        self.random, self.rate = random.Random(seed), rate
+        self.count, self.turns = 0, {name: [] for name in self.names}
+        """By agent: its turns: what it saw and did, its reward, and its flags."""
+
+    def spaces_of(self, agent):
+        return Box(0, 1e6, (1,)), Discrete(3)
+
+    def _see(self):
+        self.count += 1
+        return np.array([self.count], np.float32)
+
+    def _next(self, ended, reward):
+        here = [name for name in self.names if name in self.live]
+        acting = [name for name in here if self.random.random() < self.rate["act"]]
+        # Someone acts, or the episode is over for all.
+        self.now = {name: self._see() for name in acting or here[:1]}
+        return Turn(self.now, reward, ended)
+
+    def reset(self, seed=None):
+        self.live = {name for name in self.names if self.random.random() < 0.7} or {"a"}
+        self.begun, self.over = set(), set()
+        return self._next({}, {})
+
+    def step(self, actions):
+        assert set(actions) == set(self.now)
+        for name, action in actions.items():
+            self.turns[name].append([float(self.now[name][0]), int(action), 0.0, False, False])
+            self.begun.add(name)
+            self.over.discard(name)
+        reward, ended = {}, {}
+        for name in sorted(self.live):
+            # What an agent gains before its first turn is in none of its rows.
+            if name not in self.over and self.random.random() < self.rate["gain"]:
+                reward[name] = float(2 ** self.random.randrange(8))
+            if name in self.begun:
+                self.turns[name][-1][2] += reward.get(name, 0.0)
+            if self.random.random() < self.rate["end"]:
+                flags = self.random.choice([(True, False), (False, True)])
+                ended[name] = End(*flags, self._see())
+                if name in self.begun:
+                    self.turns[name][-1][3:] = flags
+                    self.turns[name][-1].append(float(ended[name].obs[0]))
+        self.over |= set(ended)
+        self.live -= set(ended)
+        self.begun -= set(ended)
+        coming = set(self.names) - self.live - set(ended)
+        self.live |= {name for name in sorted(coming) if self.random.random() < self.rate["come"]}
+        return self._next(ended, reward)
+
+    def close(self):
+        pass
+
+
+def rate():
+    return st.sampled_from([0.0, 0.1, 0.5, 0.9])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rates=st.fixed_dictionaries({"act": rate(), "gain": rate(), "end": rate(), "come": rate()}),
+    steps=st.sampled_from([2, 5]),
+)
+def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps):
+    made = []
+
+    def make():
+        made.append(Chaotic(rates, seed + len(made)))
+        return made[-1]
+
+    agents, envs = {"red": ("a",), "blue": ("b", "c")}, 2
+    both = fl.Team(red=POLICY, blue=POLICY, of={"a": "red", "b": "blue", "c": "blue"})
+    spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
+    team = TeamRunner(spec, "runners", 0, 0)
+    # The spaces were found by making one more.
+    made.clear()
+    init = jax.jit(team.parts["red"].network.init)
+    published = [(init(jax.random.key(0)), 7)] * 2
+    rollouts = []
+    for _ in range(4):
+        rollouts.append(team.sample(*published).by_policy)
+        published = [None, None]
+    for policy, several in agents.items():
+        batches = [rollout[policy].batch for rollout in rollouts]
+        for column in range(envs * len(several)):
+            env, agent = made[column // len(several)], several[column % len(several)]
+            found = rows_of(batches, column)
+            turns = env.turns[agent]
+            # The last turn may be open: its reward is still to come.
+            is_open = bool(team.parts[policy].open[column])
+            expected = [turn[:5] for turn in turns[: len(turns) - is_open]]
+            assert [row[:4] for row in found] == [turn[:4] for turn in expected]
+            # A column that has fewer rows than others ends with a cut.
+            assert all(row[4] == turn[4] or row[6] for row, turn in zip(found, expected))
+            follows_right(found, turns)
+        noted = [rollout[policy].episodes for rollout in rollouts]
+        assert sum(map(len, (each.returns for each in noted))) >= sum(
+            len(turn) == 6 for name in several for env in made for turn in env.turns[name][:-1]
+        )
+
+
+def rows_of(batches, column):
+    """Return the valid rows of a column: obs, action, reward, flags, the observation after, and
+    whether masked rows follow."""
+    found = []
+    for batch in batches:
+        seen = np.append(batch["obs"][:, column, 0], batch.columns["bootstrap_obs"][column, 0])
+        valid = np.flatnonzero(batch["valid"][:, column])
+        for row in valid:
+            fields = (
+                batch[name][row, column].item() for name in ("action", "reward", "terminated")
+            )
+            found.append([seen[row].item(), *fields, batch["truncated"][row, column].item()])
+            is_last = row == valid[-1] and row + 1 < len(batch["valid"])
+            found[-1].extend([seen[row + 1].item(), is_last])
+    return found
+
+
+def follows_right(found, turns):
+    """Check that each row is followed by the agent's next turn, or by its final observation."""
+    for i, row in enumerate(found):
+        after = (
+            turns[i][5] if len(turns[i]) == 6 else turns[i + 1][0] if i + 1 < len(turns) else None
+        )
+        assert after is None or row[5] == after
