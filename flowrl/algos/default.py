@@ -20,7 +20,7 @@ def default_policy(env: Make, *, normalize: bool) -> Policy:
         SettingError: `normalize` is True and the environment shows images.
     """
     try:
-        images = shows_images(probe(env, (), {})[0].seen)
+        images = shows_images(probe(env, (), {}).first.seen)
     except FlowrlError:
         # The graph's check will report what is wrong with the environment.
         images = False

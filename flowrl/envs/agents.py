@@ -7,6 +7,7 @@ see, what every agent gained, and which agents ended.
 from __future__ import annotations
 
 import importlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,12 @@ class ParallelAgents(Agents):
             if terminated.get(agent) or truncated.get(agent):
                 flags = bool(terminated.get(agent)), bool(truncated.get(agent))
                 ended[agent] = End(*flags, obs[agent])
+        for agent in actions:
+            if agent not in ended and agent not in self.env.agents:
+                raise EnvError(
+                    f"agent {agent} left before its episode ended: it is not in env.agents any "
+                    "more, and neither terminated nor truncated"
+                )
         live = {agent: obs[agent] for agent in self.env.agents if agent not in ended}
         return Turn(live, reward, ended)
 
@@ -136,7 +143,8 @@ class AgentsInTurn(Agents):
 
     def _next(self) -> Turn:
         """Return the next agent's turn, after those that ended were taken out."""
-        reward, ended = {}, {}
+        reward: dict[str, float] = {}
+        ended: dict[str, End] = {}
         while self.env.agents:
             agent = self.env.agent_selection
             # It gives the reward since this agent acted last, whoever acted in between.
@@ -153,7 +161,7 @@ class AgentsInTurn(Agents):
 
 
 def agents_of(made: Any) -> Agents | None:
-    """Return an environment of several agents behind one interface; None if it is none."""
+    """Return the one interface of an environment of several agents; None if it has but one."""
     if isinstance(made, Agents):
         return made
     if not hasattr(made, "possible_agents"):
@@ -180,23 +188,28 @@ def make_pettingzoo(name: str, **settings: Any) -> Any:
 
 
 def _module(name: str) -> Any:
+    """Return the module of an environment: one of PettingZoo, or of another package."""
     missing = []
-    for path in (f"pettingzoo.{name}", name):
+    for path in (f"{PETTINGZOO}.{name}", name):
         try:
-            return importlib.import_module(path)
+            # Modules of PettingZoo warn of being imported, in favour of a registry of its own.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return importlib.import_module(path)
         except ModuleNotFoundError as error:
             missing.append(error)
-            # What is missing is something that the module itself imports.
+            # The module is there, and something else that it imports is missing.
             if not f"{path}.".startswith(f"{error.name}."):
                 break
-    if missing[0].name == "pettingzoo" or not f"pettingzoo.{name}.".startswith(
-        f"{missing[0].name}."
-    ):
-        needed = f"'pettingzoo:{name}' needs {missing[0].name}"
-        raise SettingError(f"{needed}: {install('agents')}") from missing[-1]
+    needed = missing[-1].name
+    if missing[0].name == PETTINGZOO or needed not in name.split(".", 1):
+        raise SettingError(
+            f"'{PETTINGZOO}:{name}' needs a package ({missing[-1]}): {install('agents')}"
+        ) from missing[-1]
     raise SettingError(
-        f"unknown environment 'pettingzoo:{name}': there is neither a module pettingzoo.{name} nor "
-        f"{name}; names are such as pettingzoo:classic.tictactoe_v3"
+        f"unknown environment '{PETTINGZOO}:{name}': there is neither a module {PETTINGZOO}.{name} "
+        f"nor {name}; names are such as {PETTINGZOO}:classic.tictactoe_v3, and what is of another "
+        "package than PettingZoo needs that one, too"
     )
 
 

@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from flowrl.core.keeping import Keeping
+from flowrl.envs.agents import Agents, Turn
 
 Array = np.ndarray[Any, Any]
 MOST = 10_000
@@ -91,8 +92,9 @@ def _layers(env: Any) -> Iterator[Any]:
     """Yield an environment's wrappers, the outermost first, and then itself."""
     while True:
         yield env
-        inner = getattr(env, "env", None)
-        if not isinstance(env, gym.Wrapper) or inner is None:
+        # An environment of several agents, and its wrappers, have theirs under the same name.
+        inner = getattr(env, "env", None) or getattr(env, "inner", None)
+        if inner is None or (isinstance(env, gym.Env) and not isinstance(env, gym.Wrapper)):
             return
         env = inner
 
@@ -134,6 +136,71 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     a, b = np.asarray(one), np.asarray(other)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+class RetracedAgents(Agents):
+    """Wraps an environment of several agents, and notes what brings it back to where it is.
+
+    Args:
+        inner: the environment.
+    """
+
+    def __init__(self, inner: Agents) -> None:
+        self.inner, self.names = inner, inner.names
+        self.begun: dict[str, Any] | None = None
+        """How the episode began: the generators before the reset, and its seed."""
+        self.actions: list[Mapping[str, Any]] = []
+        """The actions by agent since; more than `MOST` are of no use."""
+        self.turn: Turn | None = None
+        """The newest turn."""
+
+    def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of an agent's observations and actions."""
+        return self.inner.spaces_of(agent)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.inner.close()
+
+    def reset(self, seed: int | None = None) -> Turn:
+        """Begin an episode, and note what the generators were before."""
+        self.begun = {"generators": _generators(self.inner), "seed": seed}
+        self.actions = []
+        self.turn = self.inner.reset(seed)
+        return self.turn
+
+    def step(self, actions: Mapping[str, Any]) -> Turn:
+        """Take a step, and note the actions."""
+        self.turn = self.inner.step(actions)
+        if len(self.actions) <= MOST:
+            self.actions.append(actions)
+        return self.turn
+
+    def keep(self) -> Any:
+        """Return what brings it back; None where its episode is too long."""
+        if self.begun is None or len(self.actions) > MOST:
+            return None
+        what = {"begun": self.begun, "actions": self.actions, "turn": _plain_turn(self.turn)}
+        return what if all(map(_is_plain, jax.tree.leaves(what))) else None
+
+    def bring_back(self, kept: Any) -> bool:
+        """Go through the episode again; return whether it came out as it was."""
+        if kept is None:
+            return False
+        _set_generators(self.inner, kept["begun"]["generators"])
+        self.reset(kept["begun"]["seed"])
+        for actions in kept["actions"]:
+            # It came out otherwise where other agents act.
+            if self.turn is None or set(self.turn.obs) != set(actions):
+                return False
+            self.step(actions)
+        self.begun = kept["begun"]
+        return _same(_plain_turn(self.turn), kept["turn"])
+
+
+def _plain_turn(turn: Turn | None) -> Any:
+    """Return what agents see and gained in a turn, as plain values."""
+    return None if turn is None else {"obs": dict(turn.obs), "reward": dict(turn.reward)}
 
 
 # -- vectors

@@ -373,6 +373,11 @@ class Probed(NamedTuple):
     agents: Mapping[str, Spaces] | None = None
     """The spaces of its agents by name; None where there is but one."""
 
+    @property
+    def first(self) -> Spaces:
+        """Its spaces, or those of its first agent."""
+        return self.spaces or next(iter((self.agents or {}).values()))
+
 
 def probe(
     env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]

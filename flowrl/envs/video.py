@@ -176,7 +176,7 @@ def filmed(
     if _takes_mode(env):
         settings = {**settings, "render_mode": "rgb_array"}
     # It is made once more for this, so that nothing is played where nothing can be filmed.
-    found = probe(env, (*wrappers, _checked), settings)[0]
+    found = probe(env, (*wrappers, _checked), settings).first
     if found != spaces:
         raise SettingError(
             f"a single {env_name(env)} has other spaces than the vector in which this policy acts, "

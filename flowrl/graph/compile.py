@@ -14,9 +14,9 @@ from flowrl.errors import CheckError
 from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hiding
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Use
 from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.trace import Trace, Traffic, trace
+from flowrl.graph.use import Use
 
 
 def compile_graph(graph: Graph) -> Plan:

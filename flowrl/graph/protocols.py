@@ -9,7 +9,7 @@ abstract trace, and traced into one XLA program, because only the site differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from flowrl.core.clock import Reading
     from flowrl.core.events import Stream
     from flowrl.core.metrics import Metered
+    from flowrl.graph.use import Use
 
     # For type checkers a `Ref` is a str that carries the handle's type, so that `ctx[ref]` has that
     # type. At run time the annotation leaves a `RefTo`, which `refs` reads.
@@ -268,36 +269,6 @@ class Handle(Keeping, ABC):
     def findings(self) -> Iterator[str]:
         """Yield sentences on where time is lost and what would fix it."""
         return iter(())
-
-
-@dataclass(frozen=True)
-class Use:
-    """How a graph uses one resource, as far as the resource's rules may look at it."""
-
-    name: str
-    """The resource."""
-    resources: Mapping[str, Resource]
-    """All of the graph's resources."""
-    traced: bool
-    """Whether the abstract trace closed a Row and found no problem.
-
-    If not, `counts` and `lags` can't be relied on.
-    """
-    exact: bool
-    """Whether the trace found a steady period, so that what is not counted never happens."""
-    counts: Mapping[str, Mapping[str, Mapping[str, int]]]
-    """By resource, by node: the counters of its verbs in the steady period."""
-    lags: Mapping[str, float]
-    """By node that calls this resource and yields updates, its own or passed on: the largest policy
-    lag, NaN where it can't be known."""
-    idle: Sequence[str]
-    """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
-    queues: Mapping[str, str]
-    """By node that refers to this resource and is downstream of a queue: that queue."""
-
-    def total(self, counter: str, resource: str | None = None) -> int:
-        """Return a counter of a resource (this one by default), summed over the nodes."""
-        return sum(c.get(counter, 0) for c in self.counts.get(resource or self.name, {}).values())
 
 
 class Resource(Settings, ABC):

@@ -17,7 +17,8 @@ from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
 from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use, hidden
+from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
+from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
 from flowrl.rl import losses, value_losses
 from flowrl.rl.explore import Explore

@@ -41,7 +41,7 @@ def policy_of(graph: Graph, core: Core, weights: Weights) -> TrainedPolicy:
     # Another resource in their place need not have these fields.
     env, wrappers, settings = (
         (runners.env, runners.wrappers, runners.env_settings)
-        if isinstance(runners, Runners)
+        if isinstance(runners, Runners) and not runners.agents
         else (None, (), {})
     )
     spaces, loss_values = core.spaces, core.loss.values

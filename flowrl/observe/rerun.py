@@ -17,8 +17,9 @@ import numpy as np
 from flowrl.core.items import Batch
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph import values
-from flowrl.graph.protocols import Handle, Resource, Site, Use
+from flowrl.graph.protocols import Handle, Resource, Site
 from flowrl.graph.site import HereSite, Place
+from flowrl.graph.use import Use
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.record import Recorded, find, named
 from flowrl.rl.spaces import Spaces

@@ -349,7 +349,7 @@ def load(
     policy, spaces = value("policy"), Spaces.from_json(json.dumps(saved["spaces"]))
     weights = read_weights(folder / "weights", network(policy, spaces))
     wrappers, settings = value("wrappers"), value("env_settings")
-    if env is not None and (found := probe(env, wrappers, settings)[0]) != spaces:
+    if env is not None and (found := probe(env, wrappers, settings).first) != spaces:
         raise SettingError(
             f"{env_name(env)} has other spaces than this policy: obs {found.obs}, "
             f"action {found.action}; it has {spaces}"

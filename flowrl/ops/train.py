@@ -14,6 +14,7 @@ from flowrl.core.texts import amount, plural
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import Advantages, need
 from flowrl.ops.replay import ReplaySample
@@ -57,6 +58,12 @@ class TrainOneStep(Stateless):
                 f"minibatch_size must be at least 1 or None, got {self.minibatch_size}"
             )
 
+    def _sampled(self, plan: Plan) -> int:
+        """Return the steps that were sampled for the learner."""
+        learner: Any = plan.graph.resources[str(self.learner)]
+        _, policy = resource_and_part(str(getattr(learner, "runners", "")))
+        return plan.total(f"sampled_steps/{policy}" if policy else "sampled_steps")
+
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return epochs and minibatches of an update; gradient steps, and uses of a sample."""
         counts = plan.counts(node)
@@ -67,7 +74,7 @@ class TrainOneStep(Stateless):
         batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
         # Of an update that may stop early only the most gradient steps are known.
         at_most = "<= " if counts["most_gradient_steps"] else ""
-        uses = counts["used_steps"] / max(plan.total("sampled_steps"), 1)
+        uses = counts["used_steps"] / max(self._sampled(plan), 1)
         used = f"each sample used {uses:g} {plural(uses, 'time')}"
         return (
             f"{amount(epochs, 'epoch')} x {batches}",

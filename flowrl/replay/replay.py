@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, Use
+from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.graph.use import Use
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.host_replay import HostReplay
 from flowrl.replay.jax_replay import JaxReplay

@@ -6,11 +6,11 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from flowrl.graph.protocols import Future, Site, Workers
 from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
-from flowrl.rollout.published import Published, WeightsByRunner
+from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.requests import KEEP_SECONDS, AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
@@ -56,7 +56,7 @@ class GymRunners(RunnersHandle):
         "_rollouts_received", "_received_in_total", "_last_restart_reason", "_seconds_in_rounds",
         "_seconds_idle",
     )  # fmt: skip
-    remade = (
+    remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "spaces", "environments", "pool", "_pacing", "_local_chain",
         "_request_lock", "_is_closing",
     )  # fmt: skip
@@ -89,7 +89,6 @@ class GymRunners(RunnersHandle):
         """Runner-seconds in rounds, and of these between a rollout and the end of its round."""
 
     def _open_pool(self) -> Workers:
-        """Start the runners."""
         self.spaces = self.spec.spaces()
         return self.site.workers(
             self.spec.num_runners,
@@ -98,11 +97,9 @@ class GymRunners(RunnersHandle):
         )
 
     def _no_weights(self) -> Any:
-        """Return what keeps the published weights."""
         return WeightsByRunner(self.pool, self.spec.num_runners)
 
     def _no_statistics(self) -> Any:
-        """Return what gathers the episodes."""
         return EpisodeStatistics(self.site, self.spec.metrics)
 
     def close(self) -> None:
@@ -258,12 +255,12 @@ class GymRunners(RunnersHandle):
         runner, those of its requests without a result; ``paced``, how many requests the pacing
         still allows and the order of the runners.
         """
-        asked = [_as_states(versions) for versions in self._pending_versions]
+        asked = [as_states(versions) for versions in self._pending_versions]
         with self._request_lock:
             selected = [self._select(runner) for runner in range(self.spec.num_runners)]
             weights = (self._weights.newest, *selected)
         return {
-            "due": _as_states(w.version if w else np.int32(0) for w in weights),
+            "due": as_states(w.version if w else np.int32(0) for w in weights),
             "asked": asked,
             "paced": (self._allowed(), *self.requests.order()) if self._pacing else (),
         }
@@ -327,7 +324,7 @@ class GymRunners(RunnersHandle):
 
     def _select(self, runner: int) -> Published | None:
         """Return the weights that the next request to a runner is to use. Needs `_request_lock`."""
-        return self._weights.select(runner, self._waits_for_newest)
+        return cast("Published | None", self._weights.select(runner, self._waits_for_newest))
 
     def _receive(self) -> tuple[int, Sample]:
         """Return the next result and its runner; restart and ask again runners that are lost."""
@@ -436,7 +433,7 @@ class GymRunners(RunnersHandle):
 
     def episodes(self) -> dict[str, Any]:
         """Return and reset what was counted since the last call, as `RunnersHandle` says."""
-        return self._statistics.drain()
+        return cast("dict[str, Any]", self._statistics.drain())
 
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights, shared among the runners.
@@ -469,7 +466,7 @@ class GymRunners(RunnersHandle):
             finally:
                 self.requests.end_other(runner)
         self.site.count(evaluations=1, evaluated_episodes=sum(map(len, parts)))
-        return self._statistics.evaluate(parts)
+        return cast("dict[str, float]", self._statistics.evaluate(parts))
 
     def evaluated(self) -> Weights | None:
         """Return the weights of the last evaluation, as `RunnersHandle` says."""
@@ -501,8 +498,3 @@ class GymRunners(RunnersHandle):
             init = network(self.spec.policy, self.spaces).init
             self.publish(self.site.run(init, self.site.key("weights")), np.int32(0))
         return cast("Published", self._weights.newest)
-
-
-def _as_states(versions: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return policy versions under the name by which the plan knows a version in a state."""
-    return [{"version": version} for version in versions]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from flowrl.core.keeping import into, leaves
 from flowrl.rl.policies import Memory
 from flowrl.rollout.acting import Acting, Array
 from flowrl.rollout.columns import copies, write
@@ -36,7 +37,7 @@ class Part(Acting):
     """
 
     lasting = (*Acting.lasting, "open", "gained", "ended", "held", "acted_by")
-    remade = (*Acting.remade, "seats", "data", "row", "begins")
+    remade = (*Acting.remade, "seats", "data", "row", "begins", "before", "versions")
 
     def __init__(
         self,
@@ -70,6 +71,24 @@ class Part(Acting):
         super().start()
         # What the policy remembered before each agent's last turn.
         self.before = self.memory
+
+    def keep_columns(self) -> dict[str, Any]:
+        """Return what the columns remember and have counted since `start`."""
+        return {**super().keep_columns(), "before": leaves(self.before)}
+
+    def take_columns(self, kept: dict[str, Any], lost: Array) -> None:
+        """Go on from what was kept of the columns, but in those ``bool[B]`` that were reset."""
+        super().take_columns(kept, lost)
+        self.before = into(self.before, kept["before"], f"{self.label}, its recurrent state")
+        # The turns of a reset environment have no reward any more.
+        self.open &= ~lost
+        self.ended &= ~lost
+        self.gained[lost] = 0
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept; what the agents see is in the columns."""
+        super().take(state)
+        self.obs = self.seats.obs
 
     def begin_rollout(self) -> None:
         """Begin a rollout, with the turns that were open at the end of the last one."""
@@ -229,4 +248,5 @@ def _chosen(which: Array, one: Memory, other: Memory) -> Memory:
     def of(x: Any, y: Any) -> Any:
         return np.where(which.reshape(-1, *[1] * (np.ndim(x) - 1)), x, y)
 
-    return jax.tree.map(of, one, other)
+    found: Memory = jax.tree.map(of, one, other)
+    return found

@@ -135,3 +135,8 @@ class WeightsByRunner(Keeping):
     def forget_sent(self, runner: int) -> None:
         """Send a restarted runner its weights again with the next request."""
         self._last_sent[runner] = None
+
+
+def as_states(versions: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return policy versions under the name by which the plan knows a version in a state."""
+    return [{"version": version} for version in versions]

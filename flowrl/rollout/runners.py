@@ -17,8 +17,9 @@ from flowrl.envs.agents import Agents, OneAgent
 from flowrl.envs.gym_envs import Make, Probed, env_name, make_env, probe
 from flowrl.envs.jax_envs import JaxEnv
 from flowrl.errors import GraphError, SettingError
-from flowrl.graph.protocols import Handle, Resource, Site, Use
+from flowrl.graph.protocols import Handle, Resource, Site
 from flowrl.graph.site import alone
+from flowrl.graph.use import Use
 from flowrl.rl.actions import leaves
 from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.normalizing import RunningNorm
@@ -227,7 +228,8 @@ class Runners(Resource):
                 "metrics: an environment in JAX returns no info with its steps; compute them from "
                 "obs in an operator, by ctx.metric"
             )
-        if self.agents:
+        # It raises an error where a team has but one agent, so it is asked first.
+        if self.by_policy and self.agents:
             return TeamRunners(self, own_site)
         if self.jax_env is None or own_site.remote:
             return GymRunners(self, own_site)

@@ -66,12 +66,16 @@ class EpisodeStatistics(Keeping):
                     if not episodes.metrics[column(key)].number
                 }
                 self.other_keys.update(dict.fromkeys(episodes.infos))
-        if episodes.reset:
-            many = f"{episodes.reset} {plural(episodes.reset, 'environment')}"
-            text = f"{many} could not be brought back to where they were, and began a new episode"
-            self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
+        self.warn_of_reset(episodes.reset)
         if episodes.metrics:
             self.site.metrics.merge(episodes.metrics, self.site.name)
+
+    def warn_of_reset(self, envs: int) -> None:
+        """Warn of environments that could not be brought back, if there are any."""
+        if envs:
+            many = f"{envs} {plural(envs, 'environment')}"
+            text = f"{many} could not be brought back to where they were, and began a new episode"
+            self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
 
     def restart(self, steps: int) -> None:
         """Count that a runner was restarted, by which so many steps were lost."""

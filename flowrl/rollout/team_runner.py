@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from flowrl.core.clock import CONCAT, START, STEP, here
+from flowrl.core.keeping import Keeping, writable
 from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
@@ -28,9 +29,11 @@ class TeamSample:
 
     by_policy: dict[str, Sample]
     env_steps: int
+    reset: int = 0
+    """Environments that were reset because they could not be brought back."""
 
 
-class TeamRunner:
+class TeamRunner(Keeping):
     """Samples rollouts of several policies from environments that they share.
 
     Args:
@@ -41,12 +44,19 @@ class TeamRunner:
         restart_count: how often it was restarted.
     """
 
+    lasting = ("facts", "seed")
+    remade = (
+        "spec", "envs", "label", "index", "seats", "vector", "parts", "_resumed",
+        "reset_environments",
+    )  # fmt: skip
+
     def __init__(
         self, spec: Runners, name: str, seed: int, index: int, restart_count: int = 0
     ) -> None:
         self.spec = spec
         self.envs = spec.envs_per_runner
         self.label = f"{name}, runner {index}"
+        self.index = index
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
         self.seats = {
             policy: Seats(policy, agents, self.envs, spec.by_policy[policy].spaces())
@@ -59,6 +69,28 @@ class TeamRunner:
             policy: Part(part, self.seats[policy], policy or name, seed, index, restart_count)
             for policy, part in spec.by_policy.items()
         }
+
+        self.reset_environments = 0
+        """Environments that could not be brought back, until the next rollout says so."""
+        self._resumed: dict[str, Any] | None = None
+        """What was kept of its environments and columns, until they begin."""
+
+    def keep(self) -> Any:
+        """Return what lasts: the environments too, if they have begun."""
+        parts = {policy: part.keep() for policy, part in self.parts.items()}
+        begun = self._resumed
+        if self.vector is not None:
+            columns = {policy: part.keep_columns() for policy, part in self.parts.items()}
+            begun = {"vector": self.vector.keep(), "columns": columns}
+        return {**super().keep(), "parts": parts, "begun": begun}
+
+    def take(self, state: Any) -> None:
+        """Go on from what was kept, once the next request brings weights."""
+        state = writable(state)
+        super().take({name: state[name] for name in self.lasting})
+        for policy, part in self.parts.items():
+            part.take(state["parts"][policy])
+        self._resumed = state["begun"]
 
     def close(self) -> None:
         """Close the environments."""
@@ -81,11 +113,25 @@ class TeamRunner:
             return self.vector
         make, name = self.spec.make_agents, env_name(self.spec.env)
         vector = self.vector = AgentsVector(make, self.envs, self.seats, name)
-        vector.reset(self.seed)
         for part in self.parts.values():
             part.start()
+        if self._resumed is None:
+            vector.reset(self.seed)
+        else:
+            self._go_on_from(self._resumed, vector)
+        for part in self.parts.values():
             part.compile()
         return vector
+
+    def _go_on_from(self, begun: dict[str, Any], vector: AgentsVector) -> None:
+        """Bring environments and columns back to where they were."""
+        # Those that are reset begin another episode than any before.
+        turn = max(part.turn for part in self.parts.values())
+        lost = vector.bring_back(begun["vector"], (self.seed + turn) % 2**31)
+        for policy, part in self.parts.items():
+            part.take_columns(begun["columns"][policy], lost[self.seats[policy].env])
+        self.reset_environments = int(lost.sum())
+        self._resumed = None
 
     def sample(self, *published: tuple[Weights, Any] | None) -> TeamSample:
         """Return the next rollout of each policy, and its episodes.
@@ -112,7 +158,8 @@ class TeamRunner:
         with CONCAT:
             sent = {policy: self.parts[policy].sent(sample) for policy, sample in found.items()}
             here().mark("returned", "")
-            return TeamSample(sent, int(vector.steps.sum() - before))
+            reset, self.reset_environments = self.reset_environments, 0
+            return TeamSample(sent, int(vector.steps.sum() - before), reset)
 
     def _fill(self, vector: AgentsVector) -> None:
         """Let the agents act until a column of every environment is full."""
@@ -134,6 +181,6 @@ class TeamRunner:
         """Add to an error whose environment failed, and how it was seeded."""
         error.message = f"{self.label}: {error.message}"
         if (within := error.facts.get("within")) is not None:
-            error.facts["env"] = int(self.facts["runner"] * self.envs + within)
+            error.facts["env"] = self.index * self.envs + within
             error.facts["seed"] = self.seed + within
         error.facts = {**self.facts, "runner_seed": self.seed, **error.facts}

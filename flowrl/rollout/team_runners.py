@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,10 +20,11 @@ from flowrl.core.keeping import Keeping
 from flowrl.errors import GraphError, unknown
 from flowrl.graph.protocols import Handle, Site, Workers
 from flowrl.rl.policies import Weights, network
+from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
-from flowrl.rollout.published import Published, WeightsByRunner
+from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.statistics import EpisodeStatistics
 from flowrl.rollout.team_runner import TeamRunner, TeamSample
 from flowrl.rollout.team_stub import TeamStub
@@ -101,7 +104,7 @@ class TeamStatistics(Keeping):
         site: the site of the runners.
     """
 
-    lasting = ("all", "env_steps")
+    lasting = ("all", "env_steps", "totals")
     remade = ("by_policy",)
 
     def __init__(self, policies: Iterable[str], site: Site) -> None:
@@ -109,6 +112,8 @@ class TeamStatistics(Keeping):
         self.by_policy = {policy: EpisodeStatistics(site, ()) for policy in policies}
         self.env_steps = 0
         """The steps of environments since `drain` was called last."""
+        self.totals: Counter[str] = Counter()
+        """The steps and episodes of agents since the start of the run, by column."""
 
     def keep(self) -> Any:
         """Return what lasts, of each policy too."""
@@ -134,6 +139,7 @@ class TeamStatistics(Keeping):
     def note(self, sample: TeamSample) -> None:
         """Add what came with a rollout."""
         self.env_steps += sample.env_steps
+        self.all.warn_of_reset(sample.reset)
         for policy, each in sample.by_policy.items():
             self.all.note(each.episodes)
             self.by_policy[policy].note(each.episodes)
@@ -149,15 +155,16 @@ class TeamStatistics(Keeping):
         """Return all that gathered since the last call, and start gathering again."""
         found = self.all.drain()
         # Steps of environments and those of their agents are counted apart.
-        found["agent_steps"] = found["env_steps"]
+        self.totals["agent_steps"] += found["env_steps"]
         found["env_steps"], self.env_steps = self.env_steps, 0
         for policy, each in self.by_policy.items():
             of_one = each.drain()
             if policy:
-                found[f"agent_steps/{policy}"] = of_one["env_steps"]
-                for name in ("episodes", "return_mean", "length_mean"):
+                self.totals[f"agent_steps/{policy}"] += of_one["env_steps"]
+                self.totals[f"episodes/{policy}"] += of_one["episodes"]
+                for name in ("return_mean", "length_mean"):
                     found[f"{name}/{policy}"] = of_one[name]
-        return found
+        return {**found, **self.totals}
 
 
 class TeamRunners(GymRunners):
@@ -171,7 +178,7 @@ class TeamRunners(GymRunners):
         site: the site that makes the workers.
     """
 
-    remade = (*GymRunners.remade, "parts", "of_one")
+    remade: ClassVar[tuple[str, ...]] = (*GymRunners.remade, "parts", "of_one")
 
     def __init__(self, spec: Runners, site: Site) -> None:
         self.parts = spec.by_policy
@@ -180,7 +187,6 @@ class TeamRunners(GymRunners):
 
     def _open_pool(self) -> Workers:
         if not self._is_team:
-            self.spaces = self.parts[""].spaces()
             self.environments = self.parts[""].envs_per_runner * self.spec.num_runners
         return self.site.workers(
             self.spec.num_runners,
@@ -193,6 +199,16 @@ class TeamRunners(GymRunners):
 
     def _no_statistics(self) -> Any:
         return TeamStatistics(self.parts, self.site)
+
+    @property
+    def spaces(self) -> Spaces:  # type: ignore[override]  # only what has one policy has spaces
+        """The spaces of each agent, where one policy acts for all.
+
+        Raises:
+            GraphError: there are several policies.
+        """
+        self._one_policy()
+        return self.parts[""].spaces()
 
     @property
     def _is_team(self) -> bool:
@@ -258,29 +274,30 @@ class TeamRunners(GymRunners):
         with self._request_lock:
             every = [self._weights.newest, *map(self._select, range(self.spec.num_runners))]
 
-        def version(weights: Selected | None, policy: str) -> Any:
-            return weights.version[policy] if weights else np.int32(0)
-
-        def of(policy: str) -> Any:
-            asked = [[v[policy] for v in versions] for versions in self._pending_versions]
-            return {
-                "due": [{"version": version(weights, policy)} for weights in every],
-                "asked": [[{"version": v} for v in versions] for versions in asked],
-            }
-
-        found = {policy: of(policy) for policy in self.parts}
+        found = {}
+        for policy in self.parts:
+            due = [each.version[policy] if each else np.int32(0) for each in every]
+            asked = [as_states(map(itemgetter(policy), each)) for each in self._pending_versions]
+            found[policy] = {"due": as_states(due), "asked": asked}
         return found if self._is_team else found[""]
 
     def _join(self, samples: list[Any]) -> Any:
         """Join the rollouts of some samples to one batch, and count them."""
-        batches = {}
         for sample in samples:
             self._statistics.note(sample)
+        batches = {}
         for policy in self.parts:
-            batches[policy] = Batch.join([each.by_policy[policy].batch for each in samples])
+            of_one = [sample.by_policy[policy].batch for sample in samples]
+            batches[policy] = Batch.join(of_one)
         joined = MultiBatch(batches) if self._is_team else batches[""]
+        of_each = {
+            f"sampled_steps/{policy}": batch.steps for policy, batch in batches.items() if policy
+        }
         self.site.count(
-            requests=len(samples), sampled_steps=joined.steps, outstanding=len(self.requests)
+            requests=len(samples),
+            sampled_steps=joined.steps,
+            outstanding=len(self.requests),
+            **of_each,
         )
         return joined
 

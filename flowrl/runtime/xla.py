@@ -458,7 +458,11 @@ class XlaRuntime:
         place = ProgramPlace(
             graph.name, graph.resources, seed, InlineSite, plan.found.totals, stream
         )
-        rows = MemberRows(graph.name, time.perf_counter(), members) if members.many else None
+        rows = (
+            MemberRows(graph.name, time.perf_counter(), members, plan.learners)
+            if members.many
+            else None
+        )
         try:
             periodicity = fusable(plan)
             # With a warm-up the period is traced only after it, so problems would show late.

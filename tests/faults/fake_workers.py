@@ -172,8 +172,9 @@ class FakeRunner:
             self.weights, self.version = published[0], int(published[1])
         self.sim.check_weights(self)
 
-    def evaluate(self, published: Any, episodes: int, seed: int, max_steps: int) -> Evaluation:
+    def evaluate(self, how: tuple[int, int, int], published: Any) -> Evaluation:
         self.use(published)
+        episodes, _, max_steps = how
         return Evaluation.empty(episodes, max_steps)
 
     def sample(self, published: Any) -> Sample:

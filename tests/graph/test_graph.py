@@ -367,7 +367,7 @@ BAD_SETTINGS = [
     ),
     ("learner.loss.clip_ratio.x", 1, "g.learner.loss.clip_ratio: unknown setting 'x'"),
     ("learner.loss", 3, "g.learner: loss must be one such as"),
-    ("runners.policy", 3, "g.runners.policy: takes Policy, got 3"),
+    ("runners.policy", 3, "g.runners.policy: takes Policy or Team, got 3"),
     ("runners.polcy.hidden", 3, "g.runners: unknown setting 'polcy'; did you mean 'policy'"),
     ("runners.envs_per_runner", -1, "g.runners: envs_per_runner must be at least 1, got -1"),
     ("sync.learner", 3, "g.sync.learner: takes str, got 3"),

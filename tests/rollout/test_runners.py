@@ -180,8 +180,8 @@ def test_the_abstract_stub_equals_a_real_call_in_every_verb(env, policy):
             np.testing.assert_array_equal(a.batch.columns["version"], b.batch.columns["version"])
             np.testing.assert_array_equal(a.batch.columns["producer"], b.batch.columns["producer"])
         if isinstance(env, str):
-            assert _forms(vars(real.evaluate(None, 2, 0, 5))) == _forms(
-                vars(stub.evaluate(None, 2, 0, 5))
+            assert _forms(vars(real.evaluate((2, 0, 5), None))) == _forms(
+                vars(stub.evaluate((2, 0, 5), None))
             )
     finally:
         real.close()

@@ -14,46 +14,9 @@ from flowrl.envs.agents import Agents, End, Turn
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.sample import seed_of
 from flowrl.rollout.team_runner import TeamRunner
+from teams import TwoCartPoles
 
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
-
-
-class TwoCartPoles:
-    """Two CartPoles, each begun again alone; an agent whose pole fell comes back a step later."""
-
-    possible_agents = ("red", "blue")
-
-    def __init__(self, offset):
-        self.poles = {name: gym.make("CartPole-v1") for name in self.possible_agents}
-        self.offset = offset
-
-    def observation_space(self, agent):
-        return self.poles[agent].observation_space
-
-    def action_space(self, agent):
-        return self.poles[agent].action_space
-
-    def reset(self, seed=None, options=None):
-        self.agents = list(self.possible_agents)
-        seeds = {name: seed if seed is None else seed + self.offset[name] for name in self.agents}
-        return {name: self.poles[name].reset(seed=seeds[name])[0] for name in self.agents}, {}
-
-    def step(self, actions):
-        obs, reward, terminated, truncated = {}, {}, {}, {}
-        for name, pole in self.poles.items():
-            if name in actions:
-                obs[name], reward[name], terminated[name], truncated[name], _ = pole.step(
-                    actions[name]
-                )
-            else:
-                obs[name], _ = pole.reset()
-                reward[name], terminated[name], truncated[name] = 0.0, False, False
-        self.agents = [name for name in obs if not (terminated[name] or truncated[name])]
-        return obs, reward, terminated, truncated, {}
-
-    def close(self):
-        for pole in self.poles.values():
-            pole.close()
 
 
 def test_two_agents_with_two_policies_are_two_single_runs():
@@ -63,7 +26,7 @@ def test_two_agents_with_two_policies_are_two_single_runs():
     }
 
     def make():
-        return TwoCartPoles(offset)
+        return TwoCartPoles(offset["red"], offset["blue"])
 
     both = fl.Team(red=POLICY, blue=POLICY)
     spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
@@ -185,7 +148,8 @@ def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps
             expected = [turn[:5] for turn in turns[: len(turns) - is_open]]
             assert [row[:4] for row in found] == [turn[:4] for turn in expected]
             # A column that has fewer rows than others ends with a cut.
-            assert all(row[4] == turn[4] or row[6] for row, turn in zip(found, expected))
+            for row, turn in zip(found, expected, strict=True):
+                assert row[4] == turn[4] or row[6]
             follows_right(found, turns)
         noted = [rollout[policy].episodes for rollout in rollouts]
         assert sum(map(len, (each.returns for each in noted))) >= sum(

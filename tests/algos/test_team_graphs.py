@@ -1,0 +1,175 @@
+"""Graphs over environments of several agents: plans, rows, resumes and mistakes."""
+
+import pickle
+
+import pytest
+
+import flowrl as fl
+from conftest import RAY, timeless
+from teams import MLP, NAMES, TwoCartPoles, two_learners
+
+
+def rows_of(graph, rows=3, **how):
+    with fl.run(graph, **how) as run:
+        return timeless([next(run) for _ in range(rows)]), run
+
+
+def test_two_learners_have_columns_of_their_own_and_the_plan_is_what_is_counted():
+    graph = two_learners()
+    plan = graph.compile()
+    assert (plan.found.exact, plan.lag, plan.learners) == (True, 0, NAMES)
+    found, run = rows_of(graph)
+    counted = run.counts()
+    for name in ("updates", "requests", "publishes", "trained_steps", "sampled_steps"):
+        assert counted[name] == plan.per_row(name) * len(found), name
+    last = found[-1]
+    for name in NAMES:
+        assert last[f"updates/{name}"] == 3 and last[f"lag_max/{name}"] == 0
+        assert last[f"loss/{name}"] != last[f"loss/{NAMES[name == 'red']}"]
+        assert last[f"episodes/{name}"] > 0 and last[f"return_mean/{name}"] > 5
+    assert last["agent_steps"] == sum(last[f"agent_steps/{name}"] for name in NAMES)
+    assert last["env_steps"] <= 3 * 4 * 16 and run.audit().closed
+    assert "each sample used 2 times" in str(plan)
+
+
+def test_each_policy_learns_from_its_own_agents_alone():
+    whole, _ = rows_of(two_learners())
+    # What red does changes nothing for blue, for the two poles have nothing to do with each other.
+    other, _ = rows_of(two_learners().set("red.optimizer.lr", 0.1))
+    for name in ("loss", "entropy", "return_mean", "agent_steps"):
+        assert [row[f"{name}/blue"] for row in whole] == [row[f"{name}/blue"] for row in other]
+    assert whole[-1]["loss/red"] != other[-1]["loss/red"]
+
+
+def test_on_ray_the_same_rows_come(ray_up):
+    graph = two_learners(num_runners=2)
+    assert rows_of(graph)[0] == rows_of(graph, runtime=RAY)[0]
+
+
+def test_one_policy_for_all_agents_needs_nothing_else():
+    small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 8, "batch_size": 32}
+    found, run = rows_of(fl.ppo(TwoCartPoles, minibatch_size=16, policy=MLP, **small))
+    assert found[-1]["agent_steps"] > found[-1]["env_steps"] and run.audit().closed
+
+
+def test_a_run_of_two_policies_goes_on_bit_for_bit(tmp_path):
+    graph = two_learners()
+    with fl.run(graph, steps=64 * 8) as run:
+        whole = timeless(list(run))
+    with fl.run(graph, steps=64 * 3, out=tmp_path / "x", snapshots=fl.Snapshots(every=0)) as run:
+        begun = list(run)
+    with fl.resume(tmp_path / "x", steps=64 * 8, allow=["teams"]) as run:
+        list(run)
+        assert 0 < len(begun) < len(run.rows)
+        assert timeless(run.rows) == whole
+
+
+def mistakes():
+    def team(**how):
+        policies = dict.fromkeys(how.pop("names", NAMES), MLP)
+        return lambda: two_learners().set("runners.policy", fl.Team(**policies, **how)).compile()
+
+    return {
+        "an agent without a policy": (
+            team(of={"red": "red"}),
+            "agent blue of TwoCartPoles has no policy; add it to of={...}, which names those of ",
+        ),
+        "a policy without an agent": (
+            team(names=(*NAMES, "green")),
+            "policy green acts for no agent of TwoCartPoles, whose agents are red, blue; name one",
+        ),
+        "an agent with an unknown policy": (
+            team(of={"red": "red", "blue": "bleu"}),
+            "agent blue of TwoCartPoles has an unknown policy 'bleu'; did you mean 'blue'? Known: ",
+        ),
+        "a Select of an unknown name": (
+            lambda: two_learners().set("select_red.policy", "rad").compile(),
+            "unknown policy 'rad'; did you mean 'red'? Known: red, blue",
+        ),
+        "a learner of two policies": (
+            lambda: two_learners().set("red.runners", "runners").compile(),
+            "runners have several policies; name one of them: runners.red, runners.blue",
+        ),
+        "a learner of an unknown policy": (
+            lambda: two_learners().set("red.runners", "runners.rad").compile(),
+            "unknown part of a resource 'runners.rad'; did you mean 'runners.red'?",
+        ),
+        "a team where there is one agent": (
+            lambda: two_learners("CartPole-v1").compile(),
+            "CartPole-v1 has but one agent; give its runners a policy, no team",
+        ),
+        "no policies": (lambda: fl.Team(of={}), "a team needs policies: fl.Team("),
+    }
+
+
+@pytest.mark.parametrize("what", mistakes())
+def test_a_mistake_is_reported_before_the_run_with_a_way_out(what):
+    make, text = mistakes()[what]
+    with pytest.raises(fl.errors.FlowrlError) as caught:
+        make()
+    assert text in str(caught.value)
+
+
+class Different(TwoCartPoles):
+    def action_space(self, agent):
+        space = super().action_space(agent)
+        return space if agent == "red" else type(space)(3)
+
+
+class Reward(TwoCartPoles):
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        return obs, {**reward, "green": 1.0}, *rest
+
+
+class Late(TwoCartPoles):
+    """Gives a reward to an agent whose episode is over."""
+
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        if over := [name for name in NAMES if name not in actions]:
+            obs.pop(over[0])
+            reward[over[0]] = 1.0
+            self.agents = [name for name in self.agents if name != over[0]]
+        return obs, reward, *rest
+
+
+class Leaves(TwoCartPoles):
+    """An agent leaves without an end of its episode."""
+
+    def step(self, actions):
+        found = super().step(actions)
+        self.agents = [name for name in self.agents if name != "blue"]
+        return found
+
+
+class Broken(TwoCartPoles):
+    def step(self, actions):
+        raise ValueError("no such level")
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (Different, "one policy acts for red and blue of Different, whose spaces differ"),
+        (Reward, "environment 0 of Reward: unknown agent 'green'"),
+        (Late, "of Late gave a reward of 1 to agent "),
+        (Leaves, "environment 0 of Leaves: agent blue left before its episode ended"),
+        (Broken, "environment 0 of Broken raised in step({'red': "),
+    ],
+)
+def test_what_an_environment_does_wrong_is_reported_with_its_agent(env, text):
+    small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 64, "batch_size": 256}
+    with pytest.raises(fl.errors.FlowrlError) as caught:
+        rows_of(fl.ppo(env, minibatch_size=64, policy=MLP, **small))
+    assert text in str(caught.value)
+
+
+def test_a_team_is_text_and_back():
+    of = {"red": "blue", "blue": "red"}
+    graph = two_learners().set("runners.policy", fl.Team(red=MLP, blue=MLP, of=of))
+    again = fl.Graph.from_text(graph.text(), allow=["teams"])
+    assert again.text() == graph.text() and again == graph
+    assert again.resources["runners"].agents == {"red": ("blue",), "blue": ("red",)}
+    assert again.set("runners.policy.red.hidden", (4,)) != graph
+    assert pickle.loads(pickle.dumps(graph)) == graph

@@ -1,0 +1,90 @@
+"""PettingZoo's own environments, by their ids."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+import flowrl as fl
+
+pytest.importorskip("pettingzoo")
+MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
+
+
+def rollouts(env, policy=MLP, steps=20, count=3, envs=3):
+    spec = fl.Runners(env, policy, envs_per_runner=envs, rollout_length=steps)
+    runners = spec.open()
+    found = [runners.collect() for _ in range(count)]
+    episodes = runners.episodes()
+    runners.close()
+    return found, episodes
+
+
+def test_players_in_turn_win_what_the_other_loses_and_make_no_move_that_is_ruled_out():
+    found, episodes = rollouts("pettingzoo:classic.tictactoe_v3")
+    of_players = [[], []]
+    for batch in found:
+        assert batch.shape == (20, 6)
+        taken = np.take_along_axis(
+            batch["obs"]["action_mask"], batch["action"][..., None].astype(int), axis=-1
+        )[..., 0]
+        assert taken[batch["valid"]].all()
+        assert not batch["truncated"][:-1][batch["valid"][1:]].any()
+        for env in range(3):
+            for player in (0, 1):
+                column = 2 * env + player
+                over = batch["terminated"][:, column]
+                of_players[player].append(batch["reward"][over, column].tolist())
+                # What is no end is worth nothing in this game.
+                assert not batch["reward"][~over, column].any()
+    first, second = (list(itertools.chain(*each)) for each in of_players)
+    assert {*first, *second} <= {-1.0, 0.0, 1.0} and sum(first) != 0
+    # The end of a game may be in one player's rollout, and in the next one of the other.
+    assert abs(sum(first) + sum(second)) <= 3
+    # A game has five to nine moves, of both players together.
+    assert 5 <= episodes["env_steps"] / (episodes["episodes"] / 2) <= 12
+    assert episodes["agent_steps"] <= episodes["env_steps"]
+
+
+def test_agents_at_once_share_their_steps():
+    pytest.importorskip("mpe2")
+    found, episodes = rollouts("pettingzoo:mpe2.simple_spread_v3", steps=30)
+    for batch in found:
+        assert batch.shape == (30, 9)
+        # Episodes have 25 steps, and all agents get the same share of the reward.
+        assert np.array_equal(batch["valid"], np.repeat(batch["valid"][:, ::3], 3, axis=1))
+    assert episodes["agent_steps"] == 3 * episodes["env_steps"]
+    assert episodes["length_mean"] == 25
+
+
+def test_settings_reach_the_environment():
+    spec = fl.Runners("pettingzoo:mpe2.simple_spread_v3", MLP, env_settings={"N": 2})
+    assert spec.agents == {"": ("agent_0", "agent_1")}
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ("pettingzoo:classic.tictac_v3", "unknown environment 'pettingzoo:classic.tictac_v3': "),
+        ("pettingzoo:classic", "makes no environment: it has no parallel_env or env"),
+    ],
+)
+def test_what_there_is_not_is_refused(env, text):
+    with pytest.raises(fl.errors.SettingError) as caught:
+        fl.Runners(env, MLP).spaces()
+    assert text in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("pettingzoo")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Missing:
+        def find_spec(self, name, path, target=None):
+            if name.startswith("pettingzoo"):
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    with pytest.raises(fl.errors.SettingError, match=r"pip install .*flowrl\[agents\]"):
+        fl.Runners("pettingzoo:classic.tictactoe_v3", MLP).spaces()
