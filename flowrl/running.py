@@ -23,7 +23,7 @@ from flowrl.core.texts import plural
 from flowrl.errors import GraphError, LostError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
-from flowrl.learner.learner import LearnerHandle
+from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.initial import Init, beginning
@@ -309,12 +309,21 @@ class Run:
         Raises:
             GraphError: the graph has no learner, or several.
         """
-        if self._results is not None and self._results.policy is not None:
-            return self._results.policy
-        handle: LearnerHandle
-        with self._session.handle(learner_of(self.graph)[0]) as handle:
-            weights = jax.device_get(handle.weights()[0])
-        return self._policy_with(weights)
+        return self.policies[learner_of(self.graph)[0]]
+
+    @property
+    def policies(self) -> dict[str, TrainedPolicy]:
+        """The policies with their newest weights, by the names of their learners."""
+        if self._results is not None:
+            return self._results.policies
+        found = {}
+        for name, resource in self.graph.resources.items():
+            if isinstance(resource, Learner):
+                handle: LearnerHandle
+                with self._session.handle(name) as handle:
+                    weights = jax.device_get(handle.weights()[0])
+                    found[name] = policy_of(self.graph, handle.core, weights, resource)
+        return found
 
     def _policy_with(self, weights: Weights) -> TrainedPolicy:
         """Return the policy with these weights."""
@@ -448,13 +457,9 @@ class Run:
     def _results_so_far(self) -> Results:
         """Return what there is now."""
         whole, steady = self._profiles()
-        try:
-            policy = self.policy
-        except GraphError:
-            policy = None
         many = isinstance(self._session.rows, MemberRows) and bool(self.rows)
         return Results(
-            policy, self._session.audit(), whole, steady, self.curves() if many else None
+            self.policies, self._session.audit(), whole, steady, self.curves() if many else None
         )
 
 

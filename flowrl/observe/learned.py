@@ -24,19 +24,25 @@ def learner_of(graph: Graph, wanted: str = "run.policy") -> tuple[str, Learner]:
     """
     learners = [(n, r) for n, r in graph.resources.items() if isinstance(r, Learner)]
     if len(learners) != 1:
-        raise GraphError(f"{graph.name} has {len(learners)} learners; {wanted} needs exactly one")
+        several = f"; take run.policies['{learners[0][0]}']" if learners else ""
+        raise GraphError(
+            f"{graph.name} has {len(learners)} learners; {wanted} needs exactly one{several}"
+        )
     return learners[0]
 
 
-def policy_of(graph: Graph, core: Core, weights: Weights) -> TrainedPolicy:
+def policy_of(
+    graph: Graph, core: Core, weights: Weights, learner: Learner | None = None
+) -> TrainedPolicy:
     """Return the policy that a graph trains, with these weights.
 
     Args:
         graph: the graph.
         core: that of its learner.
         weights: arrays of the host.
+        learner: the settings of its learner; None for the only one (default None).
     """
-    _, learner = learner_of(graph)
+    learner = learner or learner_of(graph)[1]
     runners = graph.resources[resource_and_part(str(learner.runners))[0]]
     # Another resource in their place need not have these fields.
     env, wrappers, settings = (

@@ -46,8 +46,8 @@ PROFILE_SECONDS = 10.0
 class Results:
     """What can be asked of a run beside its rows, at one moment."""
 
-    policy: TrainedPolicy | None
-    """The policy; None where the graph has no learner, or several."""
+    policies: dict[str, TrainedPolicy]
+    """The policies by learner."""
     audit: Any
     """The conservation audit."""
     profile: Profile
@@ -56,6 +56,11 @@ class Results:
     """The profile of the run without its beginning, in which it is compiled."""
     curves: Curves | None
     """The Rows of every run, where many go on at once."""
+
+    @property
+    def policy(self) -> TrainedPolicy | None:
+        """The policy; None where the graph has no learner, or several."""
+        return next(iter(self.policies.values())) if len(self.policies) == 1 else None
 
     def reports(self) -> dict[str, str]:
         """Return the texts on the run, by name of the file that holds each."""

@@ -2,6 +2,8 @@
 
 import pickle
 
+import jax
+import numpy as np
 import pytest
 
 import flowrl as fl
@@ -30,6 +32,35 @@ def test_two_learners_have_columns_of_their_own_and_the_plan_is_what_is_counted(
     assert last["agent_steps"] == sum(last[f"agent_steps/{name}"] for name in NAMES)
     assert last["env_steps"] <= 3 * 4 * 16 and run.audit().closed
     assert "each sample used 2 times" in str(plan)
+
+
+def test_learners_at_rates_of_one_and_four_have_a_plan_without_a_warm_up():
+    slow = two_learners().insert(after="select_blue", batch_blue=fl.Concat(256))
+    plan = slow.set("report.every", 5).compile()
+    assert (plan.found.exact, plan.found.rows, plan.found.warmup_rows, plan.lag) == (True, 1, 0, 0)
+    assert [plan.per_row("updates", f"train_{name}") for name in NAMES] == [4, 1]
+    found, run = rows_of(slow.set("report.every", 5))
+    counted = run.counts()
+    for name in ("updates", "requests", "publishes", "trained_steps"):
+        assert counted[name] == plan.per_row(name) * len(found), name
+    assert (found[-1]["lag_max/red"], found[-1]["lag_max/blue"]) == (0, 0)
+
+
+def test_each_learner_has_a_policy_of_its_own():
+    run = fl.run(two_learners())
+    next(run)
+    at_work = run.policies
+    run.close()
+    assert list(run.policies) == ["red", "blue"]
+    obs = [0.1, 0.2, 0.3, 0.4]
+    for name in NAMES:
+        assert run.policies[name].act(obs) == at_work[name].act(obs)
+        assert run.policies[name].spaces == fl.Runners("CartPole-v1", MLP).spaces()
+    weights = [run.policies[name].weights for name in NAMES]
+    with pytest.raises(AssertionError, match="not equal"):
+        jax.tree.map(np.testing.assert_array_equal, *weights)
+    with pytest.raises(fl.errors.GraphError, match=r"take run.policies\['red'\]"):
+        run.policy  # noqa: B018
 
 
 def test_each_policy_learns_from_its_own_agents_alone():
