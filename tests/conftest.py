@@ -163,6 +163,14 @@ def same(a, b):
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
 
 
+def runner_pids():
+    """The processes of actors at work, the oldest first."""
+    found = [
+        p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())
+    ]
+    return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
+
+
 def pytest_collection_modifyitems(items):
     """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what
     they trace and compile; those with Ray first."""

@@ -71,3 +71,36 @@ def two_learners(env=TwoCartPoles, policy=MLP, **runners):
         graph = graph.then(after="sample", **{f"{key}_{name}": op for key, op in nodes.items()})
     ends = tuple(f"sync_{name}" for name in NAMES)
     return graph.then(after=ends, both=fl.Merge(), report=fl.Report(every=2))
+
+
+def ppo_and_dqn(env=TwoCartPoles, **runners):
+    """Two algorithms on one stream: red learns by PPO, and blue by DQN from a replay."""
+    q = fl.Policy(fl.networks.QNetwork, hidden=(8,))
+    ways = {"blue": fl.EpsilonGreedy(0.1)}
+    runners = {"envs_per_runner": 4, "rollout_length": 16, "explore": ways, **runners}
+    return (
+        fl.Graph(
+            "both",
+            runners=fl.Runners(env, fl.Team(red=MLP, blue=q), **runners),
+            red=fl.Learner(MLP, fl.losses.PPOLoss(), fl.Adam(1e-3), runners="runners.red"),
+            blue=fl.Learner(q, fl.losses.DQNLoss(), fl.Adam(1e-3), runners="runners.blue"),
+            replay=fl.Replay(2_000, runners="runners.blue"),
+        )
+        .then(
+            sample=fl.ParallelSample(),
+            select_red=fl.Select("red"),
+            adv=fl.Advantages(learner="red"),
+            train_red=fl.TrainOneStep(learner="red"),
+            sync_red=fl.SyncWeights(learner="red", runners="runners.red"),
+        )
+        .then(
+            after="sample",
+            select_blue=fl.Select("blue"),
+            add=fl.ReplayAdd(),
+            replayed=fl.ReplaySample(32, learning_starts=64, updates_per_step=1 / 32),
+            train_blue=fl.TrainOneStep(learner="blue", shuffle=False),
+            target=fl.UpdateTarget(every=4, learner="blue"),
+            sync_blue=fl.SyncWeights(learner="blue", runners="runners.blue"),
+        )
+        .then(after=("sync_red", "sync_blue"), both=fl.Merge(), report=fl.Report(every=3))
+    )

@@ -185,6 +185,20 @@ def make_env(
     return _made(env, partial(gym.make, env, disable_env_checker=True), wrappers, settings)
 
 
+def one_agent(env: Make, made: Any) -> Any:
+    """Return an environment that was made, if it has but one agent.
+
+    Raises:
+        SettingError: it has several.
+    """
+    if isinstance(made, Agents):
+        made.close()
+        raise SettingError(
+            f"{env_name(env)} has several agents; they are trained, but not yet evaluated"
+        )
+    return made
+
+
 def steps_singly(env: Make, wrappers: Sequence[Callable[[Any], Any]]) -> bool:
     """Return whether several environments are stepped one after another.
 

@@ -6,7 +6,7 @@ The rules of structure come first, then the abstract trace, then the rules that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Trained
@@ -74,6 +74,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     queues = downstream_of_queues(graph)
     largest_lags = {node: _largest(lags) for node, lags in found.lags.items()}
     stuck = found.exact and bool(found.steady) and not found.rows
+    replays = _downstream_of_replays(graph, counts)
     for name, resource in graph.resources.items():
         users = _users(graph, name)
         use = Use(
@@ -85,8 +86,24 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
             idle=[n for n in users if stuck and not found.steady[n].given],
             queues={n: queue for n, queue in queues.items() if n in users},
+            replays={n: replay for n, replay in replays.items() if n in users},
         )
         yield from resource.review(use)
+
+
+def _downstream_of_replays(
+    graph: Graph, counts: Mapping[str, Mapping[str, Mapping[str, int]]]
+) -> dict[str, str]:
+    """Return the replay upstream of each node that has one."""
+    import networkx as nx
+
+    found: dict[str, str] = {}
+    for replay, by_node in counts.items():
+        for node, counted in by_node.items():
+            if counted.get("replayed_steps"):
+                after = nx.descendants(graph.digraph(), node)
+                found |= dict.fromkeys((node, *after), replay)
+    return found
 
 
 def _largest(lags: Sequence[float]) -> float:

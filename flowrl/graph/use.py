@@ -34,6 +34,9 @@ class Use:
     """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
     queues: Mapping[str, str]
     """By node that refers to this resource and is downstream of a queue: that queue."""
+    replays: Mapping[str, str]
+    """By node that refers to this resource and is downstream of one that samples from a replay:
+    that replay."""
 
     def total(self, counter: str, resource: str | None = None) -> int:
         """Return a counter of a resource (this one by default), summed over the nodes."""

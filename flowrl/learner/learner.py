@@ -18,6 +18,7 @@ from flowrl.core.remote import RemoteArray
 from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
+from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
 from flowrl.rl import losses, value_losses
@@ -384,15 +385,15 @@ class Learner(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Report whether it is trained, and on data of the right age and policy."""
-        runners = use.resources.get(str(self.runners))
-        if isinstance(runners, Runners) and runners.policy != self.policy:
+        runners = _runners_of(use, str(self.runners))
+        if runners is not None and runners.policy != self.policy:
             problem = f"trains {self.policy}, but {self.runners} act with {runners.policy}"
             yield use.name, f"{problem}; give both the same policy"
         if use.traced and not use.total("updates"):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
-        if isinstance(runners, Runners) and (misfit := _misfit(loss, runners.explore)):
+        if runners is not None and (misfit := _misfit(loss, runners.explore_of(""))):
             yield str(self.runners), misfit
         if loss.target_network and use.exact and not use.total("target_updates"):
             problem = f"nothing moves the target network of {kind}"
@@ -406,6 +407,18 @@ class Learner(Resource):
         return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)
 
 
+def _runners_of(use: Use, name: str) -> Runners | None:
+    """Return the settings of a learner's runners, or of the part of them that it trains for."""
+    resource, part = resource_and_part(name)
+    runners = use.resources.get(resource)
+    if not isinstance(runners, Runners):
+        return None
+    if not part:
+        return runners
+    # What is known of parts comes from the environment, which was made if the trace ran.
+    return runners.by_policy.get(part) if use.traced else None
+
+
 def _stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
     """Report where an on-policy loss gets data of other than the newest weights.
 
@@ -414,8 +427,8 @@ def _stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
         kind: the name of the loss's class.
         runners: the name of the learner's runners.
     """
-    if replayed := [name for name in use.resources if use.total("replayed_steps", name)]:
-        problem = f"{kind} is on-policy, but {replayed[0]} gives data of any age"
+    if replayed := next(iter(use.replays.values()), ""):
+        problem = f"{kind} is on-policy, but {replayed} gives data of any age"
         yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
         return
     for queue in dict.fromkeys(use.queues.values()):
@@ -423,7 +436,8 @@ def _stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
         way = "remove the queue, or take a loss that corrects for age"
         yield queue, f"{kind} is on-policy, but {old}; {way}"
     # The runners themselves report that they never get weights.
-    never = use.total("requests", runners) and not use.total("publishes", runners)
+    resource, _ = resource_and_part(runners)
+    never = use.total("requests", resource) and not use.total("publishes", resource)
     for node, lag in use.lags.items():
         if math.isnan(lag):
             unknown = "the age of its data can't be known"

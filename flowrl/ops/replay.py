@@ -77,10 +77,15 @@ def _samplers_upstream(graph: Graph, nodes: list[str]) -> Iterator[tuple[str, st
     """Yield each `ParallelSample` upstream of some nodes: its name and that of its runners."""
     import networkx as nx
 
-    upstream = {name for node in nodes for name in nx.ancestors(graph.digraph(), node)}
+    edges = graph.digraph()
+    upstream = {name for node in nodes for name in nx.ancestors(edges, node)}
     for node in graph.nodes:
         if node.name in upstream and isinstance(node.op, ParallelSample):
-            yield node.name, str(node.op.runners)
+            # On the way a policy may be selected, whose agents alone are added.
+            between = upstream & nx.descendants(edges, node.name)
+            parts = (each.op.takes_part for each in graph.nodes if each.name in between)
+            part = next(filter(None, parts), "")
+            yield node.name, f"{node.op.runners}.{part}" if part else str(node.op.runners)
 
 
 @dataclass(frozen=True)

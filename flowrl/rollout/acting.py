@@ -83,10 +83,13 @@ class Acting(Keeping):
         self.seed = seed_of(seed, name, index, restart_count)
         """The seed of the environments, of which number i is reset with this seed + i."""
         self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = jitted_act(self.network, spec.explore)
+        self.act: Act = jitted_act(self.network, spec.explore_of(""))
         self.begin = jitted(self.network.begin, ())
         self.make_noise = jitted_noise(
-            self.network, spec.rollout_length, spec.num_runners * spec.envs_per_runner, spec.explore
+            self.network,
+            spec.rollout_length,
+            spec.num_runners * spec.envs_per_runner,
+            spec.explore_of(""),
         )
         self.noise: Array = np.empty(0)
         """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""

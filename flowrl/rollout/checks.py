@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from flowrl.core.metrics import misnamed
-from flowrl.errors import SettingError
+from flowrl.errors import SettingError, unknown
 from flowrl.graph.protocols import hidden
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
@@ -65,7 +66,15 @@ def _check_numbers(spec: Runners) -> None:
 
 
 def _check_explore(spec: Runners) -> None:
-    if not isinstance(spec.explore, Explore):
-        raise SettingError(f"explore must be one such as fl.EpsilonGreedy(), got {spec.explore!r}")
-    if wrong := hidden(spec.explore, Explore):
-        raise SettingError(f"explore: {wrong}")
+    ways = {"": spec.explore}
+    if isinstance(spec.explore, Mapping):
+        known = spec.part_names()
+        if others := [name for name in spec.explore if name not in known]:
+            raise SettingError(f"explore: {unknown('policy', others[0], known)}")
+        ways = dict(spec.explore)
+    for name, explore in ways.items():
+        where = f"explore[{name!r}]" if name else "explore"
+        if not isinstance(explore, Explore):
+            raise SettingError(f"{where} must be one such as fl.EpsilonGreedy(), got {explore!r}")
+        if wrong := hidden(explore, Explore):
+            raise SettingError(f"{where}: {wrong}")

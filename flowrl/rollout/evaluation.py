@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from flowrl.core.compiled import jitted
 from flowrl.core.texts import decimal, plural
-from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env
+from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env, one_agent
 from flowrl.envs.masks import as_declared
 from flowrl.errors import EnvError, SettingError, raised
 from flowrl.rl.explore import Explore
@@ -335,7 +335,7 @@ def play(
             f"max_steps={max_steps}"
         )
     # A single environment becomes a vector of one.
-    made = make_env(env, 1, wrappers, settings)
+    made = one_agent(env, make_env(env, 1, wrappers, settings))
     if isinstance(made, VectorEnv):
         vector: VectorEnv[Any, Any, Any] = as_declared(made, net.spaces, env_name(env))
     else:

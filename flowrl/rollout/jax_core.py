@@ -248,7 +248,7 @@ class Core:
         # Explorations have schedules over the steps of all environments of all runners together.
         steps_of_all = rows * jnp.float32(self.environments)
         env = jnp.tile(first_env + jnp.arange(envs), steps)
-        noise = self.spec.explore.noise(
+        noise = self.spec.explore_of("").noise(
             self.network.head, action_key, steps * envs, steps_of_all, env, self.environments
         )
         bits = jax.random.bits(env_key, (steps, envs, 2, 2))
@@ -256,7 +256,7 @@ class Core:
 
     def _step(self, weights: Weights) -> Callable[..., tuple[State, dict[str, Array]]]:
         """Return the function that steps all environments once, as `jax.lax.scan` calls it."""
-        net, env, explore = self.network, self.env, self.spec.explore
+        net, env, explore = self.network, self.env, self.spec.explore_of("")
         spaces = self.spec.spaces()
 
         def step(now: State, random: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:

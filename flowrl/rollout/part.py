@@ -144,9 +144,9 @@ class Part(Acting):
         memory = self.memory
         packed, carry = self._decide_on(self.obs, noise)
         if self.network.recurrent:
-            # Who does not act remembers what it did; who was final begins again.
+            # Who does not act remembers what it did.
             new = Memory(carry, np.zeros(len(acts), bool))
-            self.memory = _chosen(acts, new, Memory(memory.carry, memory.reset | final))
+            self.memory = _chosen(acts, new, memory)
             self.before = _chosen(acts, memory, self.before)
         self._write_final(np.flatnonzero(final), packed)
         columns = np.flatnonzero(acts)
@@ -161,7 +161,14 @@ class Part(Acting):
         """Write masked rows with the final observations of these columns."""
         write(self.data, (self.row[columns], columns), {**self.obs, "packed": packed})
         self.row[columns] += 1
+        self._begin_again(columns)
+
+    def _begin_again(self, columns: Array) -> None:
+        """Let the next turn begin an episode in these columns, whose final row is written."""
         self.ended[columns] = False
+        if self.network.recurrent:
+            begins = np.isin(np.arange(len(self.ended)), columns)
+            self.memory = Memory(self.memory.carry, self.memory.reset | begins)
 
     def see(self, running: Array) -> None:
         """Take what a step gave: rewards, and the turns that end with it.
@@ -224,13 +231,16 @@ class Part(Acting):
             return short, short
         data = self.data
         packed, _ = self._decide_on(last, self.noise[0])
+        if self.held:
+            # A policy that remembers has seen an open turn's observation already.
+            packed = np.where(self.open[:, None], self.held["packed"], packed)
         for column in short.tolist():
             rows = slice(int(self.row[column]), None)
             for name, x in last.items():
                 data[name][rows, column] = x[column]
             data["packed"][rows, column] = packed[column]
-        # The final observation is in the first of these rows.
-        self.ended[short] = False
+        # A final observation is in the first of these rows, so the next turn begins an episode.
+        self._begin_again(short[self.ended[short]])
         before = self.row[short] - 1
         goes_on = (before >= 0) & data["valid"][before, short]
         over = data["terminated"][before, short] | data["truncated"][before, short]

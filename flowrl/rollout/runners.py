@@ -59,7 +59,8 @@ class Runners(Resource):
         restarts: restarts in a row of a runner whose process ended or hung; 0: none (default 3).
         on_error: what happens when an environment raises or breaks its spaces: ``stop`` the run, or
             ``restart`` its runner (default ``stop``).
-        explore: how actions are chosen from the policy's distribution (default `Sampled`).
+        explore: how actions are chosen from the policy's distribution; for a `Team`, one for all or
+            a mapping by policy (default `Sampled`).
         normalize_rewards: discount factor, from 0 to 1, of the returns whose running standard
             deviation rewards are divided by, each runner's by its own; None: no scaling (default
             None).
@@ -83,7 +84,7 @@ class Runners(Resource):
     timeout: float | None = None
     restarts: int = 3
     on_error: Literal["stop", "restart"] = "stop"
-    explore: Explore = SAMPLED
+    explore: Explore | Mapping[str, Explore] = SAMPLED
     normalize_rewards: float | None = None
     clip_rewards: float | None = None
     metrics: tuple[str, ...] = ()
@@ -107,7 +108,6 @@ class Runners(Resource):
                 self.num_runners,
                 self.envs_per_runner,
                 self.rollout_length,
-                self.explore,
             )
         )
 
@@ -186,11 +186,18 @@ class Runners(Resource):
             self,
             env=OneAgent(agents[0], label, (spaces.obs, spaces.action)),
             policy=policy,
+            explore=self.explore_of(name),
             envs_per_runner=self.envs_per_runner * len(agents),
             wrappers=(),
             env_settings={},
             metrics=(),
         )
+
+    def explore_of(self, policy: str) -> Explore:
+        """Return how the actions of one policy are chosen; ``""`` stands for the only one."""
+        if isinstance(self.explore, Explore):
+            return self.explore
+        return self.explore.get(policy, SAMPLED)
 
     def make_agents(self) -> Agents:
         """Make one environment of several agents."""
@@ -244,7 +251,7 @@ class Runners(Resource):
         if not use.traced:
             return
         for spec in self.by_policy.values():
-            if wrong := self.explore.check(network(spec.policy, spec.spaces()).head):
+            if wrong := spec.explore_of("").check(network(spec.policy, spec.spaces()).head):
                 yield use.name, wrong
         learns = any(use.total("updates", other) for other in use.resources)
         if use.total("requests") and not use.total("publishes") and learns:
@@ -292,5 +299,6 @@ class Runners(Resource):
             (self.rollout_length, "step"),
         )
         parts = [f"{number} {plural(number, word)}" for number, word in sizes]
-        explore = "" if isinstance(self.explore, Sampled) else f", {type(self.explore).__name__}"
-        return f"{' x '.join(parts)} of {env_name(self.env)}{explore}"
+        ways = self.explore.values() if isinstance(self.explore, Mapping) else [self.explore]
+        others = dict.fromkeys(type(way).__name__ for way in ways if not isinstance(way, Sampled))
+        return ", ".join([f"{' x '.join(parts)} of {env_name(self.env)}", *others])

@@ -1,14 +1,16 @@
 """Graphs over environments of several agents: plans, rows, resumes and mistakes."""
 
+import os
 import pickle
+import signal
 
 import jax
 import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import RAY, timeless
-from teams import MLP, NAMES, TwoCartPoles, two_learners
+from conftest import RAY, runner_pids, timeless
+from teams import MLP, NAMES, TwoCartPoles, ppo_and_dqn, two_learners
 
 
 def rows_of(graph, rows=3, **how):
@@ -93,6 +95,50 @@ def test_a_run_of_two_policies_goes_on_bit_for_bit(tmp_path):
         list(run)
         assert 0 < len(begun) < len(run.rows)
         assert timeless(run.rows) == whole
+
+
+def test_two_algorithms_learn_from_one_stream_each_by_its_own_rules():
+    graph = ppo_and_dqn()
+    plan = graph.compile()
+    # PPO learns on fresh data alone, though there is a replay in the graph.
+    assert max(plan.found.lags["train_red"]) == 0
+    found, run = rows_of(graph, rows=6)
+    counted = run.counts()
+    assert counted["updates"] == found[-1]["updates"] and run.audit().closed
+    assert found[-1]["updates/blue"] > found[-1]["updates/red"] > 0
+    assert "entropy/red" in found[-1] and "entropy/blue" not in found[-1]
+
+
+def test_rules_are_about_the_policy_that_a_learner_trains():
+    def problem(graph):
+        with pytest.raises(fl.errors.CheckError) as caught:
+            graph.compile()
+        return str(caught.value)
+
+    sampled = problem(ppo_and_dqn(explore={}))
+    assert "blue" in sampled and "act by a stochastic policy" in sampled
+    greedy = problem(ppo_and_dqn(explore=fl.EpsilonGreedy(0.1)))
+    assert "runners.red: act by EpsilonGreedy, for which PPOLoss does not correct" in greedy
+    other = problem(ppo_and_dqn().set("replay.runners", "runners.red"))
+    assert "replay holds the experience of runners.red, but sample gets it from runners.bl" in other
+    both = ppo_and_dqn().set("red.policy", fl.Policy(fl.networks.MLP, hidden=(4,)))
+    assert "red: trains Policy(" in problem(both) and "but runners.red act with" in problem(both)
+    with pytest.raises(fl.errors.SettingError, match="explore: unknown policy 'rad'; did you mea"):
+        ppo_and_dqn(explore={"rad": fl.EpsilonGreedy(0.1)})
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+def test_a_killed_runner_of_two_policies_is_restarted_and_gets_the_weights_of_both():
+    graph = two_learners(num_runners=2)
+    with fl.run(graph, runtime=fl.RayRuntime(processes=2)) as run:
+        next(run)
+        os.kill(runner_pids()[0], signal.SIGKILL)
+        rows = [next(run) for _ in range(6)]
+    assert rows[-1]["restarts"] == 1 and rows[-1]["lost_steps"] > 0
+    # The new runner acts by the newest weights of both, so no policy lags.
+    assert all(row[f"lag_max/{name}"] == 0 for row in rows for name in NAMES)
+    assert run.audit().closed
 
 
 def mistakes():

@@ -58,6 +58,19 @@ def test_agents_at_once_share_their_steps():
     assert episodes["length_mean"] == 25
 
 
+def test_a_policy_of_several_agents_is_saved_and_says_that_it_can_not_be_evaluated_yet(tmp_path):
+    env = "pettingzoo:classic.tictactoe_v3"
+    small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 8, "batch_size": 32}
+    graph = fl.ppo(env, minibatch_size=16, policy=MLP, **small)
+    with fl.run(graph, steps=64, out=tmp_path / "x") as run:
+        list(run)
+    policy = fl.load(tmp_path / "x")
+    obs = {"observation": np.zeros((3, 3, 2), np.int8), "action_mask": np.eye(9, dtype=np.int8)[4]}
+    assert policy.act(obs) == run.policy.act(obs) == 4
+    with pytest.raises(fl.errors.SettingError, match="has several agents; they are trained, but"):
+        fl.load(tmp_path / "x", env=env).evaluate(1)
+
+
 def test_settings_reach_the_environment():
     spec = fl.Runners("pettingzoo:mpe2.simple_spread_v3", MLP, env_settings={"N": 2})
     assert spec.agents == {"": ("agent_0", "agent_1")}

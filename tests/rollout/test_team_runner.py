@@ -5,6 +5,8 @@ import random
 import gymnasium as gym
 import jax
 import numpy as np
+import pytest
+from flax import nnx
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,11 @@ from teams import TwoCartPoles
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
 
 
-def test_two_agents_with_two_policies_are_two_single_runs():
+RECURRENT = fl.Policy(fl.networks.RNN, hidden=(8,), size=4)
+
+
+@pytest.mark.parametrize("policy", [POLICY, RECURRENT], ids=["feed-forward", "recurrent"])
+def test_two_agents_with_two_policies_are_two_single_runs(policy):
     seed, envs, steps = 3, 3, 16
     offset = {
         name: seed_of(seed, name, 0) - seed_of(seed, "runners", 0) for name in ("red", "blue")
@@ -28,12 +34,12 @@ def test_two_agents_with_two_policies_are_two_single_runs():
     def make():
         return TwoCartPoles(offset["red"], offset["blue"])
 
-    both = fl.Team(red=POLICY, blue=POLICY)
+    both = fl.Team(red=policy, blue=policy)
     spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
     team = TeamRunner(spec, "runners", seed, 0)
     # Gymnasium's own vector of CartPoles has one generator, so these are stepped singly.
     single = fl.Runners(
-        lambda: gym.make("CartPole-v1"), POLICY, envs_per_runner=envs, rollout_length=steps
+        lambda: gym.make("CartPole-v1"), policy, envs_per_runner=envs, rollout_length=steps
     )
     alone = {name: Runner(single, name, seed, 0) for name in offset}
     init = jax.jit(alone["red"].network.init)
@@ -44,6 +50,20 @@ def test_two_agents_with_two_policies_are_two_single_runs():
             jax.tree.map(np.testing.assert_array_equal, found[name], runner.sample(weights[name]))
         weights = dict.fromkeys(offset)
     team.close()
+
+
+class Counting(nnx.Module):
+    """A recurrent policy whose value is the number of turns of the episode before this one."""
+
+    def __init__(self, obs_space, action_space, *, rngs):
+        self.logits = nnx.Param(jax.numpy.zeros(fl.networks.action_outputs(action_space)))
+
+    def initial_carry(self, n):
+        return {"turns": jax.numpy.zeros(n)}
+
+    def __call__(self, obs, carry):
+        outputs = jax.numpy.tile(self.logits[...], (obs.shape[0], 1))
+        return outputs, carry["turns"], {"turns": carry["turns"] + 1}
 
 
 class Chaotic(Agents):
@@ -126,7 +146,8 @@ def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps
         return made[-1]
 
     agents, envs = {"red": ("a",), "blue": ("b", "c")}, 2
-    both = fl.Team(red=POLICY, blue=POLICY, of={"a": "red", "b": "blue", "c": "blue"})
+    counting = fl.Policy(Counting)
+    both = fl.Team(red=counting, blue=counting, of={"a": "red", "b": "blue", "c": "blue"})
     spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
     team = TeamRunner(spec, "runners", 0, 0)
     # The spaces were found by making one more.
@@ -151,6 +172,13 @@ def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps
             for row, turn in zip(found, expected, strict=True):
                 assert row[4] == turn[4] or row[6]
             follows_right(found, turns)
+            # What a policy remembers is of the agent's own turns since its episode began.
+            assert [row[7] for row in found] == ages(turns)[: len(found)]
+            # The value to bootstrap from is one turn older, also at masked rows.
+            assert all(row[8] in (None, row[7] + 1) for row in found)
+            carried = [batch.columns["carry['turns']"][column] for batch in batches]
+            firsts = [first_row(batch, column) for batch in batches]
+            assert all(c == v for c, v in zip(carried, firsts, strict=True) if v is not None)
         noted = [rollout[policy].episodes for rollout in rollouts]
         assert sum(map(len, (each.returns for each in noted))) >= sum(
             len(turn) == 6 for name in several for env in made for turn in env.turns[name][:-1]
@@ -158,8 +186,8 @@ def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps
 
 
 def rows_of(batches, column):
-    """Return the valid rows of a column: obs, action, reward, flags, the observation after, and
-    whether masked rows follow."""
+    """Return the valid rows of a column: obs, action, reward, flags, the observation after,
+    whether masked rows follow, the value, and that of the next row if it is there."""
     found = []
     for batch in batches:
         seen = np.append(batch["obs"][:, column, 0], batch.columns["bootstrap_obs"][column, 0])
@@ -170,8 +198,24 @@ def rows_of(batches, column):
             )
             found.append([seen[row].item(), *fields, batch["truncated"][row, column].item()])
             is_last = row == valid[-1] and row + 1 < len(batch["valid"])
-            found[-1].extend([seen[row + 1].item(), is_last])
+            found[-1].extend([seen[row + 1].item(), is_last, batch["value"][row, column].item()])
+            after = batch["value"][row + 1 : row + 2, column].tolist()
+            found[-1].append(after[0] if after else None)
     return found
+
+
+def ages(turns):
+    """Return how many turns each turn's episode had before it."""
+    found, age = [], 0
+    for turn in turns:
+        found.append(age)
+        age = 0 if len(turn) == 6 else age + 1
+    return found
+
+
+def first_row(batch, column):
+    """Return the value at the first row of a column; None if that row is masked."""
+    return batch["value"][0, column] if batch["valid"][0, column] else None
 
 
 def follows_right(found, turns):

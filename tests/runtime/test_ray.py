@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import flowrl as fl
-from conftest import RAY
+from conftest import RAY, runner_pids
 from environments import Clockwork, Faulty
 
 pytestmark = pytest.mark.ray
@@ -179,14 +179,6 @@ def test_a_runner_that_is_killed_is_restarted_and_its_lost_steps_are_counted():
     assert run.audit().closed
     counts = run.counts()
     assert counts["restarts"] == 1 and counts["lost_steps"] == row["lost_steps"]
-
-
-def runner_pids():
-    """The processes of actors at work, the oldest first."""
-    found = [
-        p for p in psutil.Process().children(recursive=True) if "ray::Host" in " ".join(p.cmdline())
-    ]
-    return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
 
 
 @pytest.mark.system
