@@ -224,7 +224,7 @@ class Acting(Keeping):
         for name in ("reward", "terminated", "truncated"):
             data[name] *= data["valid"]
         # Episodes are counted with the rewards of the environment, before these are scaled.
-        episodes = self.counters.episodes(data, skipped)
+        episodes = self._episodes(data, skipped)
         if self.scale is not None:
             self.scale.observe(data, skipped)
             data["reward"] = self.scale(data["reward"])
@@ -236,6 +236,10 @@ class Acting(Keeping):
         self.counters.add(data["valid"], skipped)
         batch = Batch({**data, "action": action, "logp": logp, "value": value}, columns)
         return Sample(batch, episodes)
+
+    def _episodes(self, data: dict[str, Array], skipped: list[Skipped]) -> Episodes:
+        """Return the episodes that ended in a rollout."""
+        return self.counters.episodes(data, skipped)
 
     def sent(self, sample: Sample) -> Sample:
         """Return a sample as it is sent, after the operators at the sampler."""

@@ -11,7 +11,8 @@ from flowrl.core.keeping import into, leaves
 from flowrl.rl.policies import Memory
 from flowrl.rollout.acting import Acting, Array
 from flowrl.rollout.columns import copies, write
-from flowrl.rollout.sample import Sample
+from flowrl.rollout.counters import Skipped
+from flowrl.rollout.sample import Episodes, Sample
 
 if TYPE_CHECKING:
     from flowrl.rollout.agents_vector import Seats
@@ -36,8 +37,8 @@ class Part(Acting):
         restart_count: how often that was restarted.
     """
 
-    lasting = (*Acting.lasting, "open", "gained", "ended", "held", "acted_by")
-    remade = (*Acting.remade, "seats", "data", "row", "begins", "before", "versions")
+    lasting = (*Acting.lasting, "open", "gained", "early", "ended", "held", "acted_by")
+    remade = (*Acting.remade, "seats", "data", "row", "begins", "before", "versions", "earned")
 
     def __init__(
         self,
@@ -56,10 +57,14 @@ class Part(Acting):
         """Whose last turn has rewards still to come."""
         self.gained = np.zeros(columns, np.float32)
         """The reward since each agent's last turn."""
+        self.early = np.zeros(columns, np.float32)
+        """The reward before each column's open turn, where that is the first of its episode."""
+        self.earned: Array = np.empty(0)
+        """What the environments gave by row, in which episodes are counted."""
         self.ended = np.zeros(columns, bool)
         """Whose episode ended, and has no masked row with its final observation yet."""
-        self.held: dict[str, Array] = {}
-        """The open turns, which begin the next rollout: their fields ``[B, ...]``."""
+        self.held: Array = np.empty(0)
+        """The packed actions ``[B, n]`` of the turns that were open when the last rollout ended."""
         self.acted_by = np.zeros(columns, np.int32)
         """The policy version of each column's open turn."""
         self.data: dict[str, Array] = {}
@@ -96,12 +101,14 @@ class Part(Acting):
         self.data["valid"][:] = False
         for name in ("reward", "terminated", "truncated"):
             self.data[name][:] = 0
+        self.earned = np.zeros(self.data["reward"].shape, np.float32)
         self.row[:] = 0
         columns = np.flatnonzero(self.open)
         self.versions = np.where(self.open, self.acted_by, self.version).astype(np.int32)
         self.begins = self._carry_before(self.open)
         if len(columns):
-            self._write(columns, self.held)
+            # What these agents saw is still the newest that they saw.
+            self._write(columns, {**self.obs, "packed": self.held})
 
     def _carry_before(self, held: Array) -> dict[str, Array]:
         """Return the columns of the carry before the first row, which may be a held turn."""
@@ -151,7 +158,7 @@ class Part(Acting):
         self._write_final(np.flatnonzero(final), packed)
         columns = np.flatnonzero(acts)
         # What an agent gained before its first turn is in its episode's return, and in no row.
-        self.counters.unfinished[0, columns] += self.gained[columns]
+        self.early[columns] = self.gained[columns]
         self.gained[columns] = 0
         self._write(columns, {**self.obs, "packed": packed})
         self.open |= acts
@@ -182,30 +189,30 @@ class Part(Acting):
         closes = np.flatnonzero(self.open & goes_on & (over | seats.acting))
         at = (self.row[closes] - 1, closes)
         self.data["reward"][at] = self.gained[closes]
+        self.earned[at] = self.gained[closes] + self.early[closes]
         self.data["terminated"][at] = seats.terminated[closes]
         self.data["truncated"][at] = seats.truncated[closes]
         self.gained[closes] = 0
         self.open[closes] = False
         self.ended[closes] = over[closes]
+        # An episode that ended before the agent's first turn is in no row and no return.
+        self.gained[over] = 0
 
     def finish(self) -> Sample:
         """Return the rollout, once no environment goes on."""
         data, steps = self.data, self.spec.rollout_length
         last = copies(self.obs)
-        self.held = {}
         columns = np.flatnonzero(self.open)
         if len(columns):
             # An open turn leaves this rollout, and its observation is the one to bootstrap from.
             self.row[columns] -= 1
             at = (self.row[columns], columns)
             data["valid"][at] = False
-            for name in (*last, "packed"):
-                found = data[name][at]
-                self.held[name] = np.zeros((self.open.size, *found.shape[1:]), found.dtype)
-                self.held[name][columns] = found
-            for name, x in last.items():
-                x[columns] = self.held[name][columns]
+            self.held = np.zeros((len(self.open), data["packed"].shape[2]), np.float32)
+            self.held[columns] = data["packed"][at]
             self.acted_by[columns] = self.versions_of_open()[columns]
+            # A column that is left without a row is nobody's data.
+            self.versions[self.row == 0] = self.version
         cut = self._fill(np.flatnonzero(self.row < steps), last)
         sample = self._finish(data, last, self.begins, [])
         # A cut ends no episode, so it is marked after episodes were counted.
@@ -231,9 +238,9 @@ class Part(Acting):
             return short, short
         data = self.data
         packed, _ = self._decide_on(last, self.noise[0])
-        if self.held:
+        if self.open.any():
             # A policy that remembers has seen an open turn's observation already.
-            packed = np.where(self.open[:, None], self.held["packed"], packed)
+            packed = np.where(self.open[:, None], self.held, packed)
         for column in short.tolist():
             rows = slice(int(self.row[column]), None)
             for name, x in last.items():
@@ -246,6 +253,10 @@ class Part(Acting):
         over = data["terminated"][before, short] | data["truncated"][before, short]
         kept = goes_on & ~over
         return before[kept], short[kept]
+
+    def _episodes(self, data: dict[str, Array], skipped: list[Skipped]) -> Episodes:
+        """Return the episodes that ended, with what agents gained before their first turns."""
+        return super()._episodes({**data, "reward": self.earned}, skipped)
 
     def _identity(self) -> dict[str, Array]:
         """Return the columns that say by which weights and environments a rollout came to be."""

@@ -7,9 +7,12 @@ import signal
 import jax
 import numpy as np
 import pytest
+from jax.tree_util import DictKey, SequenceKey
 
 import flowrl as fl
 from conftest import RAY, runner_pids, timeless
+from flowrl.graph.site import HereSite, Place
+from flowrl.graph.versions import VersionOwners
 from teams import MLP, NAMES, TwoCartPoles, ppo_and_dqn, two_learners
 
 
@@ -46,6 +49,20 @@ def test_learners_at_rates_of_one_and_four_have_a_plan_without_a_warm_up():
     for name in ("updates", "requests", "publishes", "trained_steps"):
         assert counted[name] == plan.per_row(name) * len(found), name
     assert (found[-1]["lag_max/red"], found[-1]["lag_max/blue"]) == (0, 0)
+
+
+def test_versions_are_counted_by_the_learner_of_the_policy_that_acted():
+    graph = two_learners().insert(after="select_blue", batch_blue=fl.Concat(256))
+    place = Place(graph.name, graph.resources, 0, HereSite)
+    owners = VersionOwners(graph, place.open())
+    place.close()
+    assert owners.of_node("sample") == ""
+    assert {name: owners.of_node(f"train_{name}") for name in NAMES} == {n: n for n in NAMES}
+    assert owners.of_node("batch_blue") == "blue"
+    inside = (SequenceKey(2), DictKey("queue"), SequenceKey(0), DictKey("blue"), DictKey("version"))
+    assert owners.of((SequenceKey(1), DictKey("runners"), DictKey("red"))) == "red"
+    owners.nodes["queue"] = owners.nodes["sample"]
+    assert owners.of(inside) == "blue"
 
 
 def test_each_learner_has_a_policy_of_its_own():

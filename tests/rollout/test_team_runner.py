@@ -1,5 +1,6 @@
 """Runners over environments of several agents, beside single ones and lists of turns."""
 
+import itertools
 import random
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import flowrl as fl
 from flowrl.envs.agents import Agents, End, Turn
+from flowrl.envs.bringing_back import RetracedAgents
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.sample import seed_of
 from flowrl.rollout.team_runner import TeamRunner
@@ -77,6 +79,7 @@ class Chaotic(Agents):
     def __init__(self, rate, seed):
         self.random, self.rate = random.Random(seed), rate
         self.count, self.turns = 0, {name: [] for name in self.names}
+        self.total, self.returns = dict.fromkeys(self.names, 0.0), {n: [] for n in self.names}
         """By agent: its turns: what it saw and did, its reward, and its flags."""
 
     def spaces_of(self, agent):
@@ -109,6 +112,7 @@ class Chaotic(Agents):
             # What an agent gains before its first turn is in none of its rows.
             if name not in self.over and self.random.random() < self.rate["gain"]:
                 reward[name] = float(2 ** self.random.randrange(8))
+            self.total[name] += reward.get(name, 0.0)
             if name in self.begun:
                 self.turns[name][-1][2] += reward.get(name, 0.0)
             if self.random.random() < self.rate["end"]:
@@ -117,6 +121,8 @@ class Chaotic(Agents):
                 if name in self.begun:
                     self.turns[name][-1][3:] = flags
                     self.turns[name][-1].append(float(ended[name].obs[0]))
+                    self.returns[name].append(self.total[name])
+                self.total[name] = 0.0
         self.over |= set(ended)
         self.live -= set(ended)
         self.begun -= set(ended)
@@ -132,57 +138,110 @@ def rate():
     return st.sampled_from([0.0, 0.1, 0.5, 0.9])
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    rates=st.fixed_dictionaries({"act": rate(), "gain": rate(), "end": rate(), "come": rate()}),
-    steps=st.sampled_from([2, 5]),
-)
-def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps):
+RATES = st.fixed_dictionaries({"act": rate(), "gain": rate(), "end": rate(), "come": rate()})
+AGENTS = {"red": ("a",), "blue": ("b", "c")}
+ENVS = 2
+
+
+def chaotic_team(rates, seed, steps):
+    """A runner over two chaotic environments, and these."""
     made = []
 
     def make():
         made.append(Chaotic(rates, seed + len(made)))
         return made[-1]
 
-    agents, envs = {"red": ("a",), "blue": ("b", "c")}, 2
     counting = fl.Policy(Counting)
     both = fl.Team(red=counting, blue=counting, of={"a": "red", "b": "blue", "c": "blue"})
-    spec = fl.Runners(make, both, envs_per_runner=envs, rollout_length=steps)
+    spec = fl.Runners(make, both, envs_per_runner=ENVS, rollout_length=steps)
     team = TeamRunner(spec, "runners", 0, 0)
     # The spaces were found by making one more.
     made.clear()
-    init = jax.jit(team.parts["red"].network.init)
-    published = [(init(jax.random.key(0)), 7)] * 2
-    rollouts = []
-    for _ in range(4):
+    return team, made
+
+
+def agents_of(made):
+    """Yield each policy, and the column, the environment and the name of each of its agents."""
+    for policy, several in AGENTS.items():
+        for column in range(ENVS * len(several)):
+            yield policy, column, made[column // len(several)], several[column % len(several)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), rates=RATES, steps=st.sampled_from([2, 5]))
+def test_every_turn_is_one_row_with_all_reward_until_the_next(seed, rates, steps):
+    team, made = chaotic_team(rates, seed, steps)
+    weights = jax.jit(team.parts["red"].network.init)(jax.random.key(0))
+    rollouts, taken = [], []
+    for version in range(4):
+        published = [(weights, 10 + version), (weights, 20 + version)]
         rollouts.append(team.sample(*published).by_policy)
-        published = [None, None]
-    for policy, several in agents.items():
+        taken.append([len(env.turns[agent]) for _, _, env, agent in agents_of(made)])
+    for number, (policy, column, env, agent) in enumerate(agents_of(made)):
         batches = [rollout[policy].batch for rollout in rollouts]
-        for column in range(envs * len(several)):
-            env, agent = made[column // len(several)], several[column % len(several)]
-            found = rows_of(batches, column)
-            turns = env.turns[agent]
-            # The last turn may be open: its reward is still to come.
-            is_open = bool(team.parts[policy].open[column])
-            expected = [turn[:5] for turn in turns[: len(turns) - is_open]]
-            assert [row[:4] for row in found] == [turn[:4] for turn in expected]
-            # A column that has fewer rows than others ends with a cut.
-            for row, turn in zip(found, expected, strict=True):
-                assert row[4] == turn[4] or row[6]
-            follows_right(found, turns)
-            # What a policy remembers is of the agent's own turns since its episode began.
-            assert [row[7] for row in found] == ages(turns)[: len(found)]
-            # The value to bootstrap from is one turn older, also at masked rows.
-            assert all(row[8] in (None, row[7] + 1) for row in found)
-            carried = [batch.columns["carry['turns']"][column] for batch in batches]
-            firsts = [first_row(batch, column) for batch in batches]
-            assert all(c == v for c, v in zip(carried, firsts, strict=True) if v is not None)
-        noted = [rollout[policy].episodes for rollout in rollouts]
-        assert sum(map(len, (each.returns for each in noted))) >= sum(
-            len(turn) == 6 for name in several for env in made for turn in env.turns[name][:-1]
-        )
+        turns = env.turns[agent]
+        found = rows_of(batches, column)
+        # The last turn may be open: its reward is still to come.
+        is_open = bool(team.parts[policy].open[column])
+        expected = [turn[:5] for turn in turns[: len(turns) - is_open]]
+        assert [row[:4] for row in found] == [turn[:4] for turn in expected]
+        # A column that has fewer rows than others ends with a cut.
+        for row, turn in zip(found, turns, strict=False):
+            assert row[4] == (turn[4] or (row[6] and len(turn) == 5))
+        follows_right(found, turns)
+        # What a policy remembers is of the agent's own turns since its episode began.
+        assert [row[7] for row in found] == ages(turns)[: len(found)]
+        # The value to bootstrap from is one turn older, also at masked rows.
+        assert all(row[8] in (None, row[7] + 1) for row in found)
+        carried = [batch.columns["carry['turns']"][column] for batch in batches]
+        firsts = [first_row(batch, column) for batch in batches]
+        assert all(c == v for c, v in zip(carried, firsts, strict=True) if v is not None)
+        # The version of a column is that of its oldest turn.
+        base, done = {"red": 10, "blue": 20}[policy], 0
+        for version, batch in enumerate(batches):
+            valid = int(batch["valid"][:, column].sum())
+            oldest = next(i for i, counts in enumerate(taken) if counts[number] > done or i == 3)
+            assert batch.columns["version"][column] == base + (oldest if valid else version)
+            done += valid
+    for policy, several in AGENTS.items():
+        noted = [rollout[policy].episodes.returns.tolist() for rollout in rollouts]
+        whole = [env.returns[agent] for env in made for agent in several]
+        assert sorted(itertools.chain(*noted)) == sorted(itertools.chain(*whole))
+
+
+def test_an_environment_that_can_not_be_brought_back_begins_again_without_its_open_turns(
+    monkeypatch,
+):
+    rates = {"act": 0.5, "gain": 0.5, "end": 0.1, "come": 0.5}
+    team, _ = chaotic_team(rates, 3, 5)
+    weights = jax.jit(team.parts["red"].network.init)(jax.random.key(0))
+    team.sample((weights, 0), (weights, 0))
+    assert team.parts["blue"].open.any()
+    again, made = chaotic_team(rates, 9, 5)
+    again.take(team.keep())
+    monkeypatch.setattr(RetracedAgents, "bring_back", lambda self, kept: False)
+    sample = again.sample((weights, 0), (weights, 0))
+    assert sample.reset == ENVS
+    for policy, column, env, agent in agents_of(made):
+        found = rows_of([sample.by_policy[policy].batch], column)
+        assert [row[:3] for row in found] == [turn[:3] for turn in env.turns[agent]][: len(found)]
+        assert [row[7] for row in found] == ages(env.turns[agent])[: len(found)]
+
+
+def test_what_is_asked_of_a_runner_has_the_versions_of_each_policy():
+    team = fl.Team(red=POLICY, blue=POLICY)
+    spec = fl.Runners(TwoCartPoles, team, envs_per_runner=2, rollout_length=4)
+    runners = spec.open()
+    weights = runners.part("red").spec.open()._start().weights
+    runners.part("red").publish(weights, np.int32(3))
+    runners.part("blue").publish(weights, np.int32(5))
+    runners.next(in_flight=2)
+    state = runners.state
+    runners.close()
+    for policy, version in (("red", 3), ("blue", 5)):
+        assert [each["version"] for each in state[policy]["due"]] == [version, version]
+        asked = [each["version"] for each in state[policy]["asked"][0]]
+        assert asked == [version]
 
 
 def rows_of(batches, column):
