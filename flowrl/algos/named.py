@@ -23,6 +23,7 @@ import cloudpickle
 from flowrl.algos import STOCK
 from flowrl.core.importing import importing
 from flowrl.core.texts import plural
+from flowrl.envs.agents import PETTINGZOO
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.jax_envs import ADAPTERS
 from flowrl.errors import GraphError, SettingError, a, unknown
@@ -143,8 +144,8 @@ def environment(text: str) -> Make:
         makers = ", ".join(_makers(text)) or "none"
         wanted = f"--env {text} needs what makes the environment in it: {text}:NAME"
         raise GraphError(f"{wanted}; it has {makers}")
-    # Ids may hold a colon, too: gymnax:NAME, and Gymnasium's own module:NAME-v0.
-    if not where or where in ADAPTERS or re.search(r"-v\d+$", name):
+    # Ids may hold a colon, too: gymnax:NAME, pettingzoo:NAME, and Gymnasium's own module:NAME-v0.
+    if not where or where in (*ADAPTERS, PETTINGZOO) or re.search(r"-v\d+$", name):
         return text
     is_file = where.endswith(".py")
     found = getattr(file_module(where), name, None) if is_file else values.named(text)

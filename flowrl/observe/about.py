@@ -20,6 +20,7 @@ import jax
 
 import flowrl
 from flowrl.core.machine import usable_cores
+from flowrl.envs.agents import PETTINGZOO
 from flowrl.envs.jax_envs import ADAPTERS
 from flowrl.errors import FlowrlError, SaveError
 from flowrl.graph.plan import Plan
@@ -128,7 +129,7 @@ def _package(env: Any) -> str:
     if not isinstance(env, str):
         return getattr(env, "__module__", "").partition(".")[0]
     prefix = env.partition(":")[0]
-    if prefix in ADAPTERS:
+    if prefix in (*ADAPTERS, PETTINGZOO):
         return prefix
     spec = gym.registry.get(env)
     entry: Any = spec.entry_point or spec.vector_entry_point if spec is not None else ""

@@ -47,7 +47,7 @@ def policy_of(
     # Another resource in their place need not have these fields.
     env, wrappers, settings = (
         (runners.env, runners.wrappers, runners.env_settings)
-        if isinstance(runners, Runners) and not runners.agents
+        if isinstance(runners, Runners)
         else (None, (), {})
     )
     spaces, loss_values = core.spaces, core.loss.values

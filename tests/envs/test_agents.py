@@ -1,12 +1,14 @@
 """PettingZoo's own environments, by their ids."""
 
 import itertools
+import json
 import sys
 
 import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.cli.main import main
 
 pytest.importorskip("pettingzoo")
 MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -67,8 +69,22 @@ def test_a_policy_of_several_agents_is_saved_and_says_that_it_can_not_be_evaluat
     policy = fl.load(tmp_path / "x")
     obs = {"observation": np.zeros((3, 3, 2), np.int8), "action_mask": np.eye(9, dtype=np.int8)[4]}
     assert policy.act(obs) == run.policy.act(obs) == 4
-    with pytest.raises(fl.errors.SettingError, match="has several agents; they are trained, but"):
-        fl.load(tmp_path / "x", env=env).evaluate(1)
+    for named in (None, env):
+        with pytest.raises(fl.errors.SettingError, match="has several agents; they are trained, b"):
+            fl.load(tmp_path / "x", env=named).evaluate(1)
+
+
+def test_the_command_line_takes_them_by_their_ids(tmp_path, capsys):
+    small = [f"--set={name}" for name in ("num_runners=1", "envs_per_runner=2", "rollout_length=8")]
+    command = ["run", "ppo", "--env", "pettingzoo:classic.tictactoe_v3", "--steps", "64"]
+    sizes = ["--set", "batch_size=32", "--set", "minibatch_size=16"]
+    out = tmp_path / "x"
+    assert main([*command, *small, *sizes, "--out", str(out)]) == 0
+    assert "pettingzoo" in json.loads((out / "run.json").read_text())["versions"]
+    assert main(["resume", str(out), "--steps", "128"]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(out)]) == 2
+    assert "tictactoe_v3 has several agents; they are trained, but not" in capsys.readouterr().err
 
 
 def test_settings_reach_the_environment():
