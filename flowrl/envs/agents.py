@@ -71,15 +71,8 @@ class Agents(ABC):
         """Close the environment."""
 
 
-class ParallelAgents(Agents):
-    """An environment of PettingZoo's `ParallelEnv`, whose live agents act at the same time.
-
-    An agent acts next if it is in `env.agents`, and its episode ends with a flag. It may come back
-    later, which begins another episode.
-
-    Args:
-        env: the environment, or one with the same attributes.
-    """
+class _OfPettingZoo(Agents):
+    """What PettingZoo's two kinds of environments have in common."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -88,6 +81,21 @@ class ParallelAgents(Agents):
     def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Return the spaces of an agent's observations and actions."""
         return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class ParallelAgents(_OfPettingZoo):
+    """An environment of PettingZoo's `ParallelEnv`, whose live agents act at the same time.
+
+    An agent acts next if it is in `env.agents`, and its episode ends with a flag. It may come back
+    later, which begins another episode.
+
+    Args:
+        env: the environment, or one with the same attributes.
+    """
 
     def reset(self, seed: int | None = None) -> Turn:
         """Begin an episode."""
@@ -111,25 +119,13 @@ class ParallelAgents(Agents):
         live = {agent: obs[agent] for agent in self.env.agents if agent not in ended}
         return Turn(live, reward, ended)
 
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
 
-
-class AgentsInTurn(Agents):
+class AgentsInTurn(_OfPettingZoo):
     """An environment of PettingZoo's `AECEnv`, whose agents act one after another.
 
     Args:
         env: the environment, or one with the same attributes.
     """
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-        self.names = tuple(env.possible_agents)
-
-    def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the spaces of an agent's observations and actions."""
-        return self.env.observation_space(agent), self.env.action_space(agent)
 
     def reset(self, seed: int | None = None) -> Turn:
         """Begin an episode."""
@@ -154,10 +150,6 @@ class AgentsInTurn(Agents):
             ended[agent] = End(bool(terminated), bool(truncated), obs)
             self.env.step(None)
         return Turn({}, reward, ended)
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
 
 
 def agents_of(made: Any) -> Agents | None:

@@ -151,16 +151,13 @@ class GymRunners(RunnersHandle):
             another; the rollouts by runner; ``rounds``, the runner-seconds in rounds and of these
             those of waiting for the slowest; ``remote``, whether runners are in other processes.
         """
-        so_far = {
-            "rollouts": list(self._rollouts_received),
-            "rounds": [self._seconds_in_rounds, self._seconds_idle],
-            "remote": self.site.remote,
-        }
         return {
             "count": self.spec.num_runners,
             "envs": self.spec.envs_per_runner,
             "singly": steps_singly(self.spec.env, self.spec.wrappers),
-            **so_far,
+            "rollouts": list(self._rollouts_received),
+            "rounds": [self._seconds_in_rounds, self._seconds_idle],
+            "remote": self.site.remote,
         }
 
     def findings(self) -> Iterator[str]:
@@ -187,6 +184,9 @@ class GymRunners(RunnersHandle):
             to: the numbers ``[B]`` of the runners that get them; None for all.
             wait: whether to wait until they are computed.
         """
+        self._publish(self._weights, weights, version, to, wait)
+
+    def _publish(self, kept: Any, weights: Weights, version: Any, to: Any, wait: bool) -> None:
         new = Published(weights, version)
         if wait:
             # Until the weights are there, it is the learner's update that time goes to.
@@ -196,7 +196,7 @@ class GymRunners(RunnersHandle):
             new.reference(self.pool)
         runners = range(self.spec.num_runners) if to is None else np.unique(to)
         with self._request_lock:
-            self._weights.add(new, runners, self._waits_for_newest)
+            kept.add(new, runners, self._waits_for_newest)
         self._count_published(weights, version, wait)
 
     def localize(self, chain: Chain) -> None:

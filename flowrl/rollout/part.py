@@ -177,16 +177,12 @@ class Part(Acting):
             begins = np.isin(np.arange(len(self.ended)), columns)
             self.memory = Memory(self.memory.carry, self.memory.reset | begins)
 
-    def see(self, running: Array) -> None:
-        """Take what a step gave: rewards, and the turns that end with it.
-
-        Args:
-            running: ``bool[E]``, the environments that were stepped.
-        """
-        seats, goes_on = self.seats, running[self.seats.env]
+    def see(self) -> None:
+        """Take what a step gave: rewards, and the turns that end with it."""
+        seats = self.seats
         self.gained += seats.reward
         over = seats.terminated | seats.truncated
-        closes = np.flatnonzero(self.open & goes_on & (over | seats.acting))
+        closes = np.flatnonzero(self.open & (over | seats.acting))
         at = (self.row[closes] - 1, closes)
         self.data["reward"][at] = self.gained[closes]
         self.earned[at] = self.gained[closes] + self.early[closes]

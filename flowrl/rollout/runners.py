@@ -30,10 +30,7 @@ from flowrl.rollout.checks import check_settings
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.jax_runners import JaxRunners
-from flowrl.rollout.team_runners import TeamRunners
-
-SEVERAL = "these runners have several policies ({}); name one of them: runners='runners.{}'"
-"""The error where one policy is needed, and there are several."""
+from flowrl.rollout.team_runners import TeamRunners, several
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class Runners(Resource):
         if self._probed.spaces is not None:
             return self._probed.spaces
         if len(self.by_policy) > 1:
-            raise GraphError(SEVERAL.format(", ".join(self.by_policy), next(iter(self.by_policy))))
+            raise GraphError(several("runners", self.by_policy))
         return next(iter(self.by_policy.values())).spaces()
 
     @property

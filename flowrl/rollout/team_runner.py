@@ -175,7 +175,7 @@ class TeamRunner(Keeping):
             actions = {policy: part.decide(running) for policy, part in self.parts.items()}
             vector.step(actions, running)
             for part in parts:
-                part.see(running)
+                part.see()
 
     def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""

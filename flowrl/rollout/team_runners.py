@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax
 import numpy as np
 
-from flowrl.core.clock import UPDATE
 from flowrl.core.items import Batch, MultiBatch
 from flowrl.core.keeping import Keeping
 from flowrl.errors import GraphError, unknown
@@ -238,15 +235,7 @@ class TeamRunners(GymRunners):
         self, policy: str, weights: Weights, version: Any, to: Any = None, wait: bool = True
     ) -> None:
         """Publish new weights of a policy; the other arguments are those of `publish`."""
-        new = Published(weights, version)
-        if wait:
-            with UPDATE:
-                jax.block_until_ready(weights)
-            new.reference(self.pool)
-        runners = range(self.spec.num_runners) if to is None else np.unique(to)
-        with self._request_lock:
-            self._weights.by_policy[policy].add(new, runners, self._waits_for_newest)
-        self._count_published(weights, version, wait)
+        self._publish(self._weights.by_policy[policy], weights, version, to, wait)
 
     def _one_policy(self) -> None:
         """Raise an error if there are several policies.
@@ -264,9 +253,6 @@ class TeamRunners(GymRunners):
             GraphError: always.
         """
         raise GraphError("runners of several agents can't pace requests; take on_stale='drop'")
-
-    def _allowed(self) -> float:
-        return math.inf
 
     @property
     def state(self) -> Any:
