@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from flowrl.rl.policies import Memory
 from flowrl.rollout.acting import Acting, Array
 from flowrl.rollout.columns import copies, write
 from flowrl.rollout.counters import Skipped
+from flowrl.rollout.finite import Place
 from flowrl.rollout.sample import Episodes, Sample
 
 if TYPE_CHECKING:
+    from flowrl.envs.agents import OneAgent
     from flowrl.rollout.agents_vector import Seats
     from flowrl.rollout.runners import Runners
 
@@ -253,6 +255,14 @@ class Part(Acting):
     def _episodes(self, data: dict[str, Array], skipped: list[Skipped]) -> Episodes:
         """Return the episodes that ended, with what agents gained before their first turns."""
         return super()._episodes({**data, "reward": self.earned}, skipped)
+
+    def _place(self, column: int) -> Place:
+        """Return which agent of which environment a column stands for."""
+        agents, env = self.seats.agents, int(self.seats.env[column])
+        of = cast("OneAgent", self.spec.env).of
+        envs = len(self.seats.env) // len(agents)
+        agent = agents[column % len(agents)]
+        return Place(f"{agent} of {of}", env, self.index * envs + env)
 
     def _identity(self) -> dict[str, Array]:
         """Return the columns that say by which weights and environments a rollout came to be."""
