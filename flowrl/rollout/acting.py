@@ -72,8 +72,8 @@ class Acting(Keeping):
     lasting: ClassVar[tuple[str, ...]] = ("obs", "seed", "noise", "key", "turn", "version", "scale")
     # Its next request carries its weights, and `localize` is called before that.
     remade: ClassVar[tuple[str, ...]] = (
-        "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
-        "weights", "local", "memory", "counters",
+        "spec", "index", "label", "spaces", "env", "network", "explore", "act", "begin",
+        "make_noise", "weights", "local", "memory", "counters",
     )  # fmt: skip
 
     def __init__(
@@ -89,13 +89,14 @@ class Acting(Keeping):
         self.seed = seed_of(seed, name, index, restart_count)
         """The seed of the environments, of which number i is reset with this seed + i."""
         self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = jitted_act(self.network, spec.explore_of(""))
+        self.explore = spec.explore_of("")
+        self.act: Act = jitted_act(self.network, self.explore)
         self.begin = jitted(self.network.begin, ())
         self.make_noise = jitted_noise(
             self.network,
             spec.rollout_length,
             spec.num_runners * spec.envs_per_runner,
-            spec.explore_of(""),
+            self.explore,
         )
         self.noise: Array = np.empty(0)
         """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import jax
 import numpy as np
 
-from flowrl.core.clock import CONCAT, EVALUATION, START, STEP, here
+from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, START, STEP, here
 from flowrl.core.keeping import Keeping, writable
 from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
-from flowrl.rl.policies import Weights
+from flowrl.rl.policies import Weights, jitted_together
+from flowrl.rollout.acting import COMPILING
 from flowrl.rollout.agents_vector import AgentsVector, Seats
 from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.part import Part
@@ -62,7 +64,7 @@ class TeamRunner(Keeping):
     lasting = ("facts", "seed")
     remade = (
         "spec", "envs", "label", "index", "seats", "vector", "parts", "scripted", "_resumed",
-        "reset_environments",
+        "reset_environments", "act_together",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,8 @@ class TeamRunner(Keeping):
         }
         self.vector: AgentsVector | None = None
         """The environments, made at first use."""
+        self.act_together: Callable[..., Any] | None = None
+        """Acts by several policies in one call; made with the environments."""
         self.seed = seed_of(seed, name, index, restart_count)
         self.parts = {
             policy: Part(part, self.seats[policy], policy or name, seed, index, restart_count)
@@ -149,6 +153,13 @@ class TeamRunner(Keeping):
             self._go_on_from(self._resumed, vector)
         for part in self.parts.values():
             part.compile()
+        if len(self.parts) > 1:
+            nets, explores = zip(
+                *((x.network, x.explore) for x in self.parts.values()), strict=True
+            )
+            self.act_together = jitted_together(nets, explores)
+            with COMPILING:
+                self._act_together(self.parts.values())
         return vector
 
     def _go_on_from(self, begun: dict[str, Any], vector: AgentsVector) -> None:
@@ -229,12 +240,28 @@ class TeamRunner(Keeping):
                 running &= ~part.blocked(self.envs)
             if not running.any():
                 return
-            actions = {policy: part.decide(running) for policy, part in self.parts.items()}
+            actions = self._decide(running)
             for policy, scripted in self.scripted.items():
                 actions[policy] = scripted.decide(running)
             vector.step(actions, running)
             for part in parts:
                 part.see()
+
+    def _decide(self, running: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """Return the actions of the agents in the environments that go on, by policy."""
+        asking = {policy: part for policy, part in self.parts.items() if part.asks(running)}
+        # One call for all policies costs little more than one for a single policy.
+        if self.act_together is None or len(asking) < len(self.parts):
+            return {policy: part.decide() for policy, part in asking.items()}
+        each = zip(asking.items(), self._act_together(asking.values()), strict=True)
+        return {policy: part.take_decision(*answer) for (policy, part), answer in each}
+
+    def _act_together(self, parts: Iterable[Part]) -> list[tuple[np.ndarray[Any, Any], Any]]:
+        """Return what each policy decides, packed, and its carry afterwards."""
+        act = cast("Callable[..., Any]", self.act_together)
+        with INFERENCE:
+            answers = act(*zip(*(part.question() for part in parts), strict=True))
+            return [(np.asarray(packed), carry) for packed, carry in answers]
 
     def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""
