@@ -276,6 +276,8 @@ class Resource(Settings, ABC):
 
     handle: ClassVar[type[Handle]]
     """The kind of handle that `open` returns."""
+    feeds: ClassVar[tuple[str, ...]] = ()
+    """The `Ref` fields whose resource gets its weights from this one, and from no node."""
 
     @abstractmethod
     def open(self, site: Site) -> Handle:
