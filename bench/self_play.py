@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import self_play  # noqa: E402 - an example is no package
 
-STEPS = 200_000
+STEPS = 800_000
 """Steps of the environments, which are turns of both players."""
 GAMES = 1_000
 """Games against a random player, half of them from each seat."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
-from flowrl.core.items import MultiBatch
+from flowrl.core.items import MultiBatch, nbytes
 from flowrl.core.texts import plural
 from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
@@ -33,6 +34,7 @@ class LeagueHandle(Handle):
     lasting: ClassVar[tuple[str, ...]] = ()
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "learner", "runners", "policy", "books", "lock", "state",
+        "nbytes",
     )  # fmt: skip
     # The learner may be in another stage than the runners.
     shared: ClassVar[tuple[str, ...]] = ("add", "match", "assign")
@@ -103,6 +105,7 @@ class LeagueHandle(Handle):
     def _begin(self) -> None:
         """Freeze the learner's first version, and let every runner play against it."""
         weights, version = self.learner.weights()
+        self.nbytes = self.spec.capacity * sum(map(nbytes, jax.tree.leaves(weights)))
         self._call("begin", weights, version)
         self.runners.publish(weights, version)
         self._report()

@@ -1,14 +1,17 @@
 """Self-play: graphs with a league, their plans, rows, resumes and mistakes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 import pytest
+from jax.tree_util import DictKey, SequenceKey
 
 import flowrl as fl
 from conftest import RAY, timeless
 from flowrl.graph.graph import Graph
+from flowrl.graph.site import HereSite, Place
+from flowrl.graph.versions import VersionOwners
 from flowrl.observe.sinks import columns
 from flowrl.rollout.team_runner import TeamRunner
 from teams import MLP, two_learners
@@ -67,6 +70,15 @@ def test_the_plan_is_what_is_counted_and_names_the_league():
     assert "choose  ChooseOpponents  ┄▷ league" in drawn
     assert "◆ league   4 versions of learner play runners.opponent" in drawn
     assert Graph.from_text(edited.text()) == edited
+
+
+def test_frozen_versions_are_counted_by_the_learner_that_they_are_of():
+    edited = graph()
+    place = Place(edited.name, edited.resources, 0, HereSite)
+    owners = VersionOwners(edited, place.open())
+    place.close()
+    assert owners.of((SequenceKey(1), DictKey("runners"), DictKey("opponent"))) == "learner"
+    assert owners.of_node("train") == owners.of_node("select") == "learner"
 
 
 def test_every_runner_plays_the_frozen_version_that_was_chosen_for_it():
@@ -246,5 +258,14 @@ def test_a_replay_of_self_play_holds_the_learners_turns():
     edited = fl.self_play(fl.dqn(ENV, policy=q, **settings), freeze=fl.AddOpponent(every=20))
     plan = edited.compile()
     assert edited.resources["replay"].runners == "runners.learner"
-    assert plan.learners == ("learner",) and "league" in str(plan)
-    assert replace(edited.resources["league"], capacity=20) == fl.League()
+    # What the opponent did is in no replay.
+    assert 2 * plan.total("added_steps") == plan.total("sampled_steps")
+
+
+def test_learner_and_runners_may_be_in_two_stages():
+    small = {"num_runners": 2, "envs_per_runner": 4, "rollout_length": 8, "batch_size": 64}
+    edited = fl.self_play(fl.impala(ENV, policy=MLP, **small), freeze=fl.AddOpponent(every=2))
+    rows, run = rows_of(edited)
+    assert len(edited.stages()) == 2 and run.audit().closed
+    last = rows[-1]
+    assert last["league/games"] + last["league/excluded"] == last["episodes/learner"] > 0

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from gymnasium.spaces import Box, Discrete
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
+from flowrl.core.items import Batch
 from flowrl.envs.agents import Agents, End, Turn
 from flowrl.learner.matches import Matches
 from flowrl.rollout.team_runner import TeamRunner
@@ -42,8 +43,8 @@ class Noted(Agents):
     rollout = 0
     """The number of the rollout that is being sampled."""
 
-    def __init__(self, rates, seed):
-        self.random, self.rates = random.Random(seed), rates
+    def __init__(self, rates, seed, opponents):
+        self.random, self.rates, self.opponents = random.Random(seed), rates, opponents
         self.games = []
         """Of each episode in which the learner acted: its rewards, who played, and from which
         rollout on until which."""
@@ -64,7 +65,7 @@ class Noted(Agents):
         assert set(actions) == set(self.acting)
         self.begun = Noted.rollout if self.begun is None else self.begun
         self.acted |= "learner" in actions
-        self.versions |= {int(x) for name, x in actions.items() if name != "learner"}
+        self.versions |= {int(x) for name, x in actions.items() if name in self.opponents}
         gain = float(self.random.randrange(-2, 3))
         # What the learner gains before its first turn is in none of its rows.
         self.total += gain * self.acted
@@ -80,7 +81,7 @@ class Noted(Agents):
         pass
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     rates=st.fixed_dictionaries(
@@ -90,13 +91,15 @@ class Noted(Agents):
     versions=st.lists(st.integers(0, VERSIONS - 1), min_size=2, max_size=6),
     several=st.booleans(),
 )
+@example(seed=944, rates={"act": 0.2, "end": 0.3}, steps=3, versions=[2, 2, 1], several=False)
+@example(seed=312, rates={"act": 0.2, "end": 0.3}, steps=8, versions=[0, 1, 2], several=True)
 def test_an_episode_is_against_the_version_that_played_all_of_it(
     seed, rates, steps, versions, several
 ):
     made = []
 
     def make():
-        made.append(Noted(rates, seed + len(made)))
+        made.append(Noted(rates, seed + len(made), ("a", "b") if several else ("a",)))
         return made[-1]
 
     policy = fl.Policy(Signing)
@@ -126,7 +129,6 @@ def test_an_episode_is_against_the_version_that_played_all_of_it(
         before = 0
         for game, (total, played, begun, over) in zip(games, env.games, strict=True):
             assert game.total == total
-            # Of two opponents, one that is another policy signs with the same version.
             assert played <= set(versions[begun : over + 1])
             if game.version is not None:
                 assert played <= {game.version}
@@ -135,43 +137,40 @@ def test_an_episode_is_against_the_version_that_played_all_of_it(
             before = over
 
 
-def fixed(lengths, steps, versions):
-    """The games of an environment of which both agents' rollouts end where an episode does."""
+def rollout(ends, version, first=0, open_before=None):
+    """A rollout of one environment that ends episodes at these rows, each of reward 1."""
+    ends = np.array(ends, bool)[:, None]
+    none = np.zeros_like(ends)
+    data = {"reward": np.ones(ends.shape), "valid": ~none, "terminated": ends, "truncated": none}
+    columns = {"env": 0, "first": first, "last_version": version}
+    columns["version"] = version if open_before is None else open_before
+    columns = {name: np.array([x], np.int32) for name, x in columns.items()}
+    return Batch(data, {**columns, "cut": np.array([False])})
+
+
+def games_of(*batches):
+    """The episodes of rollouts one after another, in which both policies do the same."""
     matches = Matches(1, 1, 1)
-    found = []
-    for number, version in enumerate(versions):
-        valid = np.ones((steps, 1), bool)
-        terminated = np.zeros((steps, 1), bool)
-        terminated[np.cumsum(lengths) - 1] = True
-        data = {"reward": np.ones((steps, 1), np.float32), "valid": valid}
-        data |= {"terminated": terminated, "truncated": ~valid}
-        columns = {"env": np.array([0]), "first": np.array([number * steps])}
-        columns |= {name: np.array([version]) for name in ("version", "last_version")}
-        batch = fl.extend.Batch(data, {**columns, "cut": np.array([False])})
-        found += matches.ended(batch, batch)
-    return found
+    return [game for batch in batches for game in matches.ended(batch, batch)]
 
 
 def test_an_episode_that_begins_with_a_rollout_is_not_against_an_earlier_version():
-    games = fixed([2, 3], 5, [7, 9, 7])
-    assert games == [(2.0, 7), (3.0, 7), (2.0, 9), (3.0, 9), (2.0, 7), (3.0, 7)]
+    whole = [rollout([0, 1, 0, 0, 1], v, 5 * i) for i, v in enumerate([7, 9, 7])]
+    assert games_of(*whole) == [(2, 7), (3, 7), (2, 9), (3, 9), (2, 7), (3, 7)]
     # Where an episode goes on over the change of versions, it is against none.
-    games = fixed([2], 3, [7, 7, 9])
-    assert games == [(2.0, 7), (3.0, 7), (3.0, None)]
+    over = [rollout([0, 1, 0], v, 3 * i) for i, v in enumerate([7, 7, 9])]
+    assert games_of(*over) == [(2, 7), (3, 7), (3, None)]
+
+
+def test_a_turn_that_was_open_before_is_of_an_earlier_version():
+    batches = [rollout([0, 1], 7), rollout([0, 1], 9, 2, open_before=7), rollout([1, 1], 9, 4)]
+    assert games_of(*batches) == [(2, 7), (2, None), (1, 9), (1, 9)]
 
 
 def test_a_restarted_runner_begins_new_episodes():
-    matches, batches = Matches(1, 1, 1), []
-    for first, version, end in ((0, 3, False), (1, 5, True), (5, 5, True)):
-        flags = np.array([[False], [end]])
-        data = {"reward": np.ones((2, 1)), "valid": np.ones((2, 1), bool)}
-        columns = {"env": np.array([0]), "first": np.array([first]), "cut": np.array([False])}
-        columns |= {name: np.array([version]) for name in ("version", "last_version")}
-        none = np.zeros((2, 1), bool)
-        batches.append(fl.extend.Batch({**data, "terminated": flags, "truncated": none}, columns))
-    games = [matches.ended(batch, batch) for batch in batches]
     # The second rollout does not go on from the first one.
-    assert games == [[], [(2.0, 5)], [(2.0, 5)]]
+    batches = [rollout([0, 0], 3), rollout([0, 1], 5, 1), rollout([0, 1], 5, 3)]
+    assert games_of(*batches) == [(2, 5), (2, 5)]
 
 
 def ends_of(batch):
