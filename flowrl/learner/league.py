@@ -12,12 +12,12 @@ import numpy as np
 
 from flowrl.core.items import MultiBatch, nbytes
 from flowrl.core.texts import plural
-from flowrl.errors import GraphError, SettingError
+from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.learner.matches import Matches
+from flowrl.learner.matches import COLUMNS, Matches
 from flowrl.learner.standings import Sampling, Standings, StandingsStub
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.team_runners import PolicyRunners
@@ -139,7 +139,16 @@ class LeagueHandle(Handle):
 
         Args:
             item: the batches of all policies.
+
+        Raises:
+            ContractError: a batch has lost a column by which games are followed.
         """
+        for policy in (self.policy, self.runners.policy):
+            if missing := [name for name in COLUMNS if name not in item[policy].columns]:
+                raise ContractError(
+                    f"the batch of {policy} lacks {', '.join(missing)}, by which games are "
+                    "followed; put it right after ParallelSample"
+                )
         with self.lock:
             self._call("note", item, self.policy, self.runners.policy)
             self._report()

@@ -28,7 +28,7 @@ WIN, DRAW, LOSS = 1.0, 0.5, 0.0
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenVersion:
     """A version of a learner's policy that is never trained further."""
 
     version: Any
@@ -126,7 +126,7 @@ class Standings(Keeping):
         self.draw_return = draw_return
         self.matches = matches
         self.random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        self.frozen: list[Frozen] = []
+        self.frozen: list[FrozenVersion] = []
         """By slot: a frozen version."""
         self.elo = FIRST_ELO
         """The learner's Elo rating."""
@@ -142,13 +142,13 @@ class Standings(Keeping):
 
     def begin(self, weights: Weights, version: Any) -> None:
         """Begin with one frozen version, the learner's first."""
-        self.frozen = [Frozen(version, weights, self.elo)]
+        self.frozen = [FrozenVersion(version, weights, self.elo)]
 
     def add(self, weights: Weights, version: Any) -> bool:
         """Add a version of the learner; return whether it is not there yet."""
         if int(version) in self._slots():
             return False
-        new = Frozen(version, weights, self.elo)
+        new = FrozenVersion(version, weights, self.elo)
         if len(self.frozen) < self.capacity:
             self.frozen.append(new)
         else:
@@ -166,7 +166,7 @@ class Standings(Keeping):
 
     def choose(
         self, number: int, sampling: Sampling, power: float, newest_share: float
-    ) -> list[Frozen]:
+    ) -> list[FrozenVersion]:
         """Choose an opponent for each of a number of runners; `chances` has the other arguments."""
         order = [self.frozen[slot] for slot in self._in_order()]
         likely = chances([each.score for each in order], sampling, power, newest_share)
@@ -234,22 +234,22 @@ class StandingsStub:
 
     def __init__(self, name: str, capacity: int) -> None:
         self.names = columns_of(name, capacity)
-        self.newest: Frozen | None = None
+        self.newest: FrozenVersion | None = None
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
     def begin(self, weights: Weights, version: Any) -> None:
         """Begin with the learner's first version."""
-        self.newest = Frozen(version, weights, FIRST_ELO)
+        self.newest = FrozenVersion(version, weights, FIRST_ELO)
 
     def add(self, weights: Weights, version: Any) -> bool:
         """Take the learner's newest version; return whether it is another one."""
         is_new = self.newest is None or version != self.newest.version
-        self.newest = Frozen(version, weights, FIRST_ELO)
+        self.newest = FrozenVersion(version, weights, FIRST_ELO)
         return is_new
 
-    def choose(self, number: int, *how: Any) -> list[Frozen | None]:
+    def choose(self, number: int, *how: Any) -> list[FrozenVersion | None]:
         """Choose the newest version for each runner."""
         return [self.newest] * number
 

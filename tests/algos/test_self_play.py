@@ -1,6 +1,7 @@
 """Self-play: graphs with a league, their plans, rows, resumes and mistakes."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from jax.tree_util import DictKey, SequenceKey
 
 import flowrl as fl
 from conftest import RAY, timeless
+from flowrl.core.items import Batch, MultiBatch
 from flowrl.graph.graph import Graph
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.versions import VersionOwners
@@ -159,6 +161,11 @@ def with_resources(graph, **more):
     return found
 
 
+def stripped(item):
+    return MultiBatch({name: Batch(batch.data) for name, batch in item.batches.items()})
+
+
+@cache
 def mistakes():
     whole = graph()
     other = fl.Learner(MLP, fl.losses.PPOLoss(), fl.Adam(1e-3), runners="runners.opponent")
@@ -218,6 +225,10 @@ def mistakes():
         "a choice too late": (
             late.compile,
             "needs the batches of all policies, got a Batch; put it right after ParallelSample",
+        ),
+        "columns that are lost": (
+            whole.insert(after="sample", strip=fl.Map(stripped)).compile,
+            "the batch of learner lacks version, last_version, cut, env, first, by which games",
         ),
         "no slot": (lambda: fl.League(capacity=0), "capacity must be at least 1, got 0"),
         "no slot for new ones": (
