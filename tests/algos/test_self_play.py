@@ -55,7 +55,8 @@ def rows_of(graph, rows=6, **how):
 
 
 def test_the_plan_is_what_is_counted_and_names_the_league():
-    edited = graph(every=2)
+    # The second of them finds the newest version there already, every second time.
+    edited = graph(every=2).insert(after="freeze", again=fl.AddOpponent(every=3))
     plan = edited.compile()
     assert (plan.found.exact, plan.lag, plan.learners) == (True, 0, ("learner",))
     rows, run = rows_of(edited)
@@ -64,6 +65,7 @@ def test_the_plan_is_what_is_counted_and_names_the_league():
     for name in (*names, "matches"):
         assert counted[name] == plan.per_row(name) * len(rows) > 0, name
     assert run.audit().closed
+    assert counted["frozen"] == 4
     assert set(rows[-1]) <= {*columns(plan)}
     text = str(plan)
     assert "league -> runners.opponent (uniform)" in text and "1 opponent a row" in text
