@@ -81,7 +81,7 @@ class Noted(Agents):
         pass
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     rates=st.fixed_dictionaries(
