@@ -124,7 +124,7 @@ def test_the_opponent_acts_by_the_learners_own_weights(monkeypatch):
 
 
 def test_it_is_repeatable_and_goes_on_bit_for_bit(tmp_path):
-    edited, steps = graph(sampling="pfsp"), {"short": 3 * ROUND, "long": 7 * ROUND}
+    edited, steps = graph(sampling="pfsp"), {"short": 5 * ROUND, "long": 9 * ROUND}
     with fl.run(edited, steps=steps["long"]) as run:
         whole = timeless(list(run))
     with fl.run(edited, steps=steps["short"], seed=1) as run:
