@@ -111,7 +111,7 @@ class TeamStatistics(Keeping):
         site: the site of the runners.
     """
 
-    lasting = ("all", "env_steps", "totals")
+    lasting = ("all", "env_steps", "totals", "others")
     remade = ("by_policy",)
 
     def __init__(self, policies: Iterable[str], site: Site) -> None:
@@ -121,6 +121,8 @@ class TeamStatistics(Keeping):
         """The steps of environments since `drain` was called last."""
         self.totals: Counter[str] = Counter()
         """The steps and episodes of agents since the start of the run, by column."""
+        self.others: dict[str, float] = {}
+        """What else every row reports, by column."""
 
     def keep(self) -> Any:
         """Return what lasts, of each policy too."""
@@ -182,7 +184,7 @@ class TeamStatistics(Keeping):
                 for name in ("return_mean", "length_mean", *EVALUATED):
                     if name in of_one:
                         found[f"{name}/{policy}"] = of_one[name]
-        return {**found, **self.totals}
+        return {**found, **self.totals, **self.others}
 
 
 class TeamRunners(GymRunners):
@@ -257,6 +259,10 @@ class TeamRunners(GymRunners):
     ) -> None:
         """Publish new weights of a policy; the other arguments are those of `publish`."""
         self._publish(self._weights.by_policy[policy], weights, version, to, wait)
+
+    def report(self, columns: Mapping[str, float]) -> None:
+        """Report these numbers in every row from now on, by column."""
+        self._statistics.others.update(columns)
 
     def _one_policy(self) -> None:
         """Raise an error if there are several policies.
@@ -366,6 +372,14 @@ class PolicyRunners(RunnersHandle):
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Publish new weights of this policy."""
         self.team.publish_of(self.policy, weights, version, to, wait)
+
+    def report(self, columns: Mapping[str, float]) -> None:
+        """Report these numbers with the team's episodes, in every row from now on.
+
+        Args:
+            columns: the numbers by column.
+        """
+        self.team.report(columns)
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Refuse to sample one policy alone.
