@@ -59,9 +59,8 @@ def by_hand(env, policies, episodes, seed):
 class CutPoles(TwoCartPoles):
     """Red's episodes are cut after three steps, and blue's after seven; a step later they go on."""
 
-    most = {"red": 3, "blue": 7}
-
     def reset(self, seed=None, options=None):
+        self.most = {"red": 3, "blue": 7}
         self.left = dict(self.most)
         return super().reset(seed, options)
 
@@ -110,7 +109,7 @@ def test_the_agents_of_one_policy_sample_actions_each_by_itself():
         return TwoCartPoles(0, 0)
 
     policy = trained(TwoCartPoles)
-    # Both poles begin alike, so only their actions tell the two agents apart.
+    # Both poles begin alike, so only by their actions do the episodes differ.
     games = play_agents(alike, dict.fromkeys(NAMES, policy.player(greedy=False)), 4, 1)
     assert not (games.agents["red"].digests == games.agents["blue"].digests).any()
     greedy = play_agents(alike, dict.fromkeys(NAMES, policy.player()), 4, 1)
