@@ -1,7 +1,7 @@
 """PettingZoo's own environments, by their ids."""
 
-import itertools
 import dataclasses
+import itertools
 import json
 import sys
 
