@@ -1,5 +1,6 @@
-"""Environments of Gymnasium, and environments written in JAX."""
+"""Environments written in JAX, and what makes environments of several agents into others."""
 
 from flowrl.envs.jax_envs import JaxEnv
+from flowrl.envs.joint import Joint, WithState
 
-__all__ = ["JaxEnv"]
+__all__ = ["JaxEnv", "Joint", "WithState"]
