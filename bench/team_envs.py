@@ -54,3 +54,35 @@ class TwoSteps:
 
     def close(self) -> None:
         pass
+
+
+class TwoCartPoles:
+    """Two CartPoles; an agent whose pole fell comes back a step later."""
+
+    possible_agents = ("red", "blue")
+
+    def __init__(self) -> None:
+        self.poles = gym.make_vec("CartPole-v1", 2, "sync")
+        self.agents = list(self.possible_agents)
+
+    def observation_space(self, agent: str) -> Any:
+        return self.poles.single_observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return self.poles.single_action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.agents = list(self.possible_agents)
+        return self.named(self.poles.reset(seed=seed)[0]), {}
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        *found, _ = self.poles.step([actions.get(name, 0) for name in self.possible_agents])
+        obs, reward, fell, cut = map(self.named, found)
+        self.agents = [name for name in self.possible_agents if not (fell[name] or cut[name])]
+        return obs, reward, fell, cut, {}
+
+    def named(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def close(self) -> None:
+        self.poles.close()

@@ -42,13 +42,14 @@ def graph() -> fl.Graph:
     mlp, q = fl.Policy(fl.networks.MLP), fl.Policy(fl.networks.QNetwork)
     team = fl.Team(ppo=mlp, dqn=q, of={name: name[:3] for name in NAMES})
     explore = {"dqn": fl.EpsilonGreedy(steps=20_000)}
+    falling = fl.Linear(1e-3, 0.0, 25_000)  # over the gradient steps of 100,000 environment steps
     return (
         fl.Graph(
             "ppo_dqn",
             runners=fl.Runners(CartPoles, team, rollout_length=64, explore=explore),
             ppo=fl.Learner(mlp, fl.losses.PPOLoss(), fl.Adam(1e-3), runners="runners.ppo"),
-            dqn=fl.Learner(q, fl.losses.DQNLoss(), fl.Adam(5e-4), runners="runners.dqn"),
-            replay=fl.Replay(50_000, gamma=0.98, runners="runners.dqn"),
+            dqn=fl.Learner(q, fl.losses.DQNLoss(), fl.Adam(falling), runners="runners.dqn"),
+            replay=fl.Replay(100_000, n_step=3, runners="runners.dqn"),
         )
         .then(
             sample=fl.ParallelSample(),

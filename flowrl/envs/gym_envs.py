@@ -245,7 +245,7 @@ def _made(
         if isinstance(env, str) and (unknown_id := _unknown_id(env, error)) is not None:
             raise unknown_id from None
         raise EnvError(f"{env_name(env)} could not be made: {error}") from error
-    except SettingError as error:
+    except (SettingError, EnvError) as error:
         raise error.at(env_name(env)) from None
     except Exception as error:
         raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error

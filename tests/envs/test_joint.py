@@ -133,6 +133,11 @@ class Rests(Unmasked):
         return found
 
 
+class Broken(Unmasked):
+    def __init__(self):
+        raise ValueError("no such map")
+
+
 class Endless(Unmasked):
     def observation_space(self, agent):
         return gym.spaces.Sequence(gym.spaces.Discrete(2))
@@ -144,6 +149,7 @@ class Endless(Unmasked):
         (Wide, r"a and b of Wide have different spaces, .*policies=.separate"),
         (Pushes, r"agents of Pushes act in Box.* needs actions that are Discrete; train them as"),
         (Endless, r"Endless: what is seen in Sequence.* is no row of numbers; make it a Box"),
+        (Broken, r"^Broken could not be made: ValueError: no such map \(test_joint.py:\d+\)$"),
         (lambda: gym.make("CartPole-v1"), "has but one agent; name an environment of several"),
         ("pettingzoo:mpe2.no_such_v3", "'pettingzoo:mpe2.no_such_v3' needs a package"),
         (Dies, r"Dies: the episode of a ended, and that of b, c did not; .*fl\.multi_ppo"),
