@@ -85,7 +85,7 @@ SEPARATE = Gate(
     "simple_spread",
     # As many minibatches, of each agent's own turns: a third as large.
     lambda: spread_ppo(
-        policies="separate", central_critic=False, batch_size=800, minibatch_size=266
+        policies="separate", central_critic=False, batch_size=800, minibatch_size=200
     ),
     100_000,
     "to compare",

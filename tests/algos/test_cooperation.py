@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import timeless
+from conftest import RAY, timeless
 from teams import Relay, TwoCartPoles
 
 SMALL = {
@@ -97,6 +97,11 @@ def test_a_saved_team_plays_together_and_keeps_to_its_masks(tmp_path):
     # Each of three agents gains at most (2, 2, 1) times its number in an episode's three steps.
     played = np.array(loaded.evaluate(3, greedy=False))
     assert len(played) == 3 and (played > 0).all() and (played <= 5 * (1 + 2 + 3)).all()
+
+
+def test_on_ray_the_same_rows_come(ray_up):
+    graph = GRAPHS["vdn"].set("runners.num_runners", 2)
+    assert rows_of(graph)[0] == rows_of(graph, runtime=RAY)[0]
 
 
 def test_where_the_reward_is_shared_the_mean_is_what_one_agent_gains():
