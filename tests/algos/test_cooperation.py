@@ -105,7 +105,7 @@ def test_on_ray_the_same_rows_come(ray_up):
 
 
 def test_where_the_reward_is_shared_the_mean_is_what_one_agent_gains():
-    summed, mean = (fl.qmix(Relay, **QMIX, reward=way) for way in ("sum", "mean"))
+    summed, mean = (fl.vdn(Relay, **SMALL, reward=way) for way in ("sum", "mean"))
     both = [rows_of(graph, 1)[0][0]["return_mean"] for graph in (summed, mean)]
     assert both[0] == pytest.approx(3 * both[1]) and both[1] > 0
     joint = fl.envs.Joint(Relay, reward="mean")
