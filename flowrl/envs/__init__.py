@@ -1,6 +1,7 @@
-"""Environments of Gymnasium, and environments written in JAX."""
+"""Environments written in JAX, and what makes environments of several agents into others."""
 
 from flowrl.envs.jax_envs import JaxEnv
+from flowrl.envs.joint import Joint, WithState
 from flowrl.envs.seats import SwapSeats
 
-__all__ = ["JaxEnv", "SwapSeats"]
+__all__ = ["JaxEnv", "Joint", "SwapSeats", "WithState"]
