@@ -76,7 +76,7 @@ CENTRAL = Gate(
     "multi_ppo, shared, central critic",
     "simple_spread",
     spread_ppo,
-    100_000,
+    200_000,
     "better than separate",
     episodes=100,
 )
@@ -87,7 +87,7 @@ SEPARATE = Gate(
     lambda: spread_ppo(
         policies="separate", central_critic=False, batch_size=800, minibatch_size=200
     ),
-    100_000,
+    200_000,
     "to compare",
     episodes=100,
 )
@@ -210,7 +210,8 @@ together (on simple_spread 100) with the weights at the end of the run, and what
 is the mean over its agents. The environments are in [team_envs.py](../bench/team_envs.py); the
 four CartPoles are those of [examples/ppo_dqn.py](../examples/ppo_dqn.py). The two-step game is that
 of Rashid et al. (2018, section 5), whose best return is 8; an additive value leads to 7. A return
-on simple_spread is that of one agent in an episode of 25 steps.
+on simple_spread is that of one agent in an episode of 25 steps; there, separate policies of three
+seeds differ more from each other than from those with a central critic.
 
 | graph | environment | gate | seed | after steps | played | seconds |
 |---|---|---|---:|---:|---:|---:|
