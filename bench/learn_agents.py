@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 import flowrl as fl
-from flowrl.envs.joint import Joint
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs/learning_agents.md"
@@ -108,36 +107,14 @@ BETTER = ((CENTRAL, SEPARATE),)
 """Pairs of gates, of which the first must play better."""
 
 
-def play(run: fl.Run, episodes: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return what the policies of a run gain as teams, greedily: by policy, each agent's return."""
-    runners: Any = run.graph.resources["runners"]
-    env = runners.make_agents()
-    # One policy for all agents has no name among the runners.
-    policies = {"": run.policy} if "" in runners.agents else run.policies
-    whose = {agent: name for name, agents in runners.agents.items() for agent in agents}
-    returns: dict[str, list[float]] = {name: [] for name in runners.agents}
-    for episode in range(episodes):
-        turn = env.reset(10_000 + episode)
-        gained, over = dict.fromkeys(env.names, 0.0), set[str]()
-        while turn.obs and len(over) < len(gained):
-            turn = env.step({agent: policies[whose[agent]].act(x) for agent, x in turn.obs.items()})
-            # An agent that ended may come back, for another episode.
-            for agent in set(turn.reward) - over:
-                gained[agent] += float(turn.reward[agent])
-            over |= set(turn.ended)
-        for agent, x in gained.items():
-            returns[whose[agent]].append(x)
-    env.close()
-    return {name: np.array(x) for name, x in returns.items()}
-
-
-def judged(run: fl.Run, folder: str, gate: Gate) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Return the returns of a run's policies, by name; "" where there is but one."""
-    runners: Any = run.graph.resources["runners"]
-    if isinstance(runners.env, Joint):
-        saved = fl.load(folder, allow=("team_envs",))
-        return {"": np.array(saved.evaluate(gate.episodes, seed=10_000))}
-    return play(run, gate.episodes)
+def judged(folder: str, gate: Gate) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Return the returns of what a run saved, by policy; "" where there is but one."""
+    policies = fl.load_policies(folder, allow=("team_envs", "ppo_dqn"))
+    if len(policies) == 1:
+        only = next(iter(policies.values()))
+        return {"": np.array(only.evaluate(gate.episodes, seed=10_000))}
+    found = fl.match(policies, episodes=gate.episodes, seed=10_000)
+    return {name: np.array(found[name]) for name in policies}
 
 
 def reach(gate: Gate, seed: int) -> str:
@@ -155,7 +132,7 @@ def reach(gate: Gate, seed: int) -> str:
         with fl.run(graph, seed=seed, steps=gate.steps, until=reached, out=out) as run:
             for row in run:
                 print(f"\r  {gate.name} seed {seed}: {row['env_steps']:>9,} steps", end="")
-        found = judged(run, out, gate)
+        found = judged(out, gate)
     means = {name: float(x.mean()) for name, x in found.items()}
     good = gate.passed is None or all(map(gate.passed, means.values()))
     texts = (f"{name} {x.mean():.2f} +- {x.std():.2f}".strip() for name, x in found.items())
@@ -204,10 +181,9 @@ def write(lines: Mapping[str, str]) -> list[str]:
     """Write the page: after each run, so that a later one that fails loses nothing."""
     head = """# Learning of several agents
 
-Written by `python bench/learn_agents.py`: what the policies of a run play afterwards, greedily. A
-team that acts as one agent plays 20 episodes by its saved policy; several policies play 20 episodes
-together (on simple_spread 100) with the weights at the end of the run, and what each of them gains
-is the mean over its agents. The environments are in [team_envs.py](../bench/team_envs.py); the
+Written by `make learn`: what the policies that a run saved play, greedily, in 20 episodes (on
+simple_spread 100). Those of a team play together, and what each of them gains is the mean over its
+agents. The environments are in [team_envs.py](../bench/team_envs.py); the
 four CartPoles are those of [examples/ppo_dqn.py](../examples/ppo_dqn.py). The two-step game is that
 of Rashid et al. (2018, section 5), whose best return is 8; an additive value leads to 7. A return
 on simple_spread is that of one agent in an episode of 25 steps; there, separate policies of three
