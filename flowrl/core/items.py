@@ -60,6 +60,8 @@ class Batch:
             (the runner's index), ``env`` (the environment's number, counted over all runners) and
             ``first`` (the steps that the environment had taken before the first row: a rollout
             continues the one before if its ``first`` is where that one ended) (default none).
+            Runners over several agents in JAX add ``older``: by how many policy versions the first
+            row is older, if it is a turn that was open when the rollout before ended.
     """
 
     data: dict[str, Array]
@@ -301,7 +303,8 @@ class Tally:
     """Scalars that runners report of their episodes.
 
     They are ``env_steps`` (the steps that were taken, also those that are in no rollout, but no
-    resets) and ``episodes`` since the last Row, ``return_mean`` and ``length_mean``.
+    resets) and ``episodes`` since the last Row, ``return_mean`` and ``length_mean``. Under
+    ``since_last`` are others that a Row counts from the beginning of the run, by name.
     """
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of operators and environments since the last Row, by name; the loop adds them."""
@@ -352,14 +355,15 @@ def steps_of(item: Any) -> int:
     return item.steps if isinstance(item, Batch | MultiBatch | Trained) else 0
 
 
-def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
+def lag_of(version: Array, versions: Array, older: Array = 0) -> tuple[Array, Array]:
     """Return the mean and maximum policy lag of a batch, in updates.
 
     Args:
         version: the policy version of the learner.
         versions: ``[B]``, the policy versions of the batch's columns.
+        older: ``[B]``, how much older their first rows are (default 0).
     """
-    lag = version - versions
+    lag = version - versions + older
     return lag.mean(), lag.max()
 
 

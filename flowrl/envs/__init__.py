@@ -1,5 +1,6 @@
-"""Environments of Gymnasium, and environments written in JAX."""
+"""Environments of Gymnasium, and environments written in JAX, of one agent or of several."""
 
+from flowrl.envs.jax_agents import JaxAgents
 from flowrl.envs.jax_envs import JaxEnv
 
-__all__ = ["JaxEnv"]
+__all__ = ["JaxAgents", "JaxEnv"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,13 +13,13 @@ import numpy as np
 
 from flowrl.core.items import Batch, MultiBatch
 from flowrl.core.keeping import Keeping
-from flowrl.errors import GraphError, unknown
-from flowrl.graph.protocols import Handle, Site, Workers
+from flowrl.errors import GraphError
+from flowrl.graph.protocols import Site, Workers
 from flowrl.rl.policies import Weights, network
-from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
+from flowrl.rollout.of_policies import OfPolicies
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.statistics import EpisodeStatistics
 from flowrl.rollout.team_runner import TeamRunner, TeamSample
@@ -164,7 +163,7 @@ class TeamStatistics(Keeping):
         return {**found, **self.totals}
 
 
-class TeamRunners(GymRunners):
+class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one has spaces
     """Handle of runners over environments of several agents, which are workers of the site.
 
     A batch holds the agents of a policy as columns; several policies have a `MultiBatch`. A
@@ -197,62 +196,11 @@ class TeamRunners(GymRunners):
     def _no_statistics(self) -> Any:
         return TeamStatistics(self.parts, self.site)
 
-    @property
-    def spaces(self) -> Spaces:  # type: ignore[override]  # only what has one policy has spaces
-        """The spaces of each agent, where one policy acts for all.
-
-        Raises:
-            GraphError: there are several policies.
-        """
-        self._one_policy()
-        return self.parts[""].spaces()
-
-    @property
-    def _is_team(self) -> bool:
-        """Whether there are several policies, each with a name."""
-        return "" not in self.parts
-
-    def part(self, name: str) -> Handle:
-        """Return the handle of one policy.
-
-        Raises:
-            GraphError: there is no such policy.
-        """
-        if name not in self.of_one:
-            raise GraphError(f"{self.site.name}: {unknown('policy', name, self.of_one)}")
-        return self.of_one[name]
-
-    def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
-        """Publish new weights of the one policy.
-
-        Raises:
-            GraphError: there are several policies.
-        """
-        self._one_policy()
-        self.publish_of("", weights, version, to, wait)
-
     def publish_of(
         self, policy: str, weights: Weights, version: Any, to: Any = None, wait: bool = True
     ) -> None:
         """Publish new weights of a policy; the other arguments are those of `publish`."""
         self._publish(self._weights.by_policy[policy], weights, version, to, wait)
-
-    def _one_policy(self) -> None:
-        """Raise an error if there are several policies.
-
-        Raises:
-            GraphError: with their names.
-        """
-        if self._is_team:
-            raise GraphError(several(self.site.name, self.parts))
-
-    def pace(self, max_lag: int, updates: Fraction) -> None:
-        """Refuse to pace requests: each policy has a lag of its own.
-
-        Raises:
-            GraphError: always.
-        """
-        raise GraphError("runners of several agents can't pace requests; take on_stale='drop'")
 
     @property
     def state(self) -> Any:
@@ -306,12 +254,6 @@ class TeamRunners(GymRunners):
         return self._weights.newest
 
 
-def several(name: str, policies: Iterable[str]) -> str:
-    """Return the text of an error where one policy is needed, and there are several."""
-    known = ", ".join(f"{name}.{policy}" for policy in policies)
-    return f"{name} have several policies; name one of them: {known}"
-
-
 class PolicyRunners(RunnersHandle):
     """One policy of runners that have several, as those see it who train or publish it.
 
@@ -323,7 +265,7 @@ class PolicyRunners(RunnersHandle):
     remade = ("team", "policy", "spec", "site", "spaces", "environments")
     lasting = ()
 
-    def __init__(self, team: TeamRunners, policy: str) -> None:
+    def __init__(self, team: OfPolicies, policy: str) -> None:
         self.team, self.policy = team, policy
         self.spec = team.parts[policy]
         self.site = team.site
