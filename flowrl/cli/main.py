@@ -33,7 +33,8 @@ GRAPH_HELP = (
 )
 
 ENV_HELP = (
-    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME or brax:NAME"
+    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME or "
+    "jaxmarl:NAME"
 )
 
 IMPORT_HELP = "a package or file.py that may be imported for the policy"

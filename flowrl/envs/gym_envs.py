@@ -169,7 +169,7 @@ def make_env(
             return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
         if module == PETTINGZOO:
             return _made(env, partial(make_pettingzoo, name), wrappers, settings)
-        prefixes = " and ".join(f"{prefix}:" for prefix in ADAPTERS)
+        prefixes = ", ".join(f"{prefix}:" for prefix in ADAPTERS)
         raise SettingError(
             f"'{env}' would import {module}; import it yourself (--import {module}, or "
             f"`import {module}` in Python) and write '{name}'. "

@@ -313,8 +313,8 @@ class JaxmarlEnv(JaxAgents):
     """An environment of JaxMARL (Rutherford et al. 2024).
 
     An agent that is done acts no more, and its episode ends with that of all: so what its team
-    gains after its death belongs to its last action. JaxMARL does not tell an episode that was cut
-    from one that ended; here all have ended by themselves. Where an environment says which actions
+    gains after its death belongs to its last action. For JaxMARL an episode that was
+    cut has ended too; here all have ended by themselves. Where an environment says which actions
     are available, that is the mask of the agent's observations.
 
     Args:

@@ -45,7 +45,8 @@ class Runners(Resource):
 
     Args:
         env: Gymnasium id, or a function or class that makes an environment (or a vector of exactly
-            `envs_per_runner`). ``gymnax:NAME`` and ``brax:NAME`` are environments written in JAX.
+            `envs_per_runner`). ``gymnax:NAME``, ``brax:NAME`` and ``jaxmarl:NAME`` are
+            environments written in JAX.
         policy: policy that chooses the actions, or a `Team` of them for several agents.
         num_runners: number of runners: one after another in this process; on Ray each is a thread,
             in processes that they share (default 1).
