@@ -57,6 +57,7 @@ class JaxRunners(RunnersHandle):
     """
 
     spread: ClassVar[tuple[str, ...]] = ("work",)
+    on_device = True
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "core", "spaces", "environments", "_local", "_local_chain", "_pacing",
     )  # fmt: skip

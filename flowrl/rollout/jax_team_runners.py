@@ -40,8 +40,8 @@ class JaxTeamRunners(OfPolicies, JaxRunners):  # type: ignore[override]  # only 
     """
 
     remade: ClassVar[tuple[str, ...]] = (
-        "spec", "site", "core", "environments", "parts", "of_one", "_local", "_local_chain",
-        "_pacing",
+        "spec", "site", "core", "spaces", "environments", "parts", "of_one", "_local",
+        "_local_chain", "_pacing",
     )  # fmt: skip
 
     def __init__(self, spec: Runners, site: Site) -> None:

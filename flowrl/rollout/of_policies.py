@@ -23,6 +23,7 @@ class OfPolicies:
     """
 
     site: Site
+    on_device: bool
     parts: Mapping[str, Runners]
     """By policy: the settings of runners whose environments are its agents."""
     of_one: Mapping[str, Handle]

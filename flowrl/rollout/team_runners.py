@@ -262,7 +262,7 @@ class PolicyRunners(RunnersHandle):
         policy: its name.
     """
 
-    remade = ("team", "policy", "spec", "site", "spaces", "environments")
+    remade = ("team", "policy", "spec", "site", "spaces", "environments", "on_device")
     lasting = ()
 
     def __init__(self, team: OfPolicies, policy: str) -> None:
@@ -271,6 +271,7 @@ class PolicyRunners(RunnersHandle):
         self.site = team.site
         self.spaces = self.spec.spaces()
         self.environments = self.spec.num_runners * self.spec.envs_per_runner
+        self.on_device = team.on_device
 
     def close(self) -> None:
         """Do nothing: the environments are those of the team."""

@@ -8,6 +8,7 @@ import flowrl as fl
 from conftest import RAY, close, timeless
 from flowrl.runtime.fusable import program_report
 from jax_teams import TINY, Chaos, Corridors, fixed, two_rates
+from teams import ppo_and_dqn
 
 OF = {"a": "red", "b": "blue", "c": "blue"}
 XLA = fl.XlaRuntime(chunk=2)
@@ -66,6 +67,13 @@ def test_one_policy_for_all_agents_is_one_program():
     found, run = rows_of(graph, XLA)
     close(found, rows_of(graph)[0])
     assert found[-1]["agent_steps"] > found[-1]["env_steps"] and run.audit().closed
+
+
+def test_two_algorithms_on_one_stream_are_one_program_with_a_replay_on_the_device():
+    graph = ppo_and_dqn(Corridors, envs_per_runner=2, rollout_length=16).set("report.every", 2)
+    found, run = rows_of(graph, XLA, 3)
+    close(found, rows_of(graph, count=3)[0])
+    assert found[-1]["updates/red"] > found[-1]["updates/blue"] > 0 and run.audit().closed
 
 
 def test_several_seeds_are_each_what_it_is_alone():
