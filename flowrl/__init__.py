@@ -46,9 +46,13 @@ if TYPE_CHECKING:
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
     from flowrl.observe.exporting import Export as Export
+    from flowrl.observe.frozen import Frozen as Frozen
     from flowrl.observe.initial import Init as Init
+    from flowrl.observe.match import Match as Match
+    from flowrl.observe.match import match as match
     from flowrl.observe.record import Record as Record
-    from flowrl.observe.saving import load as load
+    from flowrl.observe.saved_policies import load as load
+    from flowrl.observe.saved_policies import load_policies as load_policies
     from flowrl.observe.sinks import Csv as Csv
     from flowrl.observe.sinks import MLflow as MLflow
     from flowrl.observe.sinks import TensorBoard as TensorBoard
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
     from flowrl.rl.optimizers import Optax as Optax
     from flowrl.rl.optimizers import RMSProp as RMSProp
     from flowrl.rl.policies import Policy as Policy
+    from flowrl.rl.team import Scripted as Scripted
     from flowrl.rl.team import Team as Team
     from flowrl.rollout.evaluation import Evaluation as Evaluation
     from flowrl.rollout.runners import Runners as Runners
@@ -128,9 +133,11 @@ _HOMES = {
     "core.curves": "Curves",
     "observe.diff": "Diff diff",
     "observe.exporting": "Export",
+    "observe.frozen": "Frozen",
     "observe.initial": "Init",
     "observe.record": "Record",
-    "observe.saving": "load",
+    "observe.match": "Match match",
+    "observe.saved_policies": "load load_policies",
     "observe.snapshots": "Snapshots",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
@@ -147,7 +154,7 @@ _HOMES = {
     "rl.explore": "EpsilonGreedy GaussianNoise Sampled",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",
-    "rl.team": "Team",
+    "rl.team": "Scripted Team",
     "rollout.evaluation": "Evaluation",
     "rollout.runners": "Runners",
     "resuming": "resume",

@@ -20,8 +20,9 @@ from flowrl.graph.plan import Plan
 from flowrl.observe.about import OF_PYTHON, differences, read, runtime_name, settings_of_runtime
 from flowrl.observe.goal import parse_until
 from flowrl.observe.initial import init_of
+from flowrl.observe.manifest import MANIFEST
 from flowrl.observe.saver import UNREADABLE, Resumed
-from flowrl.observe.saving import MANIFEST, RunDir
+from flowrl.observe.saving import RunDir
 from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import (
     FOLDER,

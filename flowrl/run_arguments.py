@@ -14,8 +14,8 @@ from flowrl.graph.plan import Plan
 from flowrl.observe.best import column_of
 from flowrl.observe.initial import Init
 from flowrl.observe.learned import learner_of
+from flowrl.observe.manifest import RECORDS
 from flowrl.observe.record import Record, Recorder
-from flowrl.observe.saving import RECORDS
 from flowrl.observe.snapshots import Snapshots
 from flowrl.runtime.base import Runtime
 

@@ -23,6 +23,7 @@ from flowrl.core.texts import plural
 from flowrl.errors import GraphError, LostError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
+from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, to_text
 from flowrl.observe.explain import Explanation, explain
@@ -293,10 +294,11 @@ class Run:
     def _evaluated(self) -> TrainedPolicy | None:
         """Return the policy that played the last evaluation, if it is still there."""
         reporting = next(node.op for node in self.graph.nodes if node.op.reports)
-        name = learner_of(self.graph)[1].runners
-        if isinstance(reporting, Report):
-            name = reporting.runners
-        with self._session.handle(str(name)) as runners:
+        name = str(learner_of(self.graph)[1].runners)
+        # An evaluation comes with the episodes of the runners that are reported.
+        if isinstance(reporting, Report) and resource_and_part(name)[0] != reporting.runners:
+            name = str(reporting.runners)
+        with self._session.handle(name) as runners:
             weights = jax.device_get(runners.evaluated())
         return None if weights is None else self._policy_with(weights)
 
@@ -377,7 +379,7 @@ class Run:
         folder = RunDir(path, {**first_files(self.plan)[0], FILE: to_text(facts)})
         for row in self.rows:
             folder.add(row)
-        folder.finish(results.policy, results.reports())
+        folder.finish(results.policies, results.reports())
 
     def close(self) -> None:
         """End the run: shut everything down, and save into `out` if it was given.

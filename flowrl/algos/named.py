@@ -147,16 +147,27 @@ def environment(text: str) -> Make:
     # Ids may hold a colon, too: gymnax:NAME, pettingzoo:NAME, and Gymnasium's own module:NAME-v0.
     if not where or where in (*ADAPTERS, PETTINGZOO) or re.search(r"-v\d+$", name):
         return text
-    is_file = where.endswith(".py")
-    found = getattr(file_module(where), name, None) if is_file else values.named(text)
-    if found is None:
-        hint = unknown("function or class", name, _makers(where)).removeprefix("unknown ")
-        raise GraphError(f"{where} has no {hint}")
+    found = code(text)
     if not callable(found):
         raise SettingError(
             f"--env {text} is {a(found)}; name a function or a class that makes an environment"
         )
     return typing.cast("Make", found)
+
+
+def code(text: str) -> Any:
+    """Return what ``file.py:name`` or ``package.module:name`` names, after importing it.
+
+    Raises:
+        GraphError: there is no such thing.
+    """
+    where, _, name = text.rpartition(":")
+    is_file = where.endswith(".py")
+    found = getattr(file_module(where), name, None) if is_file else values.named(text)
+    if found is None:
+        hint = unknown("function or class", name, _makers(where)).removeprefix("unknown ")
+        raise GraphError(f"{where} has no {hint}")
+    return found
 
 
 def _makers(path: str) -> list[str]:

@@ -215,39 +215,12 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate(args: argparse.Namespace) -> int:
-    """Play episodes with a saved policy, and print their returns."""
-    import json
-
-    from flowrl.algos.named import environment
-    from flowrl.envs.gym_envs import env_name
-    from flowrl.observe.saving import load
-
-    import_named(args)
-    env = None if args.env is None else environment(args.env)
-    bound = {} if args.max_steps is None else {"max_steps": args.max_steps}
-    policy = load(args.dir, which=args.which, allow=args.allow, env=env)
-    found = policy.evaluate(
-        args.episodes, seed=args.seed, greedy=not args.sampled, video=args.video, **bound
-    )
-    if args.json:
-        played = {"env": env_name(policy.env) if policy.env else None, "seed": args.seed}
-        stochastic = "epsilon-greedy" if policy.action_values else "sampled"
-        played["actions"] = stochastic if args.sampled else "greedy"
-        print(json.dumps({**played, **found.plain()}))
-    else:
-        print(found)
-    if args.video:
-        print(f"videos of the first episodes are in {args.video}", file=sys.stderr)
-    return 0
-
-
 def export(args: argparse.Namespace) -> int:
     """Write a saved policy as a file that acts without flowrl, and print what it takes."""
-    from flowrl.observe.saving import load
+    from flowrl.observe.saved_policies import load
 
     import_named(args)
-    policy = load(args.dir, which=args.which, allow=args.allow)
+    policy = load(args.dir, policy=args.policy, which=args.which, allow=args.allow)
     print(policy.export(args.file or f"{Path(args.dir).resolve().name}.stablehlo"))
     return 0
 

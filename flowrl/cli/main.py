@@ -13,7 +13,10 @@ from flowrl.cli import commands, training, tuning
 from flowrl.cli.arguments import take_config
 from flowrl.cli.logged import logged
 from flowrl.cli.options import (
+    ENV_HELP,
+    IMPORT_HELP,
     count,
+    directory_argument,
     import_argument,
     output_arguments,
     ray_arguments,
@@ -21,23 +24,14 @@ from flowrl.cli.options import (
     snapshot_arguments,
 )
 from flowrl.cli.parsing import Parser
+from flowrl.cli.playing import Command, add_eval, add_match
 from flowrl.cli.policies import add_run_options, add_which
 from flowrl.errors import FlowrlError, described
 from flowrl.runtime import NAMES
 
-Command = Callable[[str, str, Callable[[argparse.Namespace], int]], argparse.ArgumentParser]
-"""A function that adds a command: its name, its help, and the function that runs it."""
-
 GRAPH_HELP = (
     "a stock name, package.module:function, file.py:function, or a run's directory or graph.txt"
 )
-
-ENV_HELP = (
-    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME or "
-    "jaxmarl:NAME"
-)
-
-IMPORT_HELP = "a package or file.py that may be imported for the policy"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -219,10 +213,11 @@ def _add_run_readers(command: Command) -> None:
         "show why a run was as fast as it was, and what would make it faster",
         commands.explain,
     )
-    _directory_argument(explain)
+    directory_argument(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
     _add_compare(command)
-    _add_eval(command)
+    add_eval(command)
+    add_match(command)
     _add_export(command)
     _add_record_readers(command)
 
@@ -281,49 +276,12 @@ def _add_record_readers(command: Command) -> None:
     _update_arguments(why)
 
 
-def _add_eval(command: Command) -> None:
-    """Add the command that plays episodes with a saved policy."""
-    evaluate = command(
-        "eval", "play episodes with a saved policy, greedily unless --sampled", commands.evaluate
-    )
-    _directory_argument(evaluate)
-    add_which(evaluate)
-    evaluate.add_argument("--env", metavar="ENV", help=f"in place of the saved one; {ENV_HELP}")
-    evaluate.add_argument(
-        "--episodes", type=count, default=20, metavar="N", help="how many (default 20)"
-    )
-    evaluate.add_argument(
-        "--sampled",
-        action="store_true",
-        help="sample actions from the policy (from action values: epsilon-greedily, with 0.05)",
-    )
-    evaluate.add_argument(
-        "--max-steps",
-        type=count,
-        metavar="N",
-        help="end every episode after N steps; 30,000 by default",
-    )
-    evaluate.add_argument("--seed", type=int, default=0, help="of every random number (default 0)")
-    evaluate.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object on standard output: every return and length, and what is "
-        "known of them all",
-    )
-    evaluate.add_argument(
-        "--video",
-        metavar="FOLDER",
-        help="write videos of the first 3 episodes into this folder (extra video)",
-    )
-    import_argument(evaluate, IMPORT_HELP)
-
-
 def _add_export(command: Command) -> None:
     """Add the command that exports a saved policy."""
     export = command(
         "export", "write a saved policy as a file that acts without flowrl", commands.export
     )
-    _directory_argument(export)
+    directory_argument(export)
     add_which(export)
     export.add_argument(
         "-o",
@@ -333,11 +291,6 @@ def _add_export(command: Command) -> None:
         ".stablehlo, in this folder",
     )
     import_argument(export, IMPORT_HELP)
-
-
-def _directory_argument(command: argparse.ArgumentParser) -> None:
-    """Add the directory of a run."""
-    command.add_argument("dir", metavar="DIR", help="a run's directory")
 
 
 def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -> None:
@@ -385,7 +338,7 @@ def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -
 
 def _update_arguments(command: argparse.ArgumentParser) -> None:
     """Add which recorded update."""
-    _directory_argument(command)
+    directory_argument(command)
     command.add_argument(
         "--update",
         type=count,

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import argparse
 
+ENV_HELP = (
+    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME, "
+    "jaxmarl:NAME or pettingzoo:NAME"
+)
+IMPORT_HELP = "a package or file.py that may be imported for the policy"
+
+
+def directory_argument(command: argparse.ArgumentParser) -> None:
+    """Add the directory of a run."""
+    command.add_argument("dir", metavar="DIR", help="a run's directory")
+
 
 def ray_arguments(run: argparse.ArgumentParser) -> None:
     """Add which Ray a run joins, and what of it runs where."""

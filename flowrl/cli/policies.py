@@ -48,6 +48,11 @@ def add_which(command: argparse.ArgumentParser) -> None:
         dest="which",
         help="take the best policy of the run in place of the last",
     )
+    command.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="the policy of this learner, where the run had several",
+    )
 
 
 def first_weights(args: argparse.Namespace) -> Any:

@@ -105,8 +105,8 @@ def _references(graph: Graph) -> Iterator[Problem]:
             used.add(resource_and_part(target)[0])
             if problem := _misleading(graph, field, target, kind):
                 yield name, f"{problem} {name}.{field} to the right one"
-    for name in graph.resources:
-        if name not in used:
+    for name, resource in graph.resources.items():
+        if name not in used and not resource.works_alone:
             problem = (
                 f"no node uses it; remove it with .remove('{name}'), "
                 "or name it in the operator that should"

@@ -12,8 +12,9 @@ from flowrl.errors import GraphError, SaveError, a, unknown
 PACKAGES = (
     *(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")),
     "flowrl.runtime.placement",
+    "flowrl.observe.frozen",
 )
-"""The packages of the classes that a graph may be made of, and the module of `Actor`.
+"""The packages of the classes that a graph may be made of, and the modules of `Actor` and `Frozen`.
 
 Making one of these does nothing outside this process.
 """

@@ -282,6 +282,8 @@ class Resource(Settings, ABC):
 
     handle: ClassVar[type[Handle]]
     """The kind of handle that `open` returns."""
+    works_alone: ClassVar[bool] = False
+    """Whether it does its work when it is opened, so that no node need refer to it."""
 
     @abstractmethod
     def open(self, site: Site) -> Handle:

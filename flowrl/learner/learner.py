@@ -386,7 +386,7 @@ class Learner(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Report whether it is trained, and on data of the right age and policy."""
-        runners = _runners_of(use, str(self.runners))
+        runners = runners_of(use, str(self.runners))
         if runners is not None and runners.policy != self.policy:
             problem = f"trains {self.policy}, but {self.runners} act with {runners.policy}"
             yield use.name, f"{problem}; give both the same policy"
@@ -408,7 +408,7 @@ class Learner(Resource):
         return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)
 
 
-def _runners_of(use: Use, name: str) -> Runners | None:
+def runners_of(use: Use, name: str) -> Runners | None:
     """Return the settings of a learner's runners, or of the part of them that it trains for."""
     resource, part = resource_and_part(name)
     runners = use.resources.get(resource)

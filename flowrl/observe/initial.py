@@ -14,7 +14,7 @@ import numpy as np
 from flowrl.errors import SaveError, SettingError
 from flowrl.learner.learner import LearnerHandle
 from flowrl.observe.checkpoints import as_like, plain, saved_weights
-from flowrl.observe.saving import policy_folder
+from flowrl.observe.saved_policies import policy_folder
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.rl.policies import Weights
 

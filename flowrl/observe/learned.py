@@ -43,12 +43,15 @@ def policy_of(
         learner: the settings of its learner; None for the only one (default None).
     """
     learner = learner or learner_of(graph)[1]
-    runners = graph.resources[resource_and_part(str(learner.runners))[0]]
+    name, part = resource_and_part(str(learner.runners))
+    runners = graph.resources[name]
     # Another resource in their place need not have these fields.
-    env, wrappers, settings = (
-        (runners.env, runners.wrappers, runners.env_settings)
+    env, wrappers, settings, agents = (
+        (runners.env, runners.wrappers, runners.env_settings, runners.agents.get(part, ()))
         if isinstance(runners, Runners)
-        else (None, (), {})
+        else (None, (), {}, ())
     )
     spaces, loss_values = core.spaces, core.loss.values
-    return TrainedPolicy(learner.policy, spaces, weights, env, wrappers, settings, loss_values)
+    return TrainedPolicy(
+        learner.policy, spaces, weights, env, wrappers, settings, loss_values, agents
+    )

@@ -21,14 +21,12 @@ import numpy as np
 import flowrl
 from flowrl.core.events import Ended, Restarted, Started, Updated, Updating
 from flowrl.core.texts import in_bytes
-from flowrl.envs.gym_envs import env_name
 from flowrl.errors import ContractError, SaveError, SettingError
-from flowrl.graph import values
 from flowrl.graph.graph import Graph
 from flowrl.learner.learner import Learner
+from flowrl.observe.manifest import RECORDS
 from flowrl.observe.outliers import ENOUGH, RECENT, outlier
-from flowrl.observe.saving import RECORDS
-from flowrl.rollout.runners import Runners
+from flowrl.observe.record_facts import facts_of
 
 Array = Any
 NEWEST = 10
@@ -175,40 +173,9 @@ class Recorder:
             "settings": event.settings,
             "spaces": event.core.spaces.json,
             "dtypes": dtypes,
-            **self._about(event.resource),
+            **facts_of(self.graph, event.resource, self.seed, self.restarts),
         }
         return Taken(header, arrays)
-
-    def _about(self, name: str) -> dict[str, Any]:
-        """Return what the graph says about a learner: text, nodes that train it, and runners."""
-        about: dict[str, Any] = {"text": None, "trainers": [], "seed": self.seed, "runners": None}
-        spec = self.graph.resources.get(name) if self.graph is not None else None
-        if self.graph is None or not isinstance(spec, Learner):
-            return about
-        try:
-            # Updates of a learner that has no text are recorded too, but can't be rerun.
-            about["text"] = values.to_text(spec, defaults=True, strict=True)
-        except SaveError as error:
-            about["because"] = str(error)
-        about["trainers"] = _trainers(self.graph, name)
-        runners = self.graph.resources.get(str(spec.runners))
-        if isinstance(runners, Runners):
-            about["runners"] = self._about_runners(str(spec.runners), runners)
-        return about
-
-    def _about_runners(self, name: str, runners: Runners) -> dict[str, Any]:
-        return {
-            "name": name,
-            "env": env_name(runners.env),
-            "count": runners.num_runners,
-            "envs": runners.envs_per_runner,
-            "jax": runners.jax_env is not None,
-            "restarts": {
-                worker: times
-                for (resource, worker), times in self.restarts.items()
-                if resource == name
-            },
-        }
 
     # -- keeping
 
@@ -285,17 +252,6 @@ class Recorder:
                 return False
             self.kept.pop(first)[1].unlink(missing_ok=True)
         return True
-
-
-def _trainers(graph: Graph, learner: str) -> list[str]:
-    """Return the names of the nodes that train a learner, by the settings that such nodes have."""
-    found = []
-    for node in graph.nodes:
-        settings = values.settings(node.op)
-        trains = {"learner", "epochs", "minibatch_size", "shuffle"} <= settings.keys()
-        if trains and str(settings["learner"]) == learner:
-            found.append(node.name)
-    return found
 
 
 def _with_metrics(taken: Taken) -> dict[str, float]:

@@ -18,6 +18,7 @@ from flowrl.core.items import Batch
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph import values
 from flowrl.graph.protocols import Handle, Resource, Site
+from flowrl.graph.refs import resource_and_part
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.use import Use
 from flowrl.learner.learner import Learner, LearnerHandle
@@ -181,7 +182,8 @@ def _run(
     Returns:
         Its metrics by name, and the Euclidean norm of the change of the weights.
     """
-    resources = {str(spec.runners): Known(record.header["spaces"]), record.learner: spec}
+    runners, _ = resource_and_part(str(spec.runners))
+    resources = {runners: Known(record.header["spaces"]), record.learner: spec}
     handle = Place("replay", resources, 0, HereSite).handle(record.learner)
     assert isinstance(handle, LearnerHandle)  # noqa: S101 - for a Learner gives no other
     # The rerun begins with the state and the policy version that the recorded update began with.
@@ -231,7 +233,9 @@ def _state(record: Recorded, like: Any) -> Any:
 
 
 class KnownHandle(Handle):
-    """The handle of a resource that takes the place of runners and has only their spaces.
+    """The handle of a resource that takes the place of runners, or of a part of them.
+
+    It has only the spaces of these.
 
     Args:
         spaces: of the environment.
@@ -245,6 +249,10 @@ class KnownHandle(Handle):
 
     def close(self) -> None:
         """Do nothing, because nothing is open."""
+
+    def part(self, name: str) -> KnownHandle:
+        """Return itself, for the spaces are those of the part that the learner trains."""
+        return self
 
     def publish(self, weights: Any, version: Any) -> None:
         """Do nothing, because no runner acts by these weights."""

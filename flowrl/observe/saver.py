@@ -23,7 +23,8 @@ from flowrl.learner.learner import Learner
 from flowrl.observe import about
 from flowrl.observe.best import Best, best_of
 from flowrl.observe.explain import explain
-from flowrl.observe.saving import RunDir, check_free, failure, save_policy, to_json
+from flowrl.observe.saved_policies import save_policy
+from flowrl.observe.saving import RunDir, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
 from flowrl.observe.snapshots import (
     FOLDER,
@@ -56,11 +57,6 @@ class Results:
     """The profile of the run without its beginning, in which it is compiled."""
     curves: Curves | None
     """The Rows of every run, where many go on at once."""
-
-    @property
-    def policy(self) -> TrainedPolicy | None:
-        """The policy; None where the graph has no learner, or several."""
-        return next(iter(self.policies.values())) if len(self.policies) == 1 else None
 
     def reports(self) -> dict[str, str]:
         """Return the texts on the run, by name of the file that holds each."""
@@ -290,7 +286,7 @@ class Saver:
             # A row that could not be written switched this observer off: the disk was full, say.
             if self.written < len(rows):
                 files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)
-            self.folder.finish(results.policy, files)
+            self.folder.finish(results.policies, files)
         except OSError as problem:
             raise SaveError(f"{self.path} could not be saved: {problem}") from problem
         finally:

@@ -13,14 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from flowrl.envs.gym_envs import Make
+from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.video import filmed
-from flowrl.errors import SaveError
+from flowrl.errors import SaveError, SettingError
 from flowrl.observe.exporting import Export, export
 from flowrl.rl.explore import EpsilonGreedy, Explore
 from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, jitted_act, network
 from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
+from flowrl.rollout.playing_agents import PolicyPlayer, agents_in, play_agents
 
 EVALUATION_EPSILON = 0.05
 """The epsilon with which Mnih et al. (2015) evaluate policies of action values."""
@@ -45,6 +46,8 @@ class TrainedPolicy:
     action_values: bool = False
     """Whether the action outputs are action values, as `DQNLoss` learns them. These are no
     probabilities, so actions are not sampled from them."""
+    agents: tuple[str, ...] = ()
+    """The agents that it plays, in an environment of several; empty where there is but one."""
 
     @property
     def exploration(self) -> Explore:
@@ -116,6 +119,9 @@ class TrainedPolicy:
     ) -> Evaluation:
         """Play whole episodes in its environment.
 
+        Where there are several agents it plays all of them: a return is then the mean of theirs,
+        and a length that of the environment's episode. `match` plays several policies together.
+
         What makes the result less than it seems is logged as a warning: episodes that were cut, and
         those that are copies of each other.
 
@@ -136,7 +142,55 @@ class TrainedPolicy:
         Raises:
             SaveError: the environment is not known: it had no name that could be saved. Or there
                 are such videos already.
-            SettingError: the environment can't be filmed, or a package is missing for it.
+            SettingError: the environment can't be filmed, a package is missing for it, or some
+                agent of the environment is not played by this policy.
+        """
+        found = (self._evaluated_agents if self.agents else self._evaluated)(
+            episodes, seed, greedy, max_steps, video
+        )
+        for note in found.notes:
+            logging.getLogger("flowrl").warning("flowrl: %s", note)
+        return found
+
+    def player(self, *, greedy: bool = True) -> PolicyPlayer:
+        """Return what acts with this policy in a match.
+
+        Args:
+            greedy: take the greedy actions (default); else random ones, as `exploration` says.
+        """
+        return PolicyPlayer(self.network, self.weights, None if greedy else self.exploration)
+
+    def _evaluated_agents(
+        self, episodes: int, seed: int, greedy: bool, max_steps: int, video: str | Path | None
+    ) -> Evaluation:
+        """Play whole episodes as every agent of an environment."""
+        if video is not None:
+            raise SettingError("videos are of environments with one agent only; leave video out")
+        env = self._known_env()
+        known = agents_in(env, self.wrappers, self.env_settings)
+        if others := [agent for agent in known if agent not in self.agents]:
+            raise SettingError(
+                f"this policy plays {', '.join(self.agents)} of {env_name(env)}, and not "
+                f"{', '.join(others)}; let others play them: fl.match, or flowrl match"
+            )
+        player = self.player(greedy=greedy)
+        games = play_agents(
+            env,
+            dict.fromkeys(self.agents, player),
+            episodes,
+            seed,
+            self.wrappers,
+            self.env_settings,
+            max_steps=max_steps,
+            sampled=not greedy,
+        )
+        return games.of(self.agents)
+
+    def _known_env(self) -> Make:
+        """Return the environment.
+
+        Raises:
+            SaveError: it is not known.
         """
         if self.env is None:
             raise SaveError(
@@ -145,12 +199,19 @@ class TrainedPolicy:
                 "FILE.py:FUNCTION, or fl.load(dir, env=...). Or use policy.act(obs) in an "
                 "environment of your own"
             )
+        return self.env
+
+    def _evaluated(
+        self, episodes: int, seed: int, greedy: bool, max_steps: int, video: str | Path | None
+    ) -> Evaluation:
+        """Play whole episodes in an environment of one agent."""
+        env = self._known_env()
         wrappers, settings = self.wrappers, self.env_settings
         if video is not None:
             folder = Path(video)
-            wrappers, settings = filmed(self.env, wrappers, settings, self.spaces, seed, folder)
-        found = play(
-            self.env,
+            wrappers, settings = filmed(env, wrappers, settings, self.spaces, seed, folder)
+        return play(
+            env,
             self.network,
             self.weights,
             episodes,
@@ -160,9 +221,6 @@ class TrainedPolicy:
             explore=None if greedy else self.exploration,
             max_steps=max_steps,
         )
-        for note in found.notes:
-            logging.getLogger("flowrl").warning("flowrl: %s", note)
-        return found
 
     def export(self, path: str | Path) -> Export:
         """Write a file that takes the greedy actions in a process without flowrl.

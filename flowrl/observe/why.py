@@ -12,8 +12,9 @@ import numpy as np
 from flowrl.core.saved_rows import way_to_runs
 from flowrl.core.texts import plural
 from flowrl.errors import SaveError
+from flowrl.observe.manifest import MANIFEST
 from flowrl.observe.record import NEWEST, Recorded, find, listed, records
-from flowrl.observe.saving import FAILURE, MANIFEST
+from flowrl.observe.saving import FAILURE
 from flowrl.rollout.sample import seed_of
 
 Array = np.ndarray[Any, Any]
@@ -147,18 +148,24 @@ class Origin:
         columns = record.part("columns")
         about = record.header["runners"]
         self.runners: dict[str, Any] = about or {}
+        # Records of earlier versions are of single agents.
+        self.agents: list[str] = self.runners.get("agents", [])
+        """The agents of each environment that are columns; empty where there is but one."""
+        of_env = max(len(self.agents), 1)
         self.runner = columns.get("producer")
         """The runner of each column ``[N]``; None if it is not known."""
-        self.env = columns.get("env")
-        """The environment of each column ``[N]``, counted over all runners; None if not known."""
+        self.column = columns.get("env")
+        """The number of each column ``[N]``, counted over all runners; None if not known."""
         self.first = columns.get("first")
         """The steps that the environment of each column ``[N]`` had done before; None if not
         known."""
         # A ring numbers its slots row by row over all environments, so that a slot leads back to
         # its environment.
         one_shard = (columns.get("shard", np.zeros(1)) == 0).all()
-        if self.env is None and "slot" in columns and about and one_shard:
-            self.env = columns["slot"] % (about["count"] * about["envs"])
+        if self.column is None and "slot" in columns and about and one_shard:
+            self.column = columns["slot"] % (about["count"] * about["envs"] * of_env)
+        self.env = None if self.column is None else self.column // of_env
+        """The environment of each column ``[N]``, counted over all runners; None if not known."""
         if self.runner is None and self.env is not None and about:
             self.runner = self.env // about["envs"]
 
@@ -174,6 +181,8 @@ class Origin:
             parts.append(f"runner {self.runner[column]}")
         if self.env is not None:
             parts.append(f"environment {self.env[column]}")
+        if self.agents and self.column is not None:
+            parts.append(self.agents[self.column[column] % len(self.agents)])
         if self.first is not None:
             parts.append(f"step {self.first[column] + row + 1:,}")
         return ", ".join([*parts, f"row {row}, column {column}"])
@@ -249,14 +258,18 @@ def _table(
         if times:
             restarted.append(f"{runner} ({times} {plural(times, 'time')})")
         yield _of_runner(record, origin, data, columns, runner, seed)
-    yield "steps are an environment's rows since it was made, from 1, with those of its resets"
+    if origin.agents:
+        yield f"columns are the agents of each environment: {', '.join(origin.agents)}"
+        yield "steps are an agent's rows since its environment was made, from 1, with masked ones"
+    else:
+        yield "steps are an environment's rows since it was made, from 1, with those of its resets"
     if record.header["runners"] and record.header["runners"]["jax"]:
         seed = record.header["seed"]
         yield f"environments in JAX take random keys, which all come from the run's seed {seed}"
     else:
         yield (
-            "a seed + i is what Gymnasium's reset gives environment i of a runner's vector, "
-            "counted from 0 in each runner"
+            "a seed + i is what the reset of environment i of a runner's vector is given, counted "
+            "from 0 in each runner"
         )
     if restarted:
         yield (

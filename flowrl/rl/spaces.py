@@ -289,8 +289,8 @@ class Spaces:
             return obs[self._only_key]
         return {key: value for key, value in obs.items() if key != ACTION_MASK}
 
-    def nothing_allowed(self, arrays: Mapping[str, Array]) -> Array | None:
-        """Return where some number of an action has no choice, ``bool[...]``; None without a mask.
+    def allowed(self, arrays: Mapping[str, Array]) -> Array | None:
+        """Return what the mask allows, ``bool[..., choices]``, computed by NumPy; None without one.
 
         Args:
             arrays: observations ``[..., *shape]`` by name.
@@ -301,8 +301,19 @@ class Spaces:
         for part in self._mask_parts:
             x = arrays[part.name]
             flat.append(x.reshape(*x.shape[: x.ndim - len(part.shape)], -1) > 0)
+        return np.concatenate(flat, -1)
+
+    def nothing_allowed(self, arrays: Mapping[str, Array]) -> Array | None:
+        """Return where some number of an action has no choice, ``bool[...]``; None without a mask.
+
+        Args:
+            arrays: observations ``[..., *shape]`` by name.
+        """
+        allowed = self.allowed(arrays)
+        if allowed is None:
+            return None
         begins = np.cumsum((0, *self.head.sizes))[:-1]
-        return ~np.logical_or.reduceat(np.concatenate(flat, -1), begins, axis=-1).all(-1)
+        return ~np.logical_or.reduceat(allowed, begins, axis=-1).all(-1)
 
 
 def _part(path: Path, space: gym.Space[Any]) -> ObsPart:

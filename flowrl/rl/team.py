@@ -1,13 +1,47 @@
-"""`Team`: several policies, and which agent each of them acts for."""
+"""`Team`: several policies, and which agent each of them acts for; `Scripted` is one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
+
+import numpy as np
 
 from flowrl.errors import SettingError, a, unknown
 from flowrl.graph.values import Spec
 from flowrl.rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A policy that is a function: nothing trains it, and no batch holds its experience.
+
+    Args:
+        act: returns an action as the environment takes it, given an observation as the environment
+            returns it and a NumPy random generator, which makes its random choices repeatable:
+            ``act(obs, rng)``. None: a random action, each of those that are allowed with the same
+            probability (default None).
+
+    Raises:
+        SettingError: `act` can't be called.
+
+    >>> Scripted(max)
+    Scripted(act=<built-in function max>)
+    """
+
+    act: Callable[[Any, np.random.Generator], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.act is not None and not callable(self.act):
+            raise SettingError(f"Scripted takes a function act(obs, rng), got {a(self.act)}")
+
+    @property
+    def name(self) -> str:
+        """What it is called in texts."""
+        if self.act is None:
+            return "a random player"
+        return getattr(self.act, "__name__", type(self.act).__name__)
 
 
 class Team(Spec):
@@ -16,10 +50,10 @@ class Team(Spec):
     Args:
         of: the name of each agent's policy, a mapping by agent or a function of the agent's name;
             None if agents are called as their policies are (default None).
-        **policies: the policies by name.
+        **policies: the policies by name, each a `Policy`, or a `Scripted` one.
 
     Raises:
-        SettingError: there is no policy, or one is of another kind.
+        SettingError: there is no policy, all are scripted, or one is of another kind.
 
     >>> from flowrl.networks import MLP
     >>> team = Team(red=Policy(MLP), blue=Policy(MLP), of={"agent_0": "red", "agent_1": "blue"})
@@ -31,13 +65,20 @@ class Team(Spec):
         self,
         *,
         of: Mapping[str, str] | Callable[[str], str] | None = None,
-        **policies: Policy,
+        **policies: Policy | Scripted,
     ) -> None:
         if not policies:
             raise SettingError("a team needs policies: fl.Team(red=fl.Policy(...), ...)")
         for name, policy in policies.items():
-            if not isinstance(policy, Policy):
-                raise SettingError(f"team: {name} must be fl.Policy(...), got {a(policy)}")
+            if not isinstance(policy, Policy | Scripted):
+                raise SettingError(
+                    f"team: {name} must be fl.Policy(...) or fl.Scripted(act), got {a(policy)}"
+                )
+        if all(isinstance(policy, Scripted) for policy in policies.values()):
+            raise SettingError(
+                "all policies of this team are scripted, so there is nothing to sample; give it an "
+                "fl.Policy, or play them by fl.match"
+            )
         if of is not None and not isinstance(of, Mapping) and not callable(of):
             raise SettingError(
                 f"of must be a mapping from agents to policies, or a function, got {a(of)}"
@@ -57,6 +98,16 @@ class Team(Spec):
         """Return the class, then the policies and whom they act for as its arguments."""
         of = [] if self.fn is None else [("of", self.fn)]
         return type(self), [*self.settings.items(), *of]
+
+    @property
+    def scripted(self) -> dict[str, Scripted]:
+        """The scripted policies by name."""
+        return {name: x for name, x in self.settings.items() if isinstance(x, Scripted)}
+
+    @property
+    def networks(self) -> dict[str, Policy]:
+        """The policies that are networks by name."""
+        return {name: x for name, x in self.settings.items() if isinstance(x, Policy)}
 
     def agents_of(self, names: Iterable[str], env: str) -> dict[str, tuple[str, ...]]:
         """Return the agents of each policy, in the order of the environment.

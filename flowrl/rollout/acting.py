@@ -23,7 +23,13 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
 from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
 from flowrl.rollout.counters import Counters, Skipped
-from flowrl.rollout.finite import all_finite, check_allowed, first_not_finite, not_finite_error
+from flowrl.rollout.finite import (
+    Place,
+    all_finite,
+    check_allowed,
+    first_not_finite,
+    not_finite_error,
+)
 from flowrl.rollout.local_chain import Local
 from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.sample import Episodes, Sample, numbers, seed_of
@@ -66,8 +72,8 @@ class Acting(Keeping):
     lasting: ClassVar[tuple[str, ...]] = ("obs", "seed", "noise", "key", "turn", "version", "scale")
     # Its next request carries its weights, and `localize` is called before that.
     remade: ClassVar[tuple[str, ...]] = (
-        "spec", "index", "label", "spaces", "env", "network", "act", "begin", "make_noise",
-        "weights", "local", "memory", "counters",
+        "spec", "index", "label", "spaces", "env", "network", "explore", "act", "begin",
+        "make_noise", "weights", "local", "memory", "counters",
     )  # fmt: skip
 
     def __init__(
@@ -83,13 +89,14 @@ class Acting(Keeping):
         self.seed = seed_of(seed, name, index, restart_count)
         """The seed of the environments, of which number i is reset with this seed + i."""
         self.network: Network = network(spec.policy, spec.spaces())
-        self.act: Act = jitted_act(self.network, spec.explore_of(""))
+        self.explore = spec.explore_of("")
+        self.act: Act = jitted_act(self.network, self.explore)
         self.begin = jitted(self.network.begin, ())
         self.make_noise = jitted_noise(
             self.network,
             spec.rollout_length,
             spec.num_runners * spec.envs_per_runner,
-            spec.explore_of(""),
+            self.explore,
         )
         self.noise: Array = np.empty(0)
         """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""
@@ -218,7 +225,7 @@ class Acting(Keeping):
         """
         if not all_finite(data, last, skipped):
             raise self._not_finite(data, last, skipped)
-        check_allowed(self.spaces, data, env_name(self.spec.env))
+        check_allowed(self.spaces, data, self._place)
         action, logp, value = self.network.unpack(data.pop("packed"))
         # A masked row has no reward and ends nothing.
         for name in ("reward", "terminated", "truncated"):
@@ -265,15 +272,12 @@ class Acting(Keeping):
         self, data: dict[str, Array], last: dict[str, Array], skipped: list[Skipped]
     ) -> EnvError:
         found = first_not_finite(data, last, skipped)
-        return not_finite_error(
-            found,
-            data,
-            self.counters,
-            skipped,
-            env_name=env_name(self.spec.env),
-            env_number=self.env[found.env],
-            seed=self.seed,
-        )
+        place = self._place(found.env)
+        return not_finite_error(found, data, self.counters, skipped, place, self.seed)
+
+    def _place(self, column: int) -> Place:
+        """Return which environment a column stands for."""
+        return Place(env_name(self.spec.env), column, int(self.env[column]))
 
 
 def key_of(seed: Any, name: str) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +15,24 @@ from flowrl.rollout.counters import Counters, Skipped
 Array = np.ndarray[Any, Any]
 
 
+class Place(NamedTuple):
+    """The environment, and where there are several the agent, that a column stands for."""
+
+    name: str
+    """What the environment is called; of several agents, after the agent's name."""
+    within: int
+    """Its number in the vector."""
+    number: int
+    """Its number, counted over all runners."""
+
+
 class NotFiniteNumber(NamedTuple):
     """Where a number that is not finite is in a rollout."""
 
     rows: int
     """Rows of the rollout that there were by then, that of its step among them."""
     env: int
-    """The index of the environment in its vector."""
+    """The column."""
     skipped: int
     """Skipped steps of the environment by then, the one that gave it among them."""
     in_reset: bool
@@ -56,13 +67,13 @@ def first_not_finite(
     return min(found, key=lambda number: (number.rows, number.skipped, number.in_reset))
 
 
-def check_allowed(spaces: Spaces, data: dict[str, Array], name: str) -> None:
+def check_allowed(spaces: Spaces, data: dict[str, Array], place: Callable[[int], Place]) -> None:
     """Raise an error if a mask of actions allows nothing in a step that was taken.
 
     Args:
         spaces: of the environment.
         data: observations and ``valid`` of a rollout, ``[T, B, ...]``.
-        name: what the environment is called.
+        place: returns which environment a column stands for.
 
     Raises:
         EnvError: with the first such step.
@@ -70,7 +81,8 @@ def check_allowed(spaces: Spaces, data: dict[str, Array], name: str) -> None:
     nothing = spaces.nothing_allowed(data)
     if nothing is None or not (wrong := nothing & data["valid"]).any():
         return
-    row, env = (int(index) for index in np.argwhere(wrong)[0])
+    row, column = (int(index) for index in np.argwhere(wrong)[0])
+    name, env, _ = place(column)
     raise EnvError(
         f"environment {env} of {name} allows no action at step {row} of the rollout: its "
         f"{ACTION_MASK} is 0 for every choice; let it allow one, or end the episode",
@@ -123,9 +135,7 @@ def not_finite_error(
     data: dict[str, Array],
     counters: Counters,
     skipped: Sequence[Skipped],
-    *,
-    env_name: str,
-    env_number: int,
+    place: Place,
     seed: int,
 ) -> EnvError:
     """Return the error for a number that is not finite.
@@ -135,8 +145,7 @@ def not_finite_error(
         data: the rollout that it is in.
         counters: the runner's, before this rollout is counted.
         skipped: the steps that were taken after it.
-        env_name: what the environment is called.
-        env_number: its number, counted over all runners.
+        place: the environment that gave it.
         seed: the runner's.
     """
     rows, env, field, value = found.rows, found.env, found.field, found.value
@@ -153,13 +162,14 @@ def not_finite_error(
     # Of observations with several parts, the name of the field says which.
     part = field.removeprefix("obs")
     what = "a reward" if field == "reward" else f"an observation{part and f' {part}'}"
-    place = "the end" if rows == len(data["valid"]) and field != "reward" else f"step {index}"
+    at_end = rows == len(data["valid"]) and field != "reward"
+    at = "the end" if at_end else f"step {index}"
     return EnvError(
-        f"environment {env} of {env_name} gave {what} that is not finite, at {place} of the "
-        f"rollout: {value}, {when}; it is environment {env_number} over all runners, of a runner "
-        f"with the seed {seed}; fix it (a division by zero? an unbounded state?)",
-        what=env_name,
-        within=env,
+        f"environment {place.within} of {place.name} gave {what} that is not finite, at {at} of "
+        f"the rollout: {value}, {when}; it is environment {place.number} over all runners, of a "
+        f"runner with the seed {seed}; fix it (a division by zero? an unbounded state?)",
+        what=place.name,
+        within=place.within,
         field=field,
         value=str(value),
         step=step,

@@ -58,13 +58,13 @@ class JaxPart:
 
     def start(self, turns: Turns) -> State:
         """Return the columns before the first turns of some environments."""
-        acting = self._joined(turns.acts)
+        acting = self.joined(turns.acts)
         count, no = len(acting), jnp.zeros_like(acting)
         zeros, memory = jnp.zeros(count, jnp.float32), self._no_memory(count)
         # An agent that has not come yet has an observation too, so that masks allow every action.
         nothing = {p.name: jnp.ones((count, *p.shape), p.dtype) for p in self.spaces.parts}
         return {
-            "obs": self._seen(turns, acting, nothing),
+            "obs": self.seen(turns, acting, nothing),
             # Whose turn it is.
             "acting": acting,
             # Whose last turn has rewards still to come.
@@ -177,44 +177,63 @@ class JaxPart:
             The columns and their rollout, and by agent the actions ``[E, ...]``, which are zeros
             where it does not act.
         """
-        net, goes_on = self.network, self.by_column(running)
+        goes_on = self.by_column(running)
         acts, final = now["acting"] & goes_on, now["ended"] & goes_on
-        packed, carry = net.act(
-            weights,
-            self.spaces.tree(now["obs"]),
-            noise,
-            now["memory"],
-            self.spec.explore_of(""),
-        )
+        packed, carry, by_agent = self.act(now, acts, noise, weights)
         fields = {**now["obs"], "packed": packed, "valid": acts}
-        memory, before = now["memory"], now["before"]
-        if net.recurrent:
-            # Who does not act remembers what it did, and after a final observation an episode
-            # begins.
-            new = _chosen(acts, Memory(carry, jnp.zeros_like(acts)), memory)
-            memory, before = (
-                Memory(new.carry, new.reset | final),
-                _chosen(acts, memory, before),
-            )
         after = {
             **now,
             "data": self._written(now["data"], now["row"], acts | final, fields),
             "row": now["row"] + (acts | final),
-            "memory": memory,
-            "before": before,
+            # After a final observation an episode begins.
+            "memory": self.remembered(now, acts, carry, final),
+            "before": _chosen(acts, now["memory"], now["before"]),
             # What an agent gained before its first turn is in its episode's return, and in no row.
             "early": jnp.where(acts, now["gained"], now["early"]),
             "gained": jnp.where(acts, 0.0, now["gained"]),
             "open": now["open"] | acts,
             "ended": now["ended"] & ~final,
         }
+        return after, by_agent
+
+    def act(
+        self, now: State, acts: Array, noise: Array | None, weights: Weights
+    ) -> tuple[Array, Any, dict[str, Any]]:
+        """Act on the newest observations.
+
+        Args:
+            now: the columns.
+            acts: ``bool[B]``, whose turn it is.
+            noise: ``[B, ...]``, which picks the actions; None for greedy ones.
+            weights: of the policy.
+
+        Returns:
+            What `Network.act` returns, and by agent the actions ``[E, ...]``, which are zeros where
+            it is not its turn.
+        """
+        net, obs = self.network, self.spaces.tree(now["obs"])
+        packed, carry = net.act(weights, obs, noise, now["memory"], self.spec.explore_of(""))
         action = net.head.to_env(net.unpack(packed)[0])
         action = jax.tree.map(lambda x: where_rows(acts, x, jnp.zeros_like(x)), action)
-        by_agent = {
-            agent: jax.tree.map(lambda x, i=i: self.of_env(x)[:, i], action)
-            for i, agent in enumerate(self.agents)
-        }
-        return after, by_agent
+        by_agent = {}
+        for i, agent in enumerate(self.agents):
+            by_agent[agent] = jax.tree.map(lambda x, i=i: self.of_env(x)[:, i], action)
+        return packed, carry, by_agent
+
+    def remembered(self, now: State, acts: Array, carry: Any, begins: Array) -> Memory:
+        """Return the memory after a step: who does not act remembers what it did.
+
+        Args:
+            now: the columns before the step.
+            acts: ``bool[B]``, who acted.
+            carry: the policy's carry afterwards.
+            begins: ``bool[B]``, whose next turn begins an episode.
+        """
+        before: Memory = now["memory"]
+        if not self.network.recurrent:
+            return before
+        new = _chosen(acts, Memory(carry, jnp.zeros_like(acts)), before)
+        return Memory(new.carry, new.reset | begins)
 
     def see(self, now: State, turns: Turns, running: Array, resets: Array) -> tuple[State, Array]:
         """Take what a step gave: rewards, and the turns that end with it.
@@ -231,11 +250,11 @@ class JaxPart:
         """
         goes_on, begins = self.by_column(running), self.by_column(running & resets)
         given = {
-            name: jnp.where(goes_on, self._joined(getattr(turns, name)), 0)
+            name: jnp.where(goes_on, self.joined(getattr(turns, name)), 0)
             for name in ("reward", "terminated", "truncated")
         }
         terminated, truncated = given["terminated"] > 0, given["truncated"] > 0
-        acting = jnp.where(goes_on, self._joined(turns.acts), now["acting"])
+        acting = jnp.where(goes_on, self.joined(turns.acts), now["acting"])
         over = terminated | truncated
         gained = now["gained"] + given["reward"]
         closes = now["open"] & goes_on & (over | acting)
@@ -249,7 +268,7 @@ class JaxPart:
         late = goes_on & (given["reward"] != 0) & has_ended & ~acting
         after = {
             **now,
-            "obs": self._seen(turns, goes_on & (acting | over), now["obs"]),
+            "obs": self.seen(turns, goes_on & (acting | over), now["obs"]),
             "data": self._written(now["data"], now["row"] - 1, closes, fields),
             "acting": acting,
             # An episode that ended before the agent's first turn is in no row and no return.
@@ -260,16 +279,16 @@ class JaxPart:
         }
         return after, late
 
-    def _seen(self, turns: Turns, which: Array, before: dict[str, Array]) -> dict[str, Array]:
+    def seen(self, turns: Turns, which: Array, before: dict[str, Array]) -> dict[str, Array]:
         """Return the newest observations: new ones in the columns ``bool[B]`` that see some."""
         by_agent = {agent: fields_of("obs", turns.obs[agent]) for agent in self.agents}
         found = {}
         for name, x in before.items():
-            new = self._joined({agent: fields[name] for agent, fields in by_agent.items()})
+            new = self.joined({agent: fields[name] for agent, fields in by_agent.items()})
             found[name] = where_rows(which, new, x)
         return found
 
-    def _joined(self, by_agent: Mapping[str, Array]) -> Array:
+    def joined(self, by_agent: Mapping[str, Array]) -> Array:
         """Return values of environments by agent, ``[E, ...]`` each, by column."""
         x = jnp.stack([by_agent[agent] for agent in self.agents], axis=1)
         return x.reshape(-1, *x.shape[2:])

@@ -288,8 +288,7 @@ class JaxRunners(RunnersHandle):
         Returns:
             Numbers by the names in `EVALUATED`.
         """
-        self._start()
-        newest = self.state["published"][-1]["weights"]
+        newest = self._newest()
         # Not the seed's own key: others are derived from that.
         key = jax.random.fold_in(jax.random.key(seed), 0)
         found: dict[str, Any] = self.site.run(
@@ -306,12 +305,16 @@ class JaxRunners(RunnersHandle):
 
         So a program, whose state has one structure from its first round to its last, keeps them.
         """
-        self._start()
-        self.state = {**self.state, "evaluated_with": self.state["published"][-1]["weights"]}
+        self.state = {**self.state, "evaluated_with": self._newest()}
 
     def evaluated(self) -> Weights | None:
         """Return the weights of the last evaluation, as `RunnersHandle` says."""
         return None if self.state["evaluated"] else self.state.get("evaluated_with")
+
+    def _newest(self) -> Any:
+        """Return the newest weights."""
+        self._start()
+        return self.state["published"][-1]["weights"]
 
     def _start(self) -> None:
         """Publish first weights where no learner published any."""

@@ -17,6 +17,7 @@ from flowrl.rl.policies import Weights
 from flowrl.rollout.jax_core import first_broken
 from flowrl.rollout.jax_part import JaxPart
 from flowrl.rollout.jax_statistics import no_episodes, reported, with_episodes
+from flowrl.rollout.jax_team_evaluation import evaluated
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -334,6 +335,21 @@ class TeamCore:
             first_rows[column // columns] + row,
         ]
         return jnp.stack([jnp.asarray(x, jnp.int32) for x in numbers])
+
+    # -- evaluation
+
+    def evaluate(
+        self, weights: Mapping[str, Weights], key: Array, *, episodes: int, max_steps: int
+    ) -> dict[str, Array]:
+        """Play whole episodes greedily, as `evaluated` says.
+
+        Args:
+            weights: by policy.
+            key: random key of the environments.
+            episodes: how many.
+            max_steps: after so many steps an episode is cut.
+        """
+        return evaluated(self.env, self.parts, weights, key, episodes, max_steps)
 
     # -- statistics of episodes
 

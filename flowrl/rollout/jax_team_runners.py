@@ -14,7 +14,6 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.rl.policies import Weights
 from flowrl.rollout.acting import key_of
-from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import OTHER_CHAIN
 from flowrl.rollout.jax_core import State
 from flowrl.rollout.jax_runners import JaxRunners, with_published
@@ -146,16 +145,17 @@ class JaxTeamRunners(OfPolicies, JaxRunners):  # type: ignore[override]  # only 
         report = super().episodes()
         return {**report, "broken": Broken(report["broken"], names_of_agents(self.core.env))}
 
-    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
-        """Refuse to evaluate.
+    def evaluated_of(self, policy: str) -> Weights | None:
+        """Return the weights of a policy in the last evaluation, as `RunnersHandle` says."""
+        if self.state["evaluated"] or "evaluated_with" not in self.state:
+            return None
+        weights: Weights = self.state["evaluated_with"][policy]
+        return weights
 
-        Raises:
-            GraphError: always.
-        """
-        raise GraphError("Evaluate can't play environments of several agents yet")
-
-    def keep_evaluated(self) -> None:
-        """Do nothing: there are no evaluations."""
+    def _newest(self) -> dict[str, Weights]:
+        """Return the newest weights of each policy."""
+        self._start()
+        return {name: held["published"][-1]["weights"] for name, held in self.state["of"].items()}
 
     def _start(self) -> None:
         """Publish first weights of policies of which no learner published any."""

@@ -69,6 +69,19 @@ class OfPolicies:
     ) -> None:
         """Publish new weights of a policy; the other arguments are those of `publish`."""
 
+    def evaluated(self) -> Weights | None:
+        """Return the weights of the one policy in the last evaluation, as `RunnersHandle` says.
+
+        Raises:
+            GraphError: there are several policies.
+        """
+        self._one_policy()
+        return self.evaluated_of("")
+
+    @abstractmethod
+    def evaluated_of(self, policy: str) -> Weights | None:
+        """Return the weights of a policy in the last evaluation, as `RunnersHandle` says."""
+
     def _one_policy(self) -> None:
         """Raise an error if there are several policies.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from flowrl.rl.policies import Memory
 from flowrl.rollout.acting import Acting, Array
 from flowrl.rollout.columns import copies, write
 from flowrl.rollout.counters import Skipped
+from flowrl.rollout.finite import Place
 from flowrl.rollout.sample import Episodes, Sample
 
 if TYPE_CHECKING:
+    from flowrl.envs.agents import OneAgent
     from flowrl.rollout.agents_vector import Seats
     from flowrl.rollout.runners import Runners
 
@@ -38,7 +40,10 @@ class Part(Acting):
     """
 
     lasting = (*Acting.lasting, "open", "gained", "early", "ended", "held", "acted_by")
-    remade = (*Acting.remade, "seats", "data", "row", "begins", "before", "versions", "earned")
+    remade = (
+        *Acting.remade, "seats", "data", "row", "begins", "before", "versions", "earned", "acts",
+        "final", "turn_noise",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,6 +75,10 @@ class Part(Acting):
         self.data: dict[str, Array] = {}
         self.row = np.zeros(columns, int)
         """By column: the next row to be written."""
+        self.acts = self.final = np.zeros(columns, bool)
+        """Whose turn it is in the next step, and who has a masked row to come in it."""
+        self.turn_noise: Array = np.empty(0)
+        """The noise of the next actions."""
 
     def start(self) -> None:
         """Begin with no memory and no steps."""
@@ -134,22 +143,41 @@ class Part(Acting):
         found[self.seats.env[full]] = True
         return found
 
-    def decide(self, running: Array) -> Any:
-        """Write a row for each agent whose turn it is, and return the actions of all columns.
+    def compile(self) -> None:
+        """Compile the policy, and have noise at hand with which it is compiled beside others."""
+        super().compile()
+        self.turn_noise = self._noise()[0]
+
+    def asks(self, running: Array) -> bool:
+        """Note which columns act in the next step, and return whether any needs the policy.
 
         Args:
             running: ``bool[E]``, the environments that go on.
+        """
+        goes_on = running[self.seats.env]
+        self.acts, self.final = self.seats.acting & goes_on, self.ended & goes_on
+        self.turn_noise = self._noise_of_turn()
+        return bool(self.acts.any() or self.final.any())
+
+    def question(self) -> tuple[Any, ...]:
+        """Return what the policy acts on: weights, observations, noise and memory."""
+        return self.weights, self.spaces.tree(self.obs), self.turn_noise, self.memory
+
+    def decide(self) -> Any:
+        """Act by the policy alone; what it returns is what `take_decision` returns."""
+        return self.take_decision(*self._decide_on(self.obs, self.turn_noise))
+
+    def take_decision(self, packed: Array, carry: Any) -> Any:
+        """Write a row for each agent whose turn it is, and return the actions of all columns.
+
+        Args:
+            packed: what the policy decided, as `Network.act` packs it.
+            carry: the policy's carry afterwards.
 
         Returns:
             The actions ``[B, ...]``; None if it is no agent's turn.
         """
-        goes_on = running[self.seats.env]
-        acts, final = self.seats.acting & goes_on, self.ended & goes_on
-        noise = self._noise_of_turn()
-        if not (acts.any() or final.any()):
-            return None
-        memory = self.memory
-        packed, carry = self._decide_on(self.obs, noise)
+        acts, final, memory = self.acts, self.final, self.memory
         if self.network.recurrent:
             # Who does not act remembers what it did.
             new = Memory(carry, np.zeros(len(acts), bool))
@@ -253,6 +281,14 @@ class Part(Acting):
     def _episodes(self, data: dict[str, Array], skipped: list[Skipped]) -> Episodes:
         """Return the episodes that ended, with what agents gained before their first turns."""
         return super()._episodes({**data, "reward": self.earned}, skipped)
+
+    def _place(self, column: int) -> Place:
+        """Return which agent of which environment a column stands for."""
+        agents, env = self.seats.agents, int(self.seats.env[column])
+        of = cast("OneAgent", self.spec.env).of
+        envs = len(self.seats.env) // len(agents)
+        agent = agents[column % len(agents)]
+        return Place(f"{agent} of {of}", env, self.index * envs + env)
 
     def _identity(self) -> dict[str, Array]:
         """Return the columns that say by which weights and environments a rollout came to be."""

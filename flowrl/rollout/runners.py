@@ -26,7 +26,7 @@ from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import SAMPLED, Policy, network
 from flowrl.rl.spaces import Spaces
-from flowrl.rl.team import Team
+from flowrl.rl.team import Scripted, Team
 from flowrl.rollout.checks import check_settings
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
@@ -130,8 +130,13 @@ class Runners(Resource):
         return self._probed.jax_env
 
     def part_names(self) -> Collection[str]:
-        """Return the names of the policies, if there is a team of them."""
-        return tuple(self.policy.settings) if isinstance(self.policy, Team) else ()
+        """Return the names of the policies that are networks, if there is a team of them."""
+        return tuple(self.policy.networks) if isinstance(self.policy, Team) else ()
+
+    @property
+    def scripted(self) -> Mapping[str, Scripted]:
+        """The scripted policies of a team by name."""
+        return self.policy.scripted if isinstance(self.policy, Team) else {}
 
     @property
     def agents(self) -> Mapping[str, tuple[str, ...]]:
@@ -163,16 +168,25 @@ class Runners(Resource):
                     f"{env_name(self.env)} has but one agent; give its runners a policy, no team"
                 )
             return {"": self}
-        return {name: self._of(name, agents) for name, agents in self.agents.items()}
+        found = {}
+        for name, agents in self.agents.items():
+            spaces = self.spaces_of(name)
+            if name not in self.scripted:
+                found[name] = self._of(name, agents, spaces)
+        return found
 
     @property
     def _one_policy(self) -> Policy:
         """The policy, where there is no team of them."""
         return cast("Policy", self.policy)
 
-    def _of(self, name: str, agents: Sequence[str]) -> Runners:
-        """Return the settings of runners whose environments are the agents of one policy."""
-        known = self._probed.agents or {}
+    def spaces_of(self, policy: str) -> Spaces:
+        """Return the spaces of each agent of a policy; ``""`` is the one that acts for all.
+
+        Raises:
+            SettingError: agents of the policy have different spaces.
+        """
+        known, agents, name = self._probed.agents or {}, self.agents[policy], policy
         spaces, label = known[agents[0]], env_name(self.env)
         for agent in agents:
             if known[agent] != spaces:
@@ -182,6 +196,11 @@ class Runners(Resource):
                     f"and {known[agent]}; give each its own policy: "
                     "fl.Team(red=fl.Policy(...), blue=fl.Policy(...), of={...})"
                 )
+        return spaces
+
+    def _of(self, name: str, agents: Sequence[str], spaces: Spaces) -> Runners:
+        """Return the settings of runners whose environments are the agents of one policy."""
+        label = env_name(self.env)
         policy = self.policy.settings[name] if isinstance(self.policy, Team) else self.policy
         return replace(
             self,
@@ -241,7 +260,8 @@ class Runners(Resource):
             )
         # It raises an error where a team has but one agent, so it is asked first.
         if self.by_policy and self.agents:
-            if self.jax_env is None or own_site.remote:
+            # A scripted policy is a function of Python, which computes with values.
+            if self.jax_env is None or own_site.remote or self.scripted:
                 return TeamRunners(self, own_site)
             return JaxTeamRunners(self, own_site)
         if self.jax_env is None or own_site.remote:
@@ -307,4 +327,5 @@ class Runners(Resource):
         parts = [f"{number} {plural(number, word)}" for number, word in sizes]
         ways = self.explore.values() if isinstance(self.explore, Mapping) else [self.explore]
         others = dict.fromkeys(type(way).__name__ for way in ways if not isinstance(way, Sampled))
-        return ", ".join([f"{' x '.join(parts)} of {env_name(self.env)}", *others])
+        scripted = [f"{name} by {policy.name}" for name, policy in self.scripted.items()]
+        return ", ".join([f"{' x '.join(parts)} of {env_name(self.env)}", *others, *scripted])

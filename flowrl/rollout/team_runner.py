@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 import jax
 import numpy as np
 
-from flowrl.core.clock import CONCAT, START, STEP, here
+from flowrl.core.clock import CONCAT, EVALUATION, INFERENCE, START, STEP, here
 from flowrl.core.keeping import Keeping, writable
 from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
-from flowrl.rl.policies import Weights
+from flowrl.rl.policies import Weights, jitted_together
+from flowrl.rollout.acting import COMPILING
 from flowrl.rollout.agents_vector import AgentsVector, Seats
+from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.part import Part
+from flowrl.rollout.playing_agents import Player, PolicyPlayer, ScriptedPlayer, play_agents
 from flowrl.rollout.sample import Sample, seed_of
+from flowrl.rollout.scripted import ScriptedActing
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -33,6 +39,17 @@ class TeamSample:
     """Environments that were reset because they could not be brought back."""
 
 
+@dataclass(frozen=True)
+class TeamEvaluation:
+    """The episodes of an evaluation: those of all agents together, and of each policy's."""
+
+    all: Evaluation
+    by_policy: dict[str, Evaluation]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
 class TeamRunner(Keeping):
     """Samples rollouts of several policies from environments that they share.
 
@@ -46,8 +63,8 @@ class TeamRunner(Keeping):
 
     lasting = ("facts", "seed")
     remade = (
-        "spec", "envs", "label", "index", "seats", "vector", "parts", "_resumed",
-        "reset_environments",
+        "spec", "envs", "label", "index", "seats", "vector", "parts", "scripted", "_resumed",
+        "reset_environments", "act_together",
     )  # fmt: skip
 
     def __init__(
@@ -59,15 +76,24 @@ class TeamRunner(Keeping):
         self.index = index
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
         self.seats = {
-            policy: Seats(policy, agents, self.envs, spec.by_policy[policy].spaces())
+            policy: Seats(policy, agents, self.envs, spec.spaces_of(policy))
             for policy, agents in spec.agents.items()
         }
         self.vector: AgentsVector | None = None
         """The environments, made at first use."""
+        self.act_together: Callable[..., Any] | None = None
+        """Acts by several policies in one call; made with the environments."""
         self.seed = seed_of(seed, name, index, restart_count)
         self.parts = {
             policy: Part(part, self.seats[policy], policy or name, seed, index, restart_count)
             for policy, part in spec.by_policy.items()
+        }
+        for part in self.parts.values():
+            # Its errors name the seed of the environments, which all policies share.
+            part.seed = self.seed
+        self.scripted = {
+            policy: ScriptedActing(scripted, self.seats[policy], self._seeds_of(policy))
+            for policy, scripted in spec.scripted.items()
         }
 
         self.reset_environments = 0
@@ -75,9 +101,15 @@ class TeamRunner(Keeping):
         self._resumed: dict[str, Any] | None = None
         """What was kept of its environments and columns, until they begin."""
 
+    def _seeds_of(self, policy: str) -> list[int]:
+        """Return the seeds of a scripted policy's random choices, one for each column."""
+        sequence = np.random.SeedSequence([self.seed, crc32(policy.encode())])
+        return [int(seed) for seed in sequence.generate_state(len(self.seats[policy].env))]
+
     def keep(self) -> Any:
         """Return what lasts: the environments too, if they have begun."""
-        parts = {policy: part.keep() for policy, part in self.parts.items()}
+        acting = {**self.parts, **self.scripted}
+        parts = {policy: part.keep() for policy, part in acting.items()}
         begun = self._resumed
         if self.vector is not None:
             columns = {policy: part.keep_columns() for policy, part in self.parts.items()}
@@ -88,7 +120,7 @@ class TeamRunner(Keeping):
         """Go on from what was kept, once the next request brings weights."""
         state = writable(state)
         super().take({name: state[name] for name in self.lasting})
-        for policy, part in self.parts.items():
+        for policy, part in {**self.parts, **self.scripted}.items():
             part.take(state["parts"][policy])
         self._resumed = state["begun"]
 
@@ -121,6 +153,13 @@ class TeamRunner(Keeping):
             self._go_on_from(self._resumed, vector)
         for part in self.parts.values():
             part.compile()
+        if len(self.parts) > 1:
+            nets, explores = zip(
+                *((x.network, x.explore) for x in self.parts.values()), strict=True
+            )
+            self.act_together = jitted_together(nets, explores)
+            with COMPILING:
+                self._act_together(self.parts.values())
         return vector
 
     def _go_on_from(self, begun: dict[str, Any], vector: AgentsVector) -> None:
@@ -161,6 +200,35 @@ class TeamRunner(Keeping):
             reset, self.reset_environments = self.reset_environments, 0
             return TeamSample(sent, int(vector.steps.sum() - before), reset)
 
+    def evaluate(
+        self, how: tuple[int, int, int], *published: tuple[Weights, Any] | None
+    ) -> TeamEvaluation:
+        """Play whole episodes greedily, in environments made for them.
+
+        Args:
+            how: how many, the seed of the first one, and the most steps of each, after which it is
+                cut.
+            *published: for each policy: weights to act with and their version; None for those at
+                hand.
+        """
+        players: dict[str, Player] = {
+            policy: ScriptedPlayer(scripted) for policy, scripted in self.spec.scripted.items()
+        }
+        for (policy, part), weights in zip(self.parts.items(), published, strict=True):
+            part.use(weights)
+            players[policy] = PolicyPlayer(part.network, part.weights, None)
+        spec, (episodes, seed, max_steps) = self.spec, how
+        by_agent: dict[str, Player] = {}
+        for policy, agents in spec.agents.items():
+            by_agent |= dict.fromkeys(agents, players[policy])
+        with EVALUATION:
+            games = play_agents(
+                spec.env, by_agent, episodes, seed, spec.wrappers, spec.env_settings,
+                max_steps=max_steps,
+            )  # fmt: skip
+        by_policy = {policy: games.of(spec.agents[policy]) for policy in self.parts}
+        return TeamEvaluation(games.of(by_agent), by_policy)
+
     def _fill(self, vector: AgentsVector) -> None:
         """Let the agents act until a column of every environment is full."""
         parts = self.parts.values()
@@ -172,10 +240,28 @@ class TeamRunner(Keeping):
                 running &= ~part.blocked(self.envs)
             if not running.any():
                 return
-            actions = {policy: part.decide(running) for policy, part in self.parts.items()}
+            actions = self._decide(running)
+            for policy, scripted in self.scripted.items():
+                actions[policy] = scripted.decide(running)
             vector.step(actions, running)
             for part in parts:
                 part.see()
+
+    def _decide(self, running: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """Return the actions of the agents in the environments that go on, by policy."""
+        asking = {policy: part for policy, part in self.parts.items() if part.asks(running)}
+        # One call for all policies costs little more than one for a single policy.
+        if self.act_together is None or len(asking) < len(self.parts):
+            return {policy: part.decide() for policy, part in asking.items()}
+        each = zip(asking.items(), self._act_together(asking.values()), strict=True)
+        return {policy: part.take_decision(*answer) for (policy, part), answer in each}
+
+    def _act_together(self, parts: Iterable[Part]) -> list[tuple[np.ndarray[Any, Any], Any]]:
+        """Return what each policy decides, packed, and its carry afterwards."""
+        act = cast("Callable[..., Any]", self.act_together)
+        with INFERENCE:
+            answers = act(*zip(*(part.question() for part in parts), strict=True))
+            return [(np.asarray(packed), carry) for packed, carry in answers]
 
     def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""

@@ -18,11 +18,11 @@ from flowrl.graph.protocols import Site, Workers
 from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.gym_runners import GymRunners
-from flowrl.rollout.handle import RunnersHandle
+from flowrl.rollout.handle import EVALUATED, RunnersHandle
 from flowrl.rollout.of_policies import OfPolicies
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.statistics import EpisodeStatistics
-from flowrl.rollout.team_runner import TeamRunner, TeamSample
+from flowrl.rollout.team_runner import TeamEvaluation, TeamRunner, TeamSample
 from flowrl.rollout.team_stub import TeamStub
 
 if TYPE_CHECKING:
@@ -58,6 +58,16 @@ class TeamWeights(Keeping):
     def keep(self) -> Any:
         """Return the weights of each policy."""
         return {policy: each.keep() for policy, each in self.by_policy.items()}
+
+    @property
+    def evaluated(self) -> Selected | None:
+        """The weights that played the last evaluation; None before the first."""
+        return _selected({policy: each.evaluated for policy, each in self.by_policy.items()})
+
+    @evaluated.setter
+    def evaluated(self, played: Selected) -> None:
+        for policy, each in self.by_policy.items():
+            each.evaluated = played.by_policy[policy]
 
     def take(self, state: Any) -> None:
         """Go on with the weights that were kept."""
@@ -132,6 +142,16 @@ class TeamStatistics(Keeping):
         """The last evaluation, until it is reported."""
         return self.all.evaluated
 
+    def evaluate(self, parts: list[TeamEvaluation]) -> dict[str, float]:
+        """Join what runners evaluated, and keep it for the next Row: of all agents, and by policy.
+
+        Returns:
+            Numbers by the names in `EVALUATED`, which are those of all agents together.
+        """
+        for policy, each in self.by_policy.items():
+            each.evaluate([part.by_policy[policy] for part in parts])
+        return self.all.evaluate([part.all for part in parts])
+
     def note(self, sample: TeamSample) -> None:
         """Add what came with a rollout."""
         self.env_steps += sample.env_steps
@@ -158,8 +178,9 @@ class TeamStatistics(Keeping):
             if policy:
                 self.totals[f"agent_steps/{policy}"] += of_one["env_steps"]
                 self.totals[f"episodes/{policy}"] += of_one["episodes"]
-                for name in ("return_mean", "length_mean"):
-                    found[f"{name}/{policy}"] = of_one[name]
+                for name in ("return_mean", "length_mean", *EVALUATED):
+                    if name in of_one:
+                        found[f"{name}/{policy}"] = of_one[name]
         return {**found, **self.totals}
 
 
@@ -235,13 +256,13 @@ class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one
         )
         return joined
 
-    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
-        """Refuse to evaluate.
-
-        Raises:
-            GraphError: always.
-        """
-        raise GraphError("Evaluate can't play environments of several agents yet")
+    def evaluated_of(self, policy: str) -> Weights | None:
+        """Return the weights of a policy in the last evaluation, as `RunnersHandle` says."""
+        played = self._weights.evaluated
+        if self._statistics.evaluated or played is None:
+            return None
+        weights: Weights = played.by_policy[policy].weights
+        return weights
 
     def _start(self) -> Any:
         """Return the newest weights; policies that no learner published any of get first ones."""
@@ -311,6 +332,10 @@ class PolicyRunners(RunnersHandle):
             GraphError: always.
         """
         raise GraphError(self._all)
+
+    def evaluated(self) -> Weights | None:
+        """Return the weights of this policy in the last evaluation, as `RunnersHandle` says."""
+        return self.team.evaluated_of(self.policy)
 
     @property
     def _all(self) -> str:

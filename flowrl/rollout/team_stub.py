@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
+from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.runner_stub import RunnerStub
-from flowrl.rollout.team_runner import TeamSample
+from flowrl.rollout.team_runner import TeamEvaluation, TeamSample
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -41,3 +42,9 @@ class TeamStub:
         """Return a rollout of shapes of each policy."""
         parts = zip(self.parts.items(), published, strict=True)
         return TeamSample({policy: part.sample(weights) for (policy, part), weights in parts}, 0)
+
+    def evaluate(self, how: tuple[int, int, int], *published: Any) -> TeamEvaluation:
+        """Return episodes without a step."""
+        parts = zip(self.parts.items(), published, strict=True)
+        by_policy = {policy: part.evaluate(how, weights) for (policy, part), weights in parts}
+        return TeamEvaluation(Evaluation.empty(how[0], how[2]), by_policy)

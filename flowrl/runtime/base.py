@@ -21,6 +21,7 @@ from flowrl.core.profile import Profile
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
+from flowrl.graph.refs import resource_and_part
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Make, Turns, loops_of
 from flowrl.runtime.audit import Audit, audit
@@ -192,9 +193,14 @@ class Session(Keeping):
 
     @contextmanager
     def handle(self, name: str) -> Iterator[Any]:
-        """Yield a resource's handle. Its state may be read meanwhile: no stage is within a pass."""
+        """Yield the handle of a resource, or of a part of one that ``resource.part`` names.
+
+        Its state may be read meanwhile: no stage is within a pass.
+        """
+        resource, part = resource_and_part(name)
         with self.turns.still():
-            yield self.place.handles[name]
+            handle = self.place.handles[resource]
+            yield handle.part(part) if part else handle
 
     def change(self, name: str, work: Callable[[Any], None]) -> None:
         """Change the state of a resource before the first round; of many runs that of each.

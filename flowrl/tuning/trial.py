@@ -17,7 +17,8 @@ from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError
 from flowrl.graph.graph import Graph
 from flowrl.observe import about
-from flowrl.observe.saving import FAILURE, MANIFEST
+from flowrl.observe.manifest import MANIFEST
+from flowrl.observe.saving import FAILURE
 from flowrl.running import Run
 from flowrl.runtime.base import Runtime
 from flowrl.starting import run

@@ -32,11 +32,14 @@ _rows_of = cache(taken)
 @pytest.mark.parametrize(("env", "of"), [(Corridors, None), (Chaos, OF)], ids=["at once", "turns"])
 def test_one_program_gives_the_rows_of_the_local_runtime(env, of):
     graph = two_rates(env, of, ratio=1 if of else 4)
+    if of:
+        graph = graph.insert(after="sync_red", play=fl.Evaluate(every=2, episodes=2, max_steps=20))
     found, run = rows_of(graph, XLA, 4)
     close(found, rows_of(graph, count=4)[0])
     assert run.audit().closed
     # A turn that waits for its reward is trained with the version that acted.
     assert (max(row["lag_max"] for row in found) > 0) == (env is Chaos)
+    assert ("eval/return_mean/red" in found[1]) == (env is Chaos)
 
 
 def test_learners_at_rates_of_one_and_four_are_one_program_that_counts_what_is_planned():

@@ -11,8 +11,10 @@ from jax.tree_util import DictKey, SequenceKey
 
 import flowrl as fl
 from conftest import RAY, runner_pids, timeless
+from flowrl.cli.main import main
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.versions import VersionOwners
+from flowrl.rollout.sample import seed_of
 from teams import MLP, NAMES, TwoCartPoles, ppo_and_dqn, two_learners
 
 
@@ -156,6 +158,22 @@ def test_a_killed_runner_of_two_policies_is_restarted_and_gets_the_weights_of_bo
     # The new runner acts by the newest weights of both, so no policy lags.
     assert all(row[f"lag_max/{name}"] == 0 for row in rows for name in NAMES)
     assert run.audit().closed
+
+
+def test_a_recorded_update_of_one_of_two_learners_names_agents_and_runs_again(tmp_path, capsys):
+    with fl.run(two_learners(num_runners=2), out=tmp_path / "x", record=True) as run:
+        next(run)
+    for name in NAMES:
+        words = [str(tmp_path / "x"), "--update", "1", "--learner", name]
+        assert main(["why", *words]) == 0
+        text = capsys.readouterr().out
+        assert f"columns are the agents of each environment: {name}" in text
+        # Runner 1 has the environments from number 4 on, though its columns are agents.
+        assert "4 to 7" in text and f", {name}, step " in text
+        # Environments are reset by the seeds of the runners, whichever policy acts.
+        assert str(seed_of(0, "runners", 1)) in text
+        assert main(["rerun", *words, "--import", "teams"]) == 0
+        assert "equal to the record to the bit" in capsys.readouterr().out
 
 
 def mistakes():

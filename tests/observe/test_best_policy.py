@@ -15,7 +15,8 @@ from environments import Corridor
 from flowrl.cli.main import main
 from flowrl.observe import best as best_module
 from flowrl.observe.best import Best, best_score
-from flowrl.observe.saving import MANIFEST, save_policy
+from flowrl.observe.manifest import MANIFEST
+from flowrl.observe.saved_policies import save_policy
 from flowrl.observe.snapshots import NEWEST
 
 NET = fl.Policy(fl.networks.MLP, hidden=(8,))

@@ -16,7 +16,8 @@ import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.trees import fields_of
 from flowrl.observe import exporting
-from flowrl.observe.saving import save_policy, seal
+from flowrl.observe.manifest import seal
+from flowrl.observe.saved_policies import save_policy
 from flowrl.rl.policies import Memory, jitted_act
 from flowrl.rl.spaces import Spaces
 from tests.spaced import ACTIONS, OBSERVATIONS, some_mask

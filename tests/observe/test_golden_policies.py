@@ -15,7 +15,8 @@ import pytest
 import flowrl as fl
 from flowrl.core.file_sums import facts_of
 from flowrl.errors import SaveError
-from flowrl.observe.saving import FORMAT, seal
+from flowrl.observe.manifest import seal
+from flowrl.observe.saved_policies import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden_policies"
 SMALL = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 8, "batch_size": 16}

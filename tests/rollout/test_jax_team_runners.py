@@ -134,6 +134,24 @@ def test_two_agents_with_two_policies_are_two_single_runs(policy):
     assert over > 4
 
 
+@pytest.mark.parametrize("most", [6, 400])
+def test_episodes_are_played_as_on_the_host(most):
+    in_jax, host, weights = both(chaos(), 2)
+    for name in weights:
+        in_jax.publish_of(name, weights[name], np.int32(0))
+    wanted = host[0].evaluate((2, 5, most), *((each, 0) for each in weights.values()))
+    in_jax.keep_evaluated()
+    found = in_jax.evaluate(2, seed=5, max_steps=most)
+    # Nothing is random in these, so both episodes are the same one.
+    for ending, of in (("", wanted.all), ("/red", wanted.by_policy["red"])):
+        np.testing.assert_allclose(found[f"eval/return_mean{ending}"], of.mean(), rtol=1e-6)
+        assert found[f"eval/cut_episodes{ending}"] == of.cut.sum()
+    assert wanted.all.cut.all() == (most == 6) and wanted.all.mean() > 0
+    assert in_jax.evaluated_of("red") is None
+    assert in_jax.episodes()["eval/return_min/blue"] == found["eval/return_mean/blue"]
+    assert in_jax.evaluated_of("red") is weights["red"]
+
+
 def test_one_policy_acts_for_all_agents():
     spec = fl.Runners(Chaos, TINY, num_runners=2, envs_per_runner=2, rollout_length=4)
     in_jax, host, weights = both(spec, 1)

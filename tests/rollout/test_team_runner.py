@@ -284,3 +284,37 @@ def follows_right(found, turns):
             turns[i][5] if len(turns[i]) == 6 else turns[i + 1][0] if i + 1 < len(turns) else None
         )
         assert after is None or row[5] == after
+
+
+class Gives(TwoCartPoles):
+    """Blue sees NaN, from its third step on in the environment with an odd seed."""
+
+    def reset(self, seed=None, options=None):
+        self.steps, self.odd = 0, bool((seed or 0) % 2)
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        obs, *rest = super().step(actions)
+        self.steps += 1
+        if self.odd and self.steps > 3:
+            obs = {**obs, "blue": obs["blue"] * np.float32(np.nan)}
+        return obs, *rest
+
+
+@pytest.mark.parametrize("policy", [POLICY, fl.Team(red=POLICY, blue=POLICY)], ids=["one", "two"])
+def test_a_number_that_is_not_finite_is_reported_with_its_agent_environment_and_seed(policy):
+    spec = fl.Runners(Gives, policy, envs_per_runner=2, rollout_length=8)
+    runner = TeamRunner(spec, "runners", 3, 1)
+    seed = seed_of(3, "runners", 1)
+    with pytest.raises(fl.errors.EnvError) as caught:
+        runner.sample(
+            *((jax.jit(p.network.init)(jax.random.key(0)), 0) for p in runner.parts.values())
+        )
+    within = (seed + 1) % 2
+    text = str(caught.value)
+    assert f"environment {within} of blue of Gives gave an observation that is not finite" in text
+    assert (
+        f"it is environment {2 + within} over all runners, of a runner with the seed {seed}" in text
+    )
+    assert caught.value.facts["env"] == 2 + within
+    assert caught.value.facts["seed"] == seed + within
