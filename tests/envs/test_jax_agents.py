@@ -44,6 +44,23 @@ def test_one_for_the_host_returns_turns_and_goes_on_from_where_it_was():
     assert env.spaces_of("red") == (Corridors.observation_spaces["red"], Discrete(2))
 
 
+class Eager(Corridors):
+    """Says of all agents that they act next, also where their episode ended."""
+
+    def step(self, state, actions, key):
+        *found, acts = super().step(state, actions, key)
+        return *found, dict.fromkeys(acts, True)
+
+
+def test_who_ended_does_not_act_next_whatever_the_environment_says():
+    turns = played(HostAgents(Eager()), 20, seed=1)
+    ended = [turn for turn in turns if turn.ended]
+    assert len(ended) > 2 and not any(set(turn.ended) & set(turn.obs) for turn in ended)
+    # It may come back with the next step.
+    after = next(i for i, turn in enumerate(turns) if turn.ended) + 1
+    assert set(turns[after - 1].ended) <= set(turns[after].obs)
+
+
 # -- a stand-in for JaxMARL
 
 
