@@ -6,6 +6,7 @@ READY := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
+RLLIB := .venv-rllib/.ready
 
 .PHONY: help run test system faults check format docs dist learn bench pictures lock clean
 
@@ -50,7 +51,7 @@ dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in a
 learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
 
-bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
+bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
 	$(BIN)/python bench/bench.py
 	$(BIN)/python bench/bench_ray.py
 	$(BIN)/python bench/slow_steps.py
@@ -61,6 +62,7 @@ bench: $(DEV) $(PEERS) ## measure beside hand-written loops and other libraries,
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py
+	$(BIN)/python bench/agents.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py
@@ -73,7 +75,7 @@ lock: ## choose the newest versions that fit and write the locks
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group docs -c requirements-dev.lock -o requirements-docs.lock pyproject.toml
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .venv-peers build dist docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-rllib build dist docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
@@ -97,4 +99,10 @@ $(DOCS): $(DEV) requirements-docs.lock
 $(PEERS):
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check stable-baselines3==2.9.2 cpprb==11.0.0 torch==2.14.1
+	@touch $@
+
+# It pins Gymnasium, so it has an environment of its own.
+$(RLLIB):
+	$(PYTHON) -m venv .venv-rllib
+	.venv-rllib/bin/python -m pip install --quiet --disable-pip-version-check 'ray[rllib]==2.60.0' torch==2.13.0
 	@touch $@

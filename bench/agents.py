@@ -1,59 +1,29 @@
-"""What a second policy costs: PPO on two CartPoles as two agents, with one policy and with two.
+"""`make bench`: PPO on two CartPoles as two agents. Writes docs/benchmarks/agents.md.
 
-Both have the same columns, networks and updates in number and size. Each is run `TIMES` times, in
-turn; the median of the ratios is printed.
+One policy for both agents and one for each have the same columns, networks and updates in number
+and size. RLlib trains two policies of these sizes in an environment of its own, which `make bench`
+makes.
+Each is run in turn, and ratios are those of runs beside each other.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import statistics
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-
 import flowrl as fl
+from falling_poles import ENVS, EPOCHS, MINIBATCH, NAMES, STEPS, FallingPoles
 
-NAMES = ("red", "blue")
-ENVS, STEPS, TIMES, ROWS = 8, 128, 5, 40
+ROOT = Path(__file__).parents[1]
+RLLIB = ROOT / ".venv-rllib/bin/python"
+TIMES, ROWS, ITERATIONS = 5, 40, 3
 POLICY = fl.Policy(fl.networks.MLP, hidden=(64, 64))
-
-
-class TwoCartPoles:
-    """Two CartPoles; an agent whose pole fell comes back a step later."""
-
-    possible_agents = NAMES
-
-    def __init__(self) -> None:
-        self.poles = {name: gym.make("CartPole-v1") for name in NAMES}
-        self.agents = list(NAMES)
-
-    def observation_space(self, agent: str) -> Any:
-        return self.poles[agent].observation_space
-
-    def action_space(self, agent: str) -> Any:
-        return self.poles[agent].action_space
-
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        self.agents = list(NAMES)
-        return {name: pole.reset(seed=seed)[0] for name, pole in self.poles.items()}, {}
-
-    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
-        obs, reward = {}, dict.fromkeys(NAMES, 0.0)
-        terminated, truncated = dict.fromkeys(NAMES, False), dict.fromkeys(NAMES, False)
-        for name, pole in self.poles.items():
-            if name in actions:
-                obs[name], reward[name], terminated[name], truncated[name], _ = pole.step(
-                    actions[name]
-                )
-            else:
-                obs[name] = pole.reset()[0]
-        self.agents = [name for name in NAMES if not (terminated[name] or truncated[name])]
-        return obs, reward, terminated, truncated, {}
-
-    def close(self) -> None:
-        for pole in self.poles.values():
-            pole.close()
 
 
 def learner(runners: str) -> fl.Learner:
@@ -68,28 +38,30 @@ def trained(learner: str, runners: str, size: int) -> dict[str, Any]:
     return {
         "adv": fl.Advantages(gamma=0.98, gae_lambda=0.8, learner=learner),
         "norm": fl.Standardize(),
-        "train": fl.TrainOneStep(epochs=4, minibatch_size=size, learner=learner),
+        "train": fl.TrainOneStep(epochs=EPOCHS, minibatch_size=size, learner=learner),
         "sync": fl.SyncWeights(learner=learner, runners=runners),
     }
 
 
 def shared() -> fl.Graph:
     """One policy acts for both agents."""
-    runners = fl.Runners(TwoCartPoles, POLICY, envs_per_runner=ENVS, rollout_length=STEPS)
+    runners = fl.Runners(FallingPoles, POLICY, envs_per_runner=ENVS, rollout_length=STEPS)
     graph = fl.Graph("shared", runners=runners, learner=learner("runners"))
     return graph.then(
-        sample=fl.ParallelSample(), **trained("learner", "runners", 256), report=fl.Report()
+        sample=fl.ParallelSample(),
+        **trained("learner", "runners", 2 * MINIBATCH),
+        report=fl.Report(),
     )
 
 
 def separate() -> fl.Graph:
     """Each agent has a policy and a learner of its own, with minibatches of half the size."""
     team = fl.Team(red=POLICY, blue=POLICY)
-    runners = fl.Runners(TwoCartPoles, team, envs_per_runner=ENVS, rollout_length=STEPS)
+    runners = fl.Runners(FallingPoles, team, envs_per_runner=ENVS, rollout_length=STEPS)
     learners = {name: learner(f"runners.{name}") for name in NAMES}
     graph = fl.Graph("separate", runners=runners, **learners).then(sample=fl.ParallelSample())
     for name in NAMES:
-        operators = trained(name, f"runners.{name}", 128)
+        operators = trained(name, f"runners.{name}", MINIBATCH)
         nodes = {f"{key}_{name}": op for key, op in operators.items()}
         graph = graph.then(after="sample", **{f"select_{name}": fl.Select(name), **nodes})
     ends = tuple(f"sync_{name}" for name in NAMES)
@@ -108,14 +80,66 @@ def rate(graph: fl.Graph, seed: int) -> float:
     return (last["agent_steps"] - first["agent_steps"]) / seconds
 
 
+def rllib() -> float:
+    """Return the agent steps per second of RLlib, without its first updates."""
+    printed = subprocess.run(
+        [RLLIB, Path(__file__).with_name("rllib_agents.py"), str(ENVS), str(ITERATIONS)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "RAY_DISABLE_IMPORT_WARNING": "1"},
+    ).stdout
+    found: float = json.loads(printed.splitlines()[-1])["agent steps/s"]
+    return found
+
+
+def spread(xs: list[float], form: str) -> str:
+    """Return the median of some numbers, and their range."""
+    low, middle, high = (format(x, form) for x in (min(xs), statistics.median(xs), max(xs)))
+    return f"{middle} ({low} to {high})"
+
+
+PAGE = """# Several agents
+
+Written by `make bench` ([agents.py](../../bench/agents.py)). PPO on two CartPoles as two agents,
+each of which waits for the other where its pole fell: {envs} environments, rollouts of {steps}
+steps, {epochs} epochs, networks of 64 and 64. One policy acts for both agents, or each has one
+with a learner of its own; minibatches have {minibatch} steps a policy. RLlib 2.60 (its new API
+stack, PyTorch on the CPU) trains two policies of the same sizes on the same batches, in one
+process as the others do. Each was run {times} times, in turn, on {machine} with {cores} cores:
+medians, and ranges.
+
+| | agent steps/s |
+|---|---:|
+| one policy for both | {one} |
+| two policies | {two} |
+| RLlib, two policies | {peer} |
+
+| ratio of runs beside each other | |
+|---|---:|
+| what two policies cost: one policy / two policies | {cost} |
+| two policies / RLlib's two policies | {faster} |
+"""
+
+
 def main() -> None:
-    """Measure in turn, and print each pair and the median ratio."""
-    ratios = []
+    """Measure in turn, and write the page."""
+    one, two, peer = [], [], []
     for seed in range(TIMES):
-        one, two = rate(shared(), seed), rate(separate(), seed)
-        ratios.append(one / two)
-        print(f"one policy {one:9,.0f}  two {two:9,.0f} agent steps/s  cost {one / two:.2f}")
-    print(f"two policies cost {statistics.median(ratios):.2f} times one (median of {TIMES})")
+        one.append(rate(shared(), seed))
+        two.append(rate(separate(), seed))
+        peer.append(rllib())
+        print(f"one policy {one[-1]:9,.0f}  two {two[-1]:9,.0f}  RLlib's two {peer[-1]:9,.0f}")
+    cost = [a / b for a, b in zip(one, two, strict=True)]
+    faster = [a / b for a, b in zip(two, peer, strict=True)]
+    page = PAGE.format(
+        envs=ENVS, steps=STEPS, epochs=EPOCHS, minibatch=MINIBATCH, times=TIMES,
+        machine=platform.machine(), cores=os.cpu_count(),
+        one=spread(one, ",.0f"), two=spread(two, ",.0f"), peer=spread(peer, ",.0f"),
+        cost=spread(cost, ".2f"), faster=spread(faster, ".1f"),
+    )  # fmt: skip
+    (ROOT / "docs/benchmarks/agents.md").write_text(page)
+    print(page)
 
 
 if __name__ == "__main__":

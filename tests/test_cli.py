@@ -665,6 +665,7 @@ def test_evaluations_are_columns_where_there_are_some():
     )
 
 
+@pytest.mark.system
 def test_a_terminated_run_is_saved(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [

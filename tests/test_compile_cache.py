@@ -59,6 +59,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert len(entries(tmp_path)) > len(found)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "variables",
     [{"JAX_ENABLE_COMPILATION_CACHE": "false"}, {"XDG_CACHE_HOME": "/proc/nothing"}],
@@ -69,6 +70,7 @@ def test_it_goes_without(tmp_path, variables):
     assert not entries(tmp_path)
 
 
+@pytest.mark.system
 def test_a_folder_of_the_users_own_is_used_and_left_alone(tmp_path):
     mine = tmp_path / "mine"
     run(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.core.items import Batch, Row, Tally, Trained
+from flowrl.core.items import Batch, MultiBatch, Row, Tally, Trained
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 
@@ -80,17 +80,29 @@ def scalars(item: Any) -> list[str]:
         return list(item)
     if isinstance(item, Trained):
         return ["steps", "lag_mean", "lag_max", *item.metrics.names]
+    if isinstance(item, MultiBatch):
+        return ["steps", *(f"{policy}.steps" for policy in item.batches)]
     return ["steps"] if isinstance(item, Batch) else []
 
 
 def fields(item: Any) -> dict[str, Array]:
     """Return the arrays of an item by name.
 
-    These are the fields and columns of a batch, or the feedback of an update.
+    These are the fields and columns of a batch, or the feedback of an update. Those of a
+    `MultiBatch` have the name of the policy first, such as ``red.reward``.
     """
+    if isinstance(item, MultiBatch):
+        return {f"{policy}.{name}": x for policy, name, x in _of_policies(item)}
     if isinstance(item, Batch):
         return {**item.columns, **item.data}
     return dict(item.feedback) if isinstance(item, Trained) else {}
+
+
+def _of_policies(item: MultiBatch) -> Iterator[tuple[str, str, Array]]:
+    """Yield the fields of each policy's batch: policy, name and array."""
+    for policy, batch in item.batches.items():
+        for name, x in fields(batch).items():
+            yield policy, name, x
 
 
 def number(item: Any, name: str) -> float | None:
@@ -112,6 +124,8 @@ def number(item: Any, name: str) -> float | None:
         return item[name]
     if name == "steps":
         return float(item.steps)
+    if isinstance(item, MultiBatch):
+        return float(item[name.removesuffix(".steps")].steps)
     if name in ("lag_mean", "lag_max"):
         lag_mean, lag_max = item.lag
         return float(lag_max if name == "lag_max" else lag_mean)
@@ -145,6 +159,10 @@ def brief(item: Any) -> str:
         case Batch():
             rows, columns = item.shape[0], item.shape[1]
             return f"a Batch [{rows}, {columns}], {amount(Fraction(item.steps), 'step')}"
+        case MultiBatch():
+            shapes = [f"{policy} {list(batch.shape)}" for policy, batch in item.batches.items()]
+            steps = amount(Fraction(item.steps), "step")
+            return f"a MultiBatch of {', '.join(shapes)}, {steps}"
         case Trained():
             return f"a Trained on {amount(Fraction(item.steps), 'step')}"
         case Tally():
@@ -162,6 +180,8 @@ def whole(item: Any) -> str:
         case Batch():
             parts = [_table("field", item.data)]
             parts += [_table("column", item.columns)] if item.columns else []
+        case MultiBatch():
+            parts = [f"{policy}: {whole(batch)}" for policy, batch in item.batches.items()]
         case Trained():
             shown = [(name, number(item, name)) for name in scalars(item) if name != "steps"]
             wide = max(len(name) for name, _ in shown)

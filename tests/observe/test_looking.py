@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.core.items import Metrics
-from flowrl.observe.looking import brief, comparison, number, stats, whole
+from flowrl.core.items import Batch, Metrics, MultiBatch
+from flowrl.observe.looking import brief, comparison, fields, number, stats, whole
 
 TRAINED = fl.extend.Trained(
     8,
@@ -78,3 +78,15 @@ def test_comparisons_hold_or_do_not():
     assert comparison("loss>=1e3").holds(1000) and not comparison("loss != 3").holds(3)
     assert str(comparison(" obs.nan > 0 ")) == "obs.nan>0"
     assert not comparison("loss>0").holds(float("nan"))
+
+
+def test_of_several_policies_each_batch_is_shown_and_its_numbers_have_its_name():
+    def of(value):
+        return Batch({"reward": np.full((2, 3), value), "valid": np.ones((2, 3), bool)})
+
+    item = MultiBatch({"red": of(1.0), "blue": of(2.0)})
+    assert brief(item) == "a MultiBatch of red [2, 3], blue [2, 3], 12 steps"
+    assert whole(item).count("reward") == 2 and "blue: a Batch [2, 3], 6 steps" in whole(item)
+    assert number(item, "blue.reward.mean") == 2.0 and number(item, "red.steps") == 6.0
+    assert number(item, "steps") == 12.0 and number(item, "reward.mean") is None
+    assert "red.reward" in fields(item)

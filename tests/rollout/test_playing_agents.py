@@ -56,23 +56,59 @@ def by_hand(env, policies, episodes, seed):
     return returns, turns
 
 
+class CutPoles(TwoCartPoles):
+    """An agent's episode is cut after its third step, and a step later it comes back."""
+
+    def reset(self, seed=None, options=None):
+        self.left = dict.fromkeys(NAMES, 3)
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        for name in NAMES:
+            self.left[name] = self.left[name] - 1 if name in actions else 3
+            truncated[name] = self.left[name] == 0
+        self.agents = [name for name in self.agents if not truncated[name]]
+        return obs, reward, terminated, truncated, info
+
+
 @pytest.mark.parametrize(
     ("env", "policy"),
-    [(TwoCartPoles, MLP), (TwoCartPoles, RECURRENT), (TICTACTOE, MLP)],
-    ids=["at once", "recurrent", "in turn"],
+    [
+        (TwoCartPoles, MLP),
+        (CutPoles, MLP),
+        (TwoCartPoles, RECURRENT),
+        (TICTACTOE, MLP),
+        (TICTACTOE, RECURRENT),
+    ],
+    ids=["at once", "cut", "recurrent", "in turn", "recurrent in turn"],
 )
-def test_the_returns_of_every_agent_are_those_of_a_loop_by_hand(env, policy):
+def test_the_returns_of_every_agent_are_those_of_a_loop_by_hand(env, policy, monkeypatch):
     one, other = trained(env, policy), trained(env, policy, 12)
     policies = dict(zip(one.agents, (one, other), strict=True))
     players = {agent: each.player() for agent, each in policies.items()}
     returns, turns = by_hand(env, policies, 5, 20)
     # More episodes than environments take several rounds.
-    for episodes in (5, 3):
-        found = play_agents(env, players, episodes, 20)
+    for envs in (2, 32):
+        monkeypatch.setattr("flowrl.rollout.playing_agents.ENVS", envs)
+        found = play_agents(env, players, 5, 20)
         for agent in policies:
-            np.testing.assert_array_equal(found.agents[agent].returns, returns[agent][:episodes])
-            np.testing.assert_array_equal(found.agents[agent].lengths, turns[agent][:episodes])
-    assert len({*np.concatenate([*returns.values()]).tolist()}) > 1
+            np.testing.assert_array_equal(found.agents[agent].returns, returns[agent])
+            np.testing.assert_array_equal(found.agents[agent].lengths, turns[agent])
+    if env is not CutPoles and policy is MLP:
+        assert len({*np.concatenate([*returns.values()]).tolist()}) > 1
+
+
+def test_the_agents_of_one_policy_sample_actions_each_by_itself():
+    def alike():
+        return TwoCartPoles(0, 0)
+
+    policy = trained(TwoCartPoles)
+    # Both poles begin alike, so only their actions tell the two agents apart.
+    games = play_agents(alike, dict.fromkeys(NAMES, policy.player(greedy=False)), 4, 1)
+    assert not (games.agents["red"].digests == games.agents["blue"].digests).any()
+    greedy = play_agents(alike, dict.fromkeys(NAMES, policy.player()), 4, 1)
+    assert (greedy.agents["red"].digests == greedy.agents["blue"].digests).all()
 
 
 def test_an_episode_is_the_same_however_many_are_played_beside_it(monkeypatch):

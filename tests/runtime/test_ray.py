@@ -269,6 +269,7 @@ class HangsOnce(Clockwork):
         return super().step(action)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_always_dies_is_given_up_after_some_tries():
     graph = impala(Faulty, env_settings={"at": 3, "how": "exit"}, restarts=1)

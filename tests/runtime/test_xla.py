@@ -156,6 +156,7 @@ def test_steps_are_not_overshot_by_a_chunk_of_its_own_choice():
     assert all(a["seconds"] < b["seconds"] for a, b in itertools.pairwise(rows))
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
     script = """
         import os, signal, sys, flowrl as fl
