@@ -73,10 +73,11 @@ def test_one_policy_for_all_agents_is_one_program():
 
 
 def test_two_algorithms_on_one_stream_are_one_program_with_a_replay_on_the_device():
-    graph = ppo_and_dqn(Corridors, envs_per_runner=2, rollout_length=16).set("report.every", 2)
-    found, run = rows_of(graph, XLA, 3)
-    close(found, rows_of(graph, count=3)[0])
-    assert found[-1]["updates/red"] > found[-1]["updates/blue"] > 0 and run.audit().closed
+    graph = ppo_and_dqn(Corridors, envs_per_runner=2, rollout_length=16)
+    graph = graph.set("report.every", 2).set("replayed.learning_starts", 32)
+    found, run = rows_of(graph, fl.XlaRuntime(chunk=1), 2)
+    close(found, rows_of(graph)[0])
+    assert (found[-1]["updates/red"], found[-1]["updates/blue"]) == (2, 2) and run.audit().closed
 
 
 def test_several_seeds_are_each_what_it_is_alone():
@@ -86,13 +87,22 @@ def test_several_seeds_are_each_what_it_is_alone():
     close(timeless(run.curves().rows[0]), rows_of(graph)[0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("runtime", ["local", XLA], ids=["local", "xla"])
-def test_a_run_goes_on_from_its_snapshot(runtime, tmp_path):
+def test_a_scripted_policy_acts_on_the_host_and_in_no_program():
+    graph = two_rates(ratio=1).remove("select_blue", "batch_blue", "train_blue", "sync_blue")
+    graph = graph.remove("both", "blue", "report").then(after="sync_red", report=fl.Report())
+    graph = graph.set("runners.policy.blue", fl.Scripted())
+    batch = graph.resources["runners"].open().collect()
+    assert list(batch.batches) == ["red"] and batch["red"].shape == (4, 2)
+    with pytest.raises(fl.errors.CheckError, match="written in JAX, .* and no scripted policies"):
+        fl.run(graph, runtime="xla")
+
+
+def test_a_run_goes_on_from_its_snapshot(tmp_path):
     graph = two_rates(Chaos, OF, ratio=1)
-    with fl.run(graph, runtime=runtime, snapshots=fl.Snapshots(every=0), out=tmp_path / "x") as run:
+    with fl.run(graph, snapshots=fl.Snapshots(every=0), out=tmp_path / "x") as run:
         next(run)
         begun = len(run.rows)
-    with fl.resume(tmp_path / "x", runtime=runtime, allow=["jax_teams"]) as run:
+    with fl.resume(tmp_path / "x", allow=["jax_teams"]) as run:
         while len(run.rows) < begun + 2:
             next(run)
     found = timeless(run.rows)

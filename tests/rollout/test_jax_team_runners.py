@@ -63,7 +63,7 @@ def of_host(runners, published, policy=None):
     return samples, batches
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_rollouts_are_those_of_the_host_whoever_acts_gains_dies_and_comes_back(seed):
     spec = chaos()
