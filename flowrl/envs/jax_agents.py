@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from functools import lru_cache
-from io import StringIO
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -330,9 +328,7 @@ class JaxmarlEnv(JaxAgents):
     """The methods that return the available actions, where they have a name of their own."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        # It prints which parts of it are there.
-        with redirect_stdout(StringIO()):
-            jaxmarl = package("jaxmarl")
+        jaxmarl = package("jaxmarl")
         if name not in jaxmarl.registered_envs:
             raise SettingError(unknown("jaxmarl environment", name, jaxmarl.registered_envs))
         with quiet():
