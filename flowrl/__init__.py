@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
+    from flowrl.algos.self_play import self_play as self_play
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.core.curves import Curves as Curves
     from flowrl.core.items import Row as Row
     from flowrl.debugging.prompt import debug as debug
     from flowrl.graph.graph import Graph as Graph
     from flowrl.graph.graph import chain as chain
+    from flowrl.learner.league import League as League
     from flowrl.learner.learner import Learner as Learner
     from flowrl.observe.diff import Diff as Diff
     from flowrl.observe.diff import diff as diff
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Gate as Gate
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.flow import Merge as Merge
+    from flowrl.ops.league import AddOpponent as AddOpponent
+    from flowrl.ops.league import ChooseOpponents as ChooseOpponents
     from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
     from flowrl.ops.replay import InitialPriorities as InitialPriorities
@@ -125,11 +129,13 @@ _HOMES = {
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.sac": "SACSettings sac",
+    "algos.self_play": "self_play",
     "algos.tuned": "tuned",
     "core.items": "Row",
     "debugging.prompt": "debug",
     "graph.graph": "Graph chain",
     "learner.learner": "Learner",
+    "learner.league": "League",
     "core.curves": "Curves",
     "observe.diff": "Diff diff",
     "observe.exporting": "Export",
@@ -142,6 +148,7 @@ _HOMES = {
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
     "ops.batch": "Advantages Concat Standardize",
+    "ops.league": "AddOpponent ChooseOpponents",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",

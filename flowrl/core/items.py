@@ -59,9 +59,12 @@ class Batch:
             the last row), ``version`` (the policy version of the behaviour policy), ``producer``
             (the runner's index), ``env`` (the environment's number, counted over all runners) and
             ``first`` (the steps that the environment had taken before the first row: a rollout
-            continues the one before if its ``first`` is where that one ended) (default none).
-            Runners over several agents in JAX add ``older``: by how many policy versions the first
-            row is older, if it is a turn that was open when the rollout before ended.
+            continues the one before if its ``first`` is where that one ended). Of several agents
+            also ``last_version`` (the policy version of all rows but a first one that was open
+            before, whose version is ``version``) and ``cut`` (whether the last row's ``truncated``
+            marks the end of the rollout, and not of the episode)
+            Runners over several agents in JAX give all rows one ``version``, and add ``older``: by
+            how many policy versions the first row is older, if it was open before (default none).
     """
 
     data: dict[str, Array]

@@ -2,5 +2,6 @@
 
 from flowrl.envs.jax_agents import JaxAgents
 from flowrl.envs.jax_envs import JaxEnv
+from flowrl.envs.seats import SwapSeats
 
-__all__ = ["JaxAgents", "JaxEnv"]
+__all__ = ["JaxAgents", "JaxEnv", "SwapSeats"]

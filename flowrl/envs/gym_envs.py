@@ -196,7 +196,7 @@ def one_agent(env: Make, made: Any) -> Any:
     if isinstance(made, Agents):
         made.close()
         raise SettingError(
-            f"{env_name(env)} has several agents; they are trained, but not yet evaluated"
+            f"{env_name(env)} has several agents, and this policy was trained for a single one"
         )
     return made
 

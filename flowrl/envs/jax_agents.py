@@ -263,6 +263,8 @@ class HostAgents(Agents):
     def __init__(self, jax_agents: JaxAgents) -> None:
         self.jax_agents = jax_agents
         self.names = names_of_agents(jax_agents)
+        # Held here: the cache forgets those of many environments.
+        self.first, self.after = _compiled(jax_agents)
         self.rng = np.random.default_rng()
         self.state: State = None
         self.nothing = {}
@@ -280,12 +282,11 @@ class HostAgents(Agents):
         """Begin an episode; without a seed, go on with the random numbers."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)
-        return self._turn(_compiled(self.jax_agents)[0](self._bits(2)))
+        return self._turn(self.first(self._bits(2)))
 
     def step(self, actions: ByAgent) -> Turn:
         """Take a step by the actions of the agents that act."""
-        _, step = _compiled(self.jax_agents)
-        return self._turn(step(self.state, {**self.nothing, **actions}, self._bits(2, 2)))
+        return self._turn(self.after(self.state, {**self.nothing, **actions}, self._bits(2, 2)))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -282,6 +282,8 @@ class Resource(Settings, ABC):
 
     handle: ClassVar[type[Handle]]
     """The kind of handle that `open` returns."""
+    feeds: ClassVar[tuple[str, ...]] = ()
+    """The `Ref` fields whose resource gets its weights from this one, and from no node."""
     works_alone: ClassVar[bool] = False
     """Whether it does its work when it is opened, so that no node need refer to it."""
 

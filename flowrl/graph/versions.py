@@ -57,6 +57,11 @@ class VersionOwners:
                 owner, other = (name, target) if name in learners else (target, name)
                 if owner in self.owners and other not in self.owners:
                     self.owners[other] = self.owners[owner]
+        # What such a resource publishes are versions of the learner that it names.
+        for name, resource in graph.resources.items():
+            fed = [refs(resource)[field][0] for field in resource.feeds]
+            if name in self.owners:
+                self.owners.update((target, self.owners[name]) for target in fed)
         self.of_node = cache(self._of_node)
 
     def _add_written(self, node: Node, learners: Sequence[str]) -> None:

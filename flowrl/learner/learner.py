@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -44,7 +44,7 @@ class LearnerHandle(Handle):
     `state` holds the core's state and the policy version, which rises by one per update.
     """
 
-    remade = ("site", "runners", "core", "shards", "rows")
+    remade = ("site", "runners", "core", "shards", "rows", "begun_with")
 
     # It reads no state. Where a stage has no right to train, the error is then about `update`.
     shared: ClassVar[tuple[str, ...]] = ("lacking",)
@@ -61,6 +61,8 @@ class LearnerHandle(Handle):
         """Devices that shared the last update."""
         self.rows = 0
         """Rows of the last update's minibatches; 0 before the first update."""
+        self.begun_with: list[Callable[[], None]] = []
+        """What is called when it begins with other weights than its own first ones."""
         runners.publish(*self.weights())
 
     def close(self) -> None:
@@ -86,6 +88,8 @@ class LearnerHandle(Handle):
         core = self.site.run(self.core.begin_with, self.state["core"], taken)
         self.state = {**self.state, "core": core}
         self.site.resource(self.runners).publish(*self.weights())
+        for call in self.begun_with:
+            call()
 
     def update(
         self,

@@ -66,6 +66,7 @@ class Frozen(Resource):
 
     handle: ClassVar[type[Handle]] = FrozenHandle
     works_alone: ClassVar[bool] = True
+    feeds: ClassVar[tuple[str, ...]] = ("runners",)
 
     def open(self, site: Site) -> FrozenHandle:
         """Load the policy, send its weights to the runners, and return the handle."""
@@ -88,8 +89,9 @@ class Frozen(Resource):
                 ),
             )
         for name, other in use.resources.items():
-            gives = isinstance(other, Learner | Frozen) and other.runners == self.runners
-            if gives and name != use.name:
+            gives = isinstance(other, Learner) and other.runners == self.runners
+            fed = [getattr(other, field) for field in other.feeds]
+            if (gives or self.runners in fed) and name != use.name:
                 yield (
                     use.name,
                     (

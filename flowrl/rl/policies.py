@@ -6,7 +6,7 @@ spaces, as pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -483,30 +483,6 @@ def _description(result: Any) -> str:
 def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
     """Return `Network.act`, compiled, as a function ``(weights, obs, noise, memory)``."""
     act: Callable[..., tuple[Array, Any]] = jitted(net.act, (), ("explore", explore))
-    return act
-
-
-def act_together(
-    weights: Sequence[Weights],
-    obs: Sequence[Any],
-    noise: Sequence[Array],
-    memory: Sequence[Memory],
-    *,
-    nets: Sequence[Network],
-    **explores: Explore,
-) -> tuple[tuple[Array, Any], ...]:
-    """Return what `Network.act` returns of each of several policies, in one compiled call.
-
-    The arguments are those of `Network.act` for each policy, in the order of `nets` and `explores`.
-    """
-    each = zip(nets, weights, obs, noise, memory, explores.values(), strict=True)
-    return tuple(net.act(*arguments) for net, *arguments in each)
-
-
-def jitted_together(nets: Sequence[Network], explores: Sequence[Explore]) -> Callable[..., Any]:
-    """Return `act_together`, compiled, as a function ``(weights, obs, noise, memory)``."""
-    ways = [(f"explore_{i}", explore) for i, explore in enumerate(explores)]
-    act: Callable[..., Any] = jitted(act_together, (), ("nets", tuple(nets)), *ways)
     return act
 
 

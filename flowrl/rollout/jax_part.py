@@ -316,6 +316,7 @@ class JaxPart:
         columns = {
             **{f"bootstrap_{name}": x for name, x in now["obs"].items()},
             "older": older["rollout"],
+            "cut": data["cut"].any(axis=0),
             **now["begins"],
         }
         left = ("data", "row", "begins")

@@ -42,7 +42,7 @@ class Part(Acting):
     lasting = (*Acting.lasting, "open", "gained", "early", "ended", "held", "acted_by")
     remade = (
         *Acting.remade, "seats", "data", "row", "begins", "before", "versions", "earned", "acts",
-        "final", "turn_noise",
+        "final", "turn_noise", "cut",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Part(Acting):
         self.data: dict[str, Array] = {}
         self.row = np.zeros(columns, int)
         """By column: the next row to be written."""
+        self.cut = np.zeros(columns, bool)
+        """Whose episode goes on after its last row, though that is marked as truncated."""
         self.acts = self.final = np.zeros(columns, bool)
         """Whose turn it is in the next step, and who has a masked row to come in it."""
         self.turn_noise: Array = np.empty(0)
@@ -238,6 +240,7 @@ class Part(Acting):
             # A column that is left without a row is nobody's data.
             self.versions[self.row == 0] = self.version
         cut = self._fill(np.flatnonzero(self.row < steps), last)
+        self.cut = np.isin(np.arange(len(self.open)), cut[1])
         sample = self._finish(data, last, self.begins, [])
         # A cut ends no episode, so it is marked after episodes were counted.
         sample.batch.data["truncated"][cut] = True
@@ -292,7 +295,12 @@ class Part(Acting):
 
     def _identity(self) -> dict[str, Array]:
         """Return the columns that say by which weights and environments a rollout came to be."""
-        return {**super()._identity(), "version": self.versions}
+        own = {
+            "version": self.versions,
+            "last_version": np.full(len(self.open), self.version, np.int32),
+            "cut": self.cut,
+        }
+        return {**super()._identity(), **own}
 
 
 def _chosen(which: Array, one: Memory, other: Memory) -> Memory:

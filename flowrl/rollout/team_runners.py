@@ -110,7 +110,7 @@ class TeamStatistics(Keeping):
         site: the site of the runners.
     """
 
-    lasting = ("all", "env_steps", "totals")
+    lasting = ("all", "env_steps", "totals", "others")
     remade = ("by_policy",)
 
     def __init__(self, policies: Iterable[str], site: Site) -> None:
@@ -120,6 +120,8 @@ class TeamStatistics(Keeping):
         """The steps of environments since `drain` was called last."""
         self.totals: Counter[str] = Counter()
         """The steps and episodes of agents since the start of the run, by column."""
+        self.others: dict[str, float] = {}
+        """What else every row reports, by column."""
 
     def keep(self) -> Any:
         """Return what lasts, of each policy too."""
@@ -181,7 +183,7 @@ class TeamStatistics(Keeping):
                 for name in ("return_mean", "length_mean", *EVALUATED):
                     if name in of_one:
                         found[f"{name}/{policy}"] = of_one[name]
-        return {**found, **self.totals}
+        return {**found, **self.totals, **self.others}
 
 
 class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one has spaces
@@ -222,6 +224,10 @@ class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one
     ) -> None:
         """Publish new weights of a policy; the other arguments are those of `publish`."""
         self._publish(self._weights.by_policy[policy], weights, version, to, wait)
+
+    def report(self, columns: Mapping[str, float]) -> None:
+        """Report these numbers in every row from now on, by column."""
+        self._statistics.others.update(columns)
 
     @property
     def state(self) -> Any:
@@ -287,7 +293,8 @@ class PolicyRunners(RunnersHandle):
     lasting = ()
 
     def __init__(self, team: OfPolicies, policy: str) -> None:
-        self.team, self.policy = team, policy
+        self.team: Any = team
+        self.policy = policy
         self.spec = team.parts[policy]
         self.site = team.site
         self.spaces = self.spec.spaces()
@@ -300,6 +307,14 @@ class PolicyRunners(RunnersHandle):
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
         """Publish new weights of this policy."""
         self.team.publish_of(self.policy, weights, version, to, wait)
+
+    def report(self, columns: Mapping[str, float]) -> None:
+        """Report these numbers with the team's episodes, in every row from now on.
+
+        Args:
+            columns: the numbers by column.
+        """
+        self.team.report(columns)
 
     def collect(self, min_fraction: float = 1.0) -> Batch:
         """Refuse to sample one policy alone.
@@ -335,7 +350,8 @@ class PolicyRunners(RunnersHandle):
 
     def evaluated(self) -> Weights | None:
         """Return the weights of this policy in the last evaluation, as `RunnersHandle` says."""
-        return self.team.evaluated_of(self.policy)
+        weights: Weights | None = self.team.evaluated_of(self.policy)
+        return weights
 
     @property
     def _all(self) -> str:

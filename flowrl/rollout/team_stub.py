@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.rollout.evaluation import Evaluation
@@ -12,6 +15,16 @@ from flowrl.rollout.team_runner import TeamEvaluation, TeamSample
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
+
+
+class PartStub(RunnerStub):
+    """Shape-only stub of one policy of a runner."""
+
+    def _columns(self) -> dict[str, Any]:
+        """Return the columns of a policy beside others: its versions by their values."""
+        columns = super()._columns()
+        cut = jax.ShapeDtypeStruct((self.spec.envs_per_runner,), np.dtype(bool))
+        return {**columns, "last_version": columns["version"], "cut": cut}
 
 
 class TeamStub:
@@ -26,7 +39,7 @@ class TeamStub:
 
     def __init__(self, spec: Runners, site: Site, index: int, restart_count: int = 0) -> None:
         self.parts = {
-            policy: RunnerStub(each, site, index, restart_count)
+            policy: PartStub(each, site, index, restart_count)
             for policy, each in spec.by_policy.items()
         }
 

@@ -10,6 +10,7 @@ from flowrl.runtime.fusable import program_report
 from jax_teams import TINY, Chaos, Corridors, fixed, two_rates
 from teams import ppo_and_dqn
 
+SEATS = {"red": "learner", "blue": "opponent"}
 OF = {"a": "red", "b": "blue", "c": "blue"}
 XLA = fl.XlaRuntime(chunk=2)
 
@@ -95,6 +96,17 @@ def test_a_scripted_policy_acts_on_the_host_and_in_no_program():
     assert list(batch.batches) == ["red"] and batch["red"].shape == (4, 2)
     with pytest.raises(fl.errors.CheckError, match="written in JAX, .* and no scripted policies"):
         fl.run(graph, runtime="xla")
+
+
+def test_a_league_plays_agents_in_jax_on_the_host_alone():
+    graph = fl.self_play(fl.ppo(Corridors, policy=TINY))
+    # Swapped seats are on the host.
+    assert graph.compile().found.exact and graph.resources["runners"].jax_env is None
+    graph = graph.set("runners.wrappers", ()).set("runners.policy.fn", SEATS)
+    with pytest.raises(
+        fl.errors.FlowrlError, match="in which a league keeps no score yet; give it"
+    ):
+        graph.compile()
 
 
 def test_a_run_goes_on_from_its_snapshot(tmp_path):

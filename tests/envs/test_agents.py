@@ -1,5 +1,6 @@
 """PettingZoo's own environments, by their ids."""
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -60,7 +61,7 @@ def test_agents_at_once_share_their_steps():
     assert episodes["length_mean"] == 25
 
 
-def test_a_policy_of_several_agents_is_saved_and_says_that_it_can_not_be_evaluated_yet(tmp_path):
+def test_a_policy_of_several_agents_is_saved_and_plays_where_its_agents_are(tmp_path):
     env = "pettingzoo:classic.tictactoe_v3"
     small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 8, "batch_size": 32}
     graph = fl.ppo(env, minibatch_size=16, policy=MLP, **small)
@@ -70,8 +71,14 @@ def test_a_policy_of_several_agents_is_saved_and_says_that_it_can_not_be_evaluat
     obs = {"observation": np.zeros((3, 3, 2), np.int8), "action_mask": np.eye(9, dtype=np.int8)[4]}
     assert policy.act(obs) == run.policy.act(obs) == 4
     for named in (None, env):
-        with pytest.raises(fl.errors.SettingError, match="has several agents; they are trained, b"):
-            fl.load(tmp_path / "x", env=named).evaluate(1)
+        found = fl.load(tmp_path / "x", env=named)
+        # What one player wins the other loses.
+        assert found.agents == ("player_1", "player_2") and found.evaluate(1).mean() == 0
+    with pytest.raises(fl.errors.SettingError, match="agent only, and this policy plays player_1,"):
+        fl.load(tmp_path / "x", env="CartPole-v1")
+    single = dataclasses.replace(policy, agents=())
+    with pytest.raises(fl.errors.SettingError, match="has several agents, and this policy was tra"):
+        single.evaluate(1)
 
 
 def test_the_command_line_takes_them_by_their_ids(tmp_path, capsys):
@@ -83,8 +90,10 @@ def test_the_command_line_takes_them_by_their_ids(tmp_path, capsys):
     assert "pettingzoo" in json.loads((out / "run.json").read_text())["versions"]
     assert main(["resume", str(out), "--steps", "128"]) == 0
     capsys.readouterr()
-    assert main(["eval", str(out)]) == 2
-    assert "tictactoe_v3 has several agents; they are trained, but not" in capsys.readouterr().err
+    assert main(["eval", str(out), "--episodes", "2"]) == 0
+    assert capsys.readouterr().out.startswith("2 episodes, 1 different return: mean 0.0")
+    assert main(["eval", str(out), "--video", str(tmp_path / "v")]) == 2
+    assert "videos are of environments with one agent only" in capsys.readouterr().err
 
 
 def test_settings_reach_the_environment():

@@ -50,6 +50,7 @@ def alike(found, wanted):
             x, y = x[valid], y[valid]
         np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-5, err_msg=name)
     columns = {**found.columns, "version": found.columns["version"] - found.columns["older"]}
+    columns["last_version"] = found.columns["version"]
     for name, expected in wanted.columns.items():
         np.testing.assert_allclose(columns[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 

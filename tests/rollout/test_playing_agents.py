@@ -57,16 +57,17 @@ def by_hand(env, policies, episodes, seed):
 
 
 class CutPoles(TwoCartPoles):
-    """An agent's episode is cut after its third step, and a step later it comes back."""
+    """Red's episodes are cut after three steps, and blue's after seven; a step later they go on."""
 
     def reset(self, seed=None, options=None):
-        self.left = dict.fromkeys(NAMES, 3)
+        self.most = {"red": 3, "blue": 7}
+        self.left = dict(self.most)
         return super().reset(seed, options)
 
     def step(self, actions):
         obs, reward, terminated, truncated, info = super().step(actions)
         for name in NAMES:
-            self.left[name] = self.left[name] - 1 if name in actions else 3
+            self.left[name] = self.left[name] - 1 if name in actions else self.most[name]
             truncated[name] = self.left[name] == 0
         self.agents = [name for name in self.agents if not truncated[name]]
         return obs, reward, terminated, truncated, info
@@ -84,9 +85,13 @@ class CutPoles(TwoCartPoles):
     ids=["at once", "cut", "recurrent", "in turn", "recurrent in turn"],
 )
 def test_the_returns_of_every_agent_are_those_of_a_loop_by_hand(env, policy, monkeypatch):
-    one, other = trained(env, policy), trained(env, policy, 12)
+    one = trained(env, policy)
+    # One player for both agents acts in one call, in which some columns have their turn.
+    other = one if (env, policy) == (TICTACTOE, RECURRENT) else trained(env, policy, 12)
     policies = dict(zip(one.agents, (one, other), strict=True))
-    players = {agent: each.player() for agent, each in policies.items()}
+    players = dict.fromkeys(one.agents, one.player())
+    if other is not one:
+        players[one.agents[1]] = other.player()
     returns, turns = by_hand(env, policies, 5, 20)
     # More episodes than environments take several rounds.
     for envs in (2, 32):
@@ -104,7 +109,7 @@ def test_the_agents_of_one_policy_sample_actions_each_by_itself():
         return TwoCartPoles(0, 0)
 
     policy = trained(TwoCartPoles)
-    # Both poles begin alike, so only their actions tell the two agents apart.
+    # Both poles begin alike, so only by their actions do the episodes differ.
     games = play_agents(alike, dict.fromkeys(NAMES, policy.player(greedy=False)), 4, 1)
     assert not (games.agents["red"].digests == games.agents["blue"].digests).any()
     greedy = play_agents(alike, dict.fromkeys(NAMES, policy.player()), 4, 1)

@@ -1,0 +1,81 @@
+"""Train by self-play on tic-tac-toe, and judge what the saved policy plays.
+
+    python bench/self_play.py [SEEDS]
+
+The exit status is 1 if a gate was missed. Three seeds by default.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flowrl as fl
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+import self_play  # noqa: E402 - an example is no package
+
+STEPS = 800_000
+"""Steps of the environments, which are turns of both players."""
+GAMES = 1_000
+"""Games against a random player, half of them from each seat, of which none may be lost."""
+NOT_LOST = 0.95
+"""The least share of games that are not lost against each of the first frozen versions."""
+
+
+def sampled(policy: fl.TrainedPolicy, obs: Any, rng: np.random.Generator) -> Any:
+    """Return an action that a policy samples, as it does in training."""
+    return policy.act(obs, greedy=False, seed=int(rng.integers(2**31)))
+
+
+def reach(seed: int) -> bool:
+    """Train, save, load and play; return whether both gates are reached."""
+    start = time.perf_counter()
+    graph = self_play.graph()
+    every, first = graph.nodes[-2].op.every, graph.resources["league"].keep_first
+    with tempfile.TemporaryDirectory() as folder:
+        with fl.run(graph, steps=STEPS, seed=seed, out=f"{folder}/run") as run:
+            # Those that the league froze first: before any update, and then at regular intervals.
+            frozen = [run.policy]
+            for row in run:
+                if row["updates"] % every == 0 and len(frozen) < first:
+                    frozen.append(run.policy)
+        seconds = time.perf_counter() - start
+        policy = fl.load(f"{folder}/run")
+    against = fl.match({"it": policy, "random": fl.Scripted()}, episodes=GAMES, seed=seed)
+    won, drawn, lost = against.results("it")
+    last, kept = run.rows[-1], []
+    for number, each in enumerate(frozen):
+        assert last[f"league/version/{number}"] == number * every
+        found = fl.match({"it": policy, "frozen": partial(sampled, each)}, episodes=400, seed=seed)
+        kept.append(1 - found.results("it")[2] / len(found))
+    good = lost == 0 and min(kept) >= NOT_LOST
+    print(
+        f"seed {seed}: {'passed' if good else 'MISSED'} in {seconds:.0f} s, "
+        f"{last['agent_steps/learner']:,.0f} turns of the learner; {GAMES:,} games against a "
+        f"random player: {won} won, {drawn} drawn, {lost} lost; not lost against the first frozen "
+        f"versions: {', '.join(f'{x:.1%}' for x in kept)}; Elo {last['league/elo']:.0f}, of the "
+        f"first {last['league/elo/0']:.0f}",
+        flush=True,
+    )
+    return good
+
+
+def main(seeds: int) -> int:
+    # Games of tic-tac-toe are often copies of others, which is no news.
+    logging.getLogger("flowrl").setLevel(logging.ERROR)
+    # Every seed is trained, also after one that missed.
+    passed = [reach(seed) for seed in range(seeds)]
+    return int(not all(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))
