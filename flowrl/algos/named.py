@@ -25,7 +25,7 @@ from flowrl.core.importing import importing
 from flowrl.core.texts import plural
 from flowrl.envs.agents import PETTINGZOO
 from flowrl.envs.gym_envs import Make, env_name
-from flowrl.envs.jax_envs import ADAPTERS
+from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import GraphError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph

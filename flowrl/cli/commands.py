@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowrl.graph.graph import Graph
 
 
-REPORTED = ("networkx", "ale-py", "gymnax", "brax", "jax2onnx", "onnxruntime", "optuna")
+REPORTED = ("networkx", "ale-py", "gymnax", "brax", "jaxmarl", "jax2onnx", "onnxruntime", "optuna")
 """More packages whose versions `flowrl env` prints; all but the first come with extras."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 ENV_HELP = (
-    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME or "
-    "pettingzoo:NAME"
+    "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME, "
+    "jaxmarl:NAME or pettingzoo:NAME"
 )
 IMPORT_HELP = "a package or file.py that may be imported for the policy"
 

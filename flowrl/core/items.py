@@ -62,7 +62,9 @@ class Batch:
             continues the one before if its ``first`` is where that one ended). Of several agents
             also ``last_version`` (the policy version of all rows but a first one that was open
             before, whose version is ``version``) and ``cut`` (whether the last row's ``truncated``
-            marks the end of the rollout, and not of the episode) (default none).
+            marks the end of the rollout, and not of the episode)
+            Runners over several agents in JAX give all rows one ``version``, and add ``older``: by
+            how many policy versions the first row is older, if it was open before (default none).
     """
 
     data: dict[str, Array]
@@ -304,7 +306,8 @@ class Tally:
     """Scalars that runners report of their episodes.
 
     They are ``env_steps`` (the steps that were taken, also those that are in no rollout, but no
-    resets) and ``episodes`` since the last Row, ``return_mean`` and ``length_mean``.
+    resets) and ``episodes`` since the last Row, ``return_mean`` and ``length_mean``. Under
+    ``since_last`` are others that a Row counts from the beginning of the run, by name.
     """
     metrics: dict[str, Any] = field(default_factory=dict)
     """The metrics of operators and environments since the last Row, by name; the loop adds them."""
@@ -355,14 +358,15 @@ def steps_of(item: Any) -> int:
     return item.steps if isinstance(item, Batch | MultiBatch | Trained) else 0
 
 
-def lag_of(version: Array, versions: Array) -> tuple[Array, Array]:
+def lag_of(version: Array, versions: Array, older: Array = 0) -> tuple[Array, Array]:
     """Return the mean and maximum policy lag of a batch, in updates.
 
     Args:
         version: the policy version of the learner.
         versions: ``[B]``, the policy versions of the batch's columns.
+        older: ``[B]``, how much older their first rows are (default 0).
     """
-    lag = version - versions
+    lag = version - versions + older
     return lag.mean(), lag.max()
 
 

@@ -15,9 +15,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import Retraced, retraced
-from flowrl.envs.jax_envs import ADAPTERS, JaxEnv, JaxVector
+from flowrl.envs.jax_agents import HostAgents, JaxAgents
+from flowrl.envs.jax_envs import JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.envs.mujoco_warnings import take_warnings
+from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
@@ -167,7 +169,7 @@ def make_env(
             return _made(env, partial(ADAPTERS[module], name), wrappers, settings, count)
         if module == PETTINGZOO:
             return _made(env, partial(make_pettingzoo, name), wrappers, settings)
-        prefixes = " and ".join(f"{prefix}:" for prefix in ADAPTERS)
+        prefixes = ", ".join(f"{prefix}:" for prefix in ADAPTERS)
         raise SettingError(
             f"'{env}' would import {module}; import it yourself (--import {module}, or "
             f"`import {module}` in Python) and write '{name}'. "
@@ -251,12 +253,14 @@ def _made(
         raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
+    if isinstance(made, JaxAgents):
+        return HostAgents(made)
     if (several := agents_of(made)) is not None:
         return several
     if not isinstance(made, gym.Env | VectorEnv):
         raise EnvError(
             f"{env_name(env)} made {a(made)}; it must be a gymnasium.Env, "
-            "gymnasium.vector.VectorEnv, fl.envs.JaxEnv, or one of PettingZoo's"
+            "gymnasium.vector.VectorEnv, fl.envs.JaxEnv, fl.envs.JaxAgents, or one of PettingZoo's"
         )
     return made
 
@@ -382,7 +386,7 @@ class Probed(NamedTuple):
 
     spaces: Spaces | None
     """Its spaces; None where there are several agents."""
-    jax_env: JaxEnv | None = None
+    jax_env: JaxEnv | JaxAgents | None = None
     """Itself, if it is one written in JAX."""
     agents: Mapping[str, Spaces] | None = None
     """The spaces of its agents by name; None where there is but one."""
@@ -406,7 +410,9 @@ def probe(
     made = make_env(env, 1, wrappers, settings)
     try:
         if isinstance(made, Agents):
-            return Probed(None, None, {name: Spaces(*made.spaces_of(name)) for name in made.names})
+            spaces_of = {name: Spaces(*made.spaces_of(name)) for name in made.names}
+            jax_agents = made.jax_agents if isinstance(made, HostAgents) else None
+            return Probed(None, jax_agents, spaces_of)
         if isinstance(made, VectorEnv):
             spaces = Spaces(made.single_observation_space, made.single_action_space)
             jax_env = getattr(made, "jax_env", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -79,7 +79,7 @@ class GymnaxEnv(JaxEnv):
     """
 
     def __init__(self, name: str, **settings: Any) -> None:
-        gymnax = _package("gymnax")
+        gymnax = package("gymnax")
         known = [str(x) for x in gymnax.registered_envs]
         if name not in known:
             raise SettingError(unknown("gymnax environment", name, known))
@@ -90,8 +90,9 @@ class GymnaxEnv(JaxEnv):
         of_params = {k: v for k, v in settings.items() if k in param_names}
         self.env, params = gymnax.make(name, **of_class)
         self.params = params.replace(**of_params)
-        self.observation_space = _space(self.env.observation_space(self.params), name)
-        self.action_space = _space(self.env.action_space(self.params), name)
+        label = f"gymnax:{name}"
+        self.observation_space = space_of(self.env.observation_space(self.params), label)
+        self.action_space = space_of(self.env.action_space(self.params), label)
 
     def reset(self, key: Array) -> tuple[State, Array]:
         """Begin an episode: return its state and its first observation."""
@@ -119,11 +120,11 @@ class BraxEnv(JaxEnv):
     """
 
     def __init__(self, name: str, episode_length: int = 1000, **settings: Any) -> None:
-        envs = _package("brax.envs")
+        envs = package("brax.envs")
         known = list(envs._envs)  # noqa: SLF001 - Brax has no other list
         if name not in known:
             raise SettingError(unknown("brax environment", name, known))
-        with _quiet():
+        with quiet():
             self.env = envs.get_environment(name, **settings)
             sizes = self.env.observation_size, self.env.action_size
         self.episode_length = episode_length
@@ -132,7 +133,7 @@ class BraxEnv(JaxEnv):
 
     def reset(self, key: Array) -> tuple[State, Array]:
         """Begin an episode: return its state and its first observation."""
-        with _quiet():
+        with quiet():
             state = self.env.reset(key)
         # The age of the episode is kept beside the state, for `step` to cut it.
         return {"brax": state, "age": jnp.int32(0)}, state.obs
@@ -141,7 +142,7 @@ class BraxEnv(JaxEnv):
         self, state: State, action: Array, key: Array
     ) -> tuple[State, Array, Array, Array, Array]:
         """Return what follows on an action, as `JaxEnv.step` says."""
-        with _quiet():
+        with quiet():
             after, age = self.env.step(state["brax"], action), state["age"] + 1
         return (
             {"brax": after, "age": age},
@@ -152,18 +153,14 @@ class BraxEnv(JaxEnv):
         )
 
 
-ADAPTERS: Mapping[str, Callable[..., JaxEnv]] = {"gymnax": GymnaxEnv, "brax": BraxEnv}
-"""The adapters by what stands before the colon of an id."""
-
-
-def _package(name: str) -> Any:
+def package(name: str) -> Any:
     """Import an optional package.
 
     Raises:
         SettingError: it is not installed.
     """
     try:
-        with _quiet():
+        with quiet():
             return importlib.import_module(name)
     except ImportError as error:
         raise SettingError(
@@ -172,15 +169,19 @@ def _package(name: str) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence warnings: Brax warns of its own age and of that of what it uses."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _space(space: Any, name: str) -> gym.Space[Any]:
-    """Return a space of gymnax as one of Gymnasium.
+def space_of(space: Any, label: str) -> gym.Space[Any]:
+    """Return a space of gymnax, or one like it, as one of Gymnasium.
+
+    Args:
+        space: the space.
+        label: what the environment is called.
 
     Raises:
         EnvError: it is neither Box nor Discrete.
@@ -195,7 +196,7 @@ def _space(space: Any, name: str) -> gym.Space[Any]:
             )
             box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
             return box
-    raise EnvError(f"gymnax:{name} has a space {type(space).__name__}; it must be Box or Discrete")
+    raise EnvError(f"{label} has a space {type(space).__name__}; it must be Box or Discrete")
 
 
 def advance(
@@ -221,18 +222,20 @@ def advance(
     """
     after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
     if not isinstance(after, tuple) or len(after) != 5:
-        raise EnvError(f"{_name(env)}.step must return (state, obs, reward, terminated, truncated)")
+        raise EnvError(
+            f"{class_name(env)}.step must return (state, obs, reward, terminated, truncated)"
+        )
     # Every environment is reset: a condition mapped over environments computes both sides.
     fresh = _begun(env, bits[:, 1])
-    _check_same(env, "state", states, after[0])
-    _check_same(env, "observation", fresh[1], after[1])
+    check_same(env, "state", states, after[0])
+    check_same(env, "observation", fresh[1], after[1])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
         if jnp.shape(value) != done.shape:
             raise EnvError(
-                f"{_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; it "
-                "must be a single number"
+                f"{class_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; "
+                "it must be a single number"
             )
-    state, obs = jax.tree.map(lambda new, old: _where(done, new, old), fresh, after[:2])
+    state, obs = jax.tree.map(lambda new, old: where_rows(done, new, old), fresh, after[:2])
     reward, terminated, truncated = after[2:]
     return (
         state,
@@ -243,7 +246,7 @@ def advance(
     )
 
 
-def _where(flags: Array, a: Array, b: Array) -> Array:
+def where_rows(flags: Array, a: Array, b: Array) -> Array:
     """Return the rows of `a` where a flag is set, else those of `b`, in the type of `a`."""
     a = jnp.asarray(a)
     return jnp.where(flags.reshape(-1, *(1,) * (a.ndim - 1)), a, b).astype(a.dtype)
@@ -270,14 +273,14 @@ def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     """Reset n environments, and check the shape and type of their observations."""
     begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
     if not isinstance(begun, tuple) or len(begun) != 2:
-        raise EnvError(f"{_name(env)}.reset must return (state, obs)")
+        raise EnvError(f"{class_name(env)}.reset must return (state, obs)")
     for part in Spaces(env.observation_space, env.action_space).parts:
-        if wrong := part.mismatch(begun[1], "reset", batched=True, converts=_fits):
-            raise EnvError(f"{_name(env)} returned {wrong}")
+        if wrong := part.mismatch(begun[1], "reset", batched=True, converts=fits):
+            raise EnvError(f"{class_name(env)} returned {wrong}")
     return begun
 
 
-def _check_same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
+def check_same(env: Any, what: str, before: Any, after: Any) -> None:
     """Check that `step` returned the same tree structure, shapes and types as `reset`.
 
     A loop carries what they return, so it must.
@@ -285,20 +288,20 @@ def _check_same(env: JaxEnv, what: str, before: Any, after: Any) -> None:
     structure: Any = jax.tree.structure(before)
     if structure != (other := jax.tree.structure(after)):
         raise EnvError(
-            f"{_name(env)}.step returned a {what} that is another tree than reset's: {other}, not "
-            f"{structure}"
+            f"{class_name(env)}.step returned a {what} that is another tree than reset's: {other}, "
+            f"not {structure}"
         )
     leaves_before = jax.tree_util.tree_leaves_with_path(before)
     for (path, a), b in zip(leaves_before, jax.tree.leaves(after), strict=True):
-        if jnp.shape(a) != jnp.shape(b) or not _fits(jnp.result_type(b), jnp.result_type(a)):
+        if jnp.shape(a) != jnp.shape(b) or not fits(jnp.result_type(b), jnp.result_type(a)):
             was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
             raise EnvError(
-                f"{_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but "
+                f"{class_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but "
                 f"reset's is {was}; make them equal"
             )
 
 
-def _fits(found: Any, wanted: Any) -> bool:
+def fits(found: Any, wanted: Any) -> bool:
     """Return whether numbers of one type become another's without loss of their kind."""
     return (
         found == wanted
@@ -307,7 +310,8 @@ def _fits(found: Any, wanted: Any) -> bool:
     )
 
 
-def _name(env: JaxEnv) -> str:
+def class_name(env: Any) -> str:
+    """Return what an environment is called in errors: the name of its class."""
     return type(env).__qualname__
 
 
@@ -344,7 +348,7 @@ class JaxVector(Keeping, VectorEnv[Any, Any, Any]):
     def take(self, state: Any) -> None:
         """Go on from the states that were kept."""
         like = jax.eval_shape(self._begin, np.zeros((self.num_envs, 2), np.uint32))[0]
-        self.states = into(like, state["states"], _name(self.jax_env))
+        self.states = into(like, state["states"], class_name(self.jax_env))
         self.rng, self.done = state["rng"], state["done"]
 
     def reset(

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from flowrl.envs.agents import Agents, Turn, agents_of
+from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.errors import SettingError, a
 
 
@@ -38,7 +39,8 @@ class SwapSeats:
 
     def __call__(self, env: Any) -> Agents:
         """Return the environment of several agents with its seats swapped at each reset."""
-        inner = agents_of(env)
+        # What swaps the seats is no pure function, so one in JAX is stepped on the host.
+        inner = HostAgents(env) if isinstance(env, JaxAgents) else agents_of(env)
         if inner is None:
             raise SettingError(f"SwapSeats needs an environment of several agents, got {a(env)}")
         if len(inner.names) != len(self.names):

@@ -102,6 +102,10 @@ class AbstractSite(HereSite):
                 raise OpaqueError("what it returns depends on values") from untraceable
             return jax.tree.map(lambda x: x.leaf if isinstance(x, _Given) else x, found)
 
+    def known(self, value: Any, planned: Any) -> Any:
+        """Return what a plan takes the value for, which is not computed."""
+        return planned
+
     def test(self, fn: Callable[..., Any], *args: Any) -> bool:
         """Return whether a predicate holds, where static facts decide it.
 

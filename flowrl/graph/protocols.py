@@ -175,6 +175,12 @@ class Site(Protocol):
         The abstract trace knows it only where static facts decide it.
         """
 
+    def known(self, value: Any, planned: Any) -> Any:
+        """Return a value, or in the abstract trace, which computes none, what a plan takes it for.
+
+        Both have the same shape and type.
+        """
+
     def settle(self, item: Any) -> Any:
         """Make an item's arrays available to the stages after this one, and return the item.
 

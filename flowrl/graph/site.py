@@ -228,6 +228,10 @@ class HereSite:
         """Call a predicate of items, and return whether it holds."""
         return bool(fn(*args))
 
+    def known(self, value: Any, planned: Any) -> Any:
+        """Return a value; where none is computed, what a plan takes it for."""
+        return value
+
     def settle(self, item: Any) -> Any:
         """Return the item as it is: its arrays are computed already, or being computed."""
         return item

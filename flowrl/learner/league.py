@@ -89,6 +89,11 @@ class LeagueHandle(Handle):
                 f"{spec.learner} trains {self.learner.runners}, so {spec.runners} can't be its "
                 "opponent; name another policy of the same runners"
             )
+        if other.on_device:
+            raise GraphError(
+                f"{spec.runners} act in an environment written in JAX, in which a league keeps no "
+                "score yet; give it a form of Gymnasium's kind, with the attributes of PettingZoo's"
+            )
         for what, mine, theirs in (
             ("policy", own.spec.policy, other.spec.policy),
             ("spaces", own.spaces, other.spaces),

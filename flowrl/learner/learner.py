@@ -125,7 +125,8 @@ class LearnerHandle(Handle):
                 "needs the column version, but the batch has lost it; "
                 "change batches by batch.with_(...), which keeps the columns"
             )
-        lag = self.site.call(lag_of, version, batch.columns["version"])
+        older = [batch.columns[name] for name in ("older",) if name in batch.columns]
+        lag = self.site.call(lag_of, version, batch.columns["version"], *older)
         settings = {"epochs": epochs, "minibatch_size": size, "shuffle": shuffle}
         metrics, priority = self._run(batch, settings, lag)
         self._count(steps, epochs, size)

@@ -21,7 +21,7 @@ import jax
 import flowrl
 from flowrl.core.machine import usable_cores
 from flowrl.envs.agents import PETTINGZOO
-from flowrl.envs.jax_envs import ADAPTERS
+from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import FlowrlError, SaveError
 from flowrl.graph.plan import Plan
 from flowrl.graph.values import from_text

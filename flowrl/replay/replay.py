@@ -14,7 +14,6 @@ from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.host_replay import HostReplay
 from flowrl.replay.jax_replay import JaxReplay
 from flowrl.rollout.handle import RunnersHandle
-from flowrl.rollout.jax_runners import JaxRunners
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Replay(Resource):
 
     def open(self, site: Site) -> ReplayHandle:
         """Make an empty replay: on the device where its runners are functions of the device."""
-        if isinstance(site.resource(self.runners), JaxRunners):
+        if site.resource(self.runners).on_device:
             return JaxReplay(self, site)
         return HostReplay(self, site)
 

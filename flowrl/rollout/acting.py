@@ -280,8 +280,12 @@ class Acting(Keeping):
         return Place(env_name(self.spec.env), column, int(self.env[column]))
 
 
+def key_of(seed: Any, name: str) -> jax.Array:
+    """Return the random key by which runners act, each with its number folded in."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+
+
 def _key_of(seed: int, name: str, index: int, restart_count: int) -> jax.Array:
     """Return the random key by which a runner acts; a restarted one gets another."""
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
-    key = jax.random.fold_in(key, index)
+    key = jax.random.fold_in(key_of(seed, name), index)
     return jax.random.fold_in(key, restart_count) if restart_count else key

@@ -67,6 +67,8 @@ class RunnersHandle(Handle):
     """The spaces of one environment."""
     environments: int
     """The number of environments of all runners together."""
+    on_device: bool = False
+    """Whether they are functions of the device, which sample there."""
     shared: ClassVar[tuple[str, ...]] = (
         "publish", "pace", "episodes", "evaluate", "keep_evaluated",
     )  # fmt: skip

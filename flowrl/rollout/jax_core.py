@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,19 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.broken import NONE
 from flowrl.core.trees import fields_of
 from flowrl.envs.jax_envs import JaxEnv, advance, begin
 from flowrl.rl.normalizing import merge_moments
 from flowrl.rl.policies import Memory, Network, Weights, network
-from flowrl.rollout.handle import EVALUATED, RECENT
+from flowrl.rollout.handle import EVALUATED
+from flowrl.rollout.jax_statistics import by_runner, no_episodes, reported, with_episodes
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
 
 Array = Any
 State = dict[str, Any]
-NONE = -(2**30)
-"""The number that stands for no environment: sums of it and others stay below 0."""
 
 
 @lru_cache(maxsize=64)
@@ -36,7 +35,7 @@ def core_of(spec: Runners) -> Core:
     return Core(spec)
 
 
-def _first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
+def first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
     """Return the first column that holds a NaN or infinity, and the step of the first in it.
 
     Args:
@@ -221,7 +220,7 @@ class Core:
         envs, steps = self.spec.envs_per_runner, self.spec.rollout_length
         seen = [(1, reward), *((0, x) for x in obs.values())]
         seen += [(steps, x[None]) for x in last_obs.values()]
-        column, step = _first_broken(seen)
+        column, step = first_broken(seen)
         return jnp.stack([first * envs + column, first + column // envs, first_rows[column] + step])
 
     def _random(self, runners: State, first: Array | int) -> tuple[Array, Array]:
@@ -324,9 +323,9 @@ class Core:
         if self.spec.normalize_rewards is None:
             return runners, rows
         envs = self.spec.envs_per_runner
-        returns = _by_runner(rows.pop("discounted"), envs)
+        returns = by_runner(rows.pop("discounted"), envs)
         moments = jax.vmap(merge_moments)(
-            runners["moments"], returns, _by_runner(rows["valid"], envs)
+            runners["moments"], returns, by_runner(rows["valid"], envs)
         )
         deviation = jnp.sqrt(jnp.repeat(moments[1], envs) + 1e-8)
         return {**runners, "moments": moments}, {**rows, "reward": rows["reward"] / deviation}
@@ -335,56 +334,25 @@ class Core:
 
     def no_statistics(self) -> State:
         """Return the statistics before anything happened."""
-        return {
-            "returns": jnp.zeros(RECENT, jnp.float32),
-            "lengths": jnp.zeros(RECENT, jnp.int32),
-            "episodes_ever": jnp.int32(0),
-            "env_steps": jnp.int32(0),
-            "episodes": jnp.int32(0),
-            "broken": jnp.full(3, NONE, jnp.int32),
-        }
+        return {**no_episodes(), "broken": jnp.full(3, NONE, jnp.int32)}
 
     def note(self, statistics: State, ended: dict[str, Array], valid: Array) -> State:
         """Return the statistics with a rollout counted in.
-
-        The newest `RECENT` episodes are kept, in a ring.
 
         Args:
             statistics: those before.
             ended: what ended in the rollout, as `roll` returns it.
             valid: ``bool[T, B]``, which rows are steps.
         """
-        over = ended["over"].reshape(-1)
-        number = jnp.sum(over, dtype=jnp.int32)
-        ever = statistics["episodes_ever"]
-        # How many episodes end at a place or after it: 1 for the last. Older ones find no place.
-        from_here = jnp.cumsum(over[::-1], dtype=jnp.int32)[::-1]
-        place = jnp.where(
-            over & (from_here <= RECENT), (ever + number - from_here) % RECENT, RECENT
-        )
-        returns, lengths = (ended[name].reshape(-1) for name in ("return", "length"))
         broken = statistics["broken"]
-        return {
-            "returns": statistics["returns"].at[place].set(returns, mode="drop"),
-            "lengths": statistics["lengths"].at[place].set(lengths, mode="drop"),
-            "episodes_ever": ever + number,
-            "env_steps": statistics["env_steps"] + jnp.sum(valid, dtype=jnp.int32),
-            "episodes": statistics["episodes"] + number,
-            "broken": jnp.where(broken[0] < 0, ended["broken"], broken),
-        }
+        counted = with_episodes(statistics, ended, jnp.sum(valid, dtype=jnp.int32))
+        return {**counted, "broken": jnp.where(broken[0] < 0, ended["broken"], broken)}
 
     def report(self, statistics: State) -> tuple[State, State]:
         """Return what the next Row reports, and the statistics that remain afterwards."""
-        known = jnp.arange(RECENT) < statistics["episodes_ever"]
-        count = jnp.sum(known)
-        means = {}
-        for name in ("return", "length"):
-            total = jnp.sum(jnp.where(known, statistics[f"{name}s"], 0))
-            means[f"{name}_mean"] = jnp.where(count > 0, total / count, math.nan)
-        # These are counted from one Row to the next.
-        counted = {name: statistics[name] for name in ("env_steps", "episodes", "broken")}
-        nothing = self.no_statistics()
-        return {**counted, **means}, {**statistics, **{name: nothing[name] for name in counted}}
+        report, remaining = reported(statistics)
+        nothing = self.no_statistics()["broken"]
+        return {**report, "broken": statistics["broken"]}, {**remaining, "broken": nothing}
 
     # -- evaluation
 
@@ -445,9 +413,3 @@ class Core:
 def _side_by_side(x: Array) -> Array:
     """Return an array ``[runners, T, envs, ...]`` as ``[T, runners x envs, ...]``."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
-
-
-def _by_runner(x: Array, envs: int) -> Array:
-    """Return an array ``[T, runners x envs]`` as ``[runners, T x envs]``."""
-    steps = x.shape[0]
-    return jnp.moveaxis(x.reshape(steps, -1, envs), 1, 0).reshape(-1, steps * envs)

@@ -57,7 +57,10 @@ class JaxRunners(RunnersHandle):
     """
 
     spread: ClassVar[tuple[str, ...]] = ("work",)
-    remade = ("spec", "site", "core", "spaces", "environments", "_local", "_local_chain", "_pacing")
+    on_device = True
+    remade: ClassVar[tuple[str, ...]] = (
+        "spec", "site", "core", "spaces", "environments", "_local", "_local_chain", "_pacing",
+    )  # fmt: skip
 
     def __init__(self, spec: Runners, site: Site) -> None:
         self.spec = spec
@@ -107,19 +110,7 @@ class JaxRunners(RunnersHandle):
             to: the numbers ``[B]`` of the runners that get them; None for all.
             wait: only counted here.
         """
-        receivers = range(self.spec.num_runners) if to is None else np.unique(to).tolist()
-        published = [*self.state["published"], {"weights": weights, "version": version}]
-        newest = len(published) - 1
-        uses = [
-            newest if runner in receivers else use for runner, use in enumerate(self.state["uses"])
-        ]
-        # Weights that no runner uses any more are let go of.
-        kept = sorted({*uses, newest})
-        self.state = {
-            **self.state,
-            "published": [published[index] for index in kept],
-            "uses": [kept.index(use) for use in uses],
-        }
+        self.state = {**self.state, **with_published(self.state, weights, version, to)}
         self._count_published(weights, version, wait)
 
     def localize(self, chain: Chain) -> None:
@@ -177,7 +168,7 @@ class JaxRunners(RunnersHandle):
             self._local is None
             and not self.state["in_flight"]
             and self._allowed() == math.inf
-            and len(set(self.state["uses"])) == 1
+            and self._alike()
         )
         if as_one and wanted == runners:
             self._sample(0, runners)
@@ -198,6 +189,10 @@ class JaxRunners(RunnersHandle):
         self._start()
         self._fill(in_flight)
         return self._take(1)
+
+    def _alike(self) -> bool:
+        """Return whether all runners use the same weights."""
+        return len(set(self.state["uses"])) == 1
 
     def _fill(self, in_flight: int) -> None:
         """Ask runners until each has `in_flight` requests or the pacing allows no more."""
@@ -228,7 +223,10 @@ class JaxRunners(RunnersHandle):
             "ended": ended,
             "valid": data["valid"],
         }
-        asked = range(first, first + count)
+        self._requested(item, work, range(first, first + count))
+
+    def _requested(self, item: State, work: State, asked: range) -> None:
+        """Keep a rollout that these runners sampled until it is taken."""
         self.state = {
             **self.state,
             "work": work,
@@ -244,17 +242,21 @@ class JaxRunners(RunnersHandle):
         for item in taken:
             statistics = self.site.run(self.core.note, statistics, item["ended"], item["valid"])
         by_runner = sorted(taken, key=lambda item: item["runner"])
-        batch = Batch.join([item["batch"] for item in by_runner])
+        batch: Batch
+        batch, counts = self._joined([item["batch"] for item in by_runner])
         self.state = {
             **self.state,
             "statistics": statistics,
             "in_flight": in_flight,
             "paced": self._paced_after(items),
         }
-        self.site.count(
-            requests=items * runners, sampled_steps=batch.steps, outstanding=len(in_flight)
-        )
+        self.site.count(requests=items * runners, outstanding=len(in_flight), **counts)
         return batch
+
+    def _joined(self, batches: list[Any]) -> tuple[Any, dict[str, int]]:
+        """Return what runners sampled as one item, and how many steps are counted for it."""
+        batch = Batch.join(batches)
+        return batch, {"sampled_steps": batch.steps}
 
     def _paced_after(self, items: int) -> State:
         """Return where the pacing is after so many more rollouts."""
@@ -286,8 +288,7 @@ class JaxRunners(RunnersHandle):
         Returns:
             Numbers by the names in `EVALUATED`.
         """
-        self._start()
-        newest = self.state["published"][-1]["weights"]
+        newest = self._newest()
         # Not the seed's own key: others are derived from that.
         key = jax.random.fold_in(jax.random.key(seed), 0)
         found: dict[str, Any] = self.site.run(
@@ -304,15 +305,40 @@ class JaxRunners(RunnersHandle):
 
         So a program, whose state has one structure from its first round to its last, keeps them.
         """
-        self._start()
-        self.state = {**self.state, "evaluated_with": self.state["published"][-1]["weights"]}
+        self.state = {**self.state, "evaluated_with": self._newest()}
 
     def evaluated(self) -> Weights | None:
         """Return the weights of the last evaluation, as `RunnersHandle` says."""
         return None if self.state["evaluated"] else self.state.get("evaluated_with")
+
+    def _newest(self) -> Any:
+        """Return the newest weights."""
+        self._start()
+        return self.state["published"][-1]["weights"]
 
     def _start(self) -> None:
         """Publish first weights where no learner published any."""
         if not self.state["published"]:
             weights = self.site.run(self.core.network.init, self.site.key("weights"))
             self.publish(weights, np.int32(0))
+
+
+def with_published(held: State, weights: Weights, version: Any, to: Any) -> dict[str, list[Any]]:
+    """Return the weights that runners may still use, and which of them each uses.
+
+    Args:
+        held: the same before, as ``published`` and ``uses``.
+        weights: new ones.
+        version: their policy version.
+        to: the numbers ``[B]`` of the runners that get them; None for all.
+    """
+    receivers = range(len(held["uses"])) if to is None else np.unique(to).tolist()
+    published = [*held["published"], {"weights": weights, "version": version}]
+    newest = len(published) - 1
+    uses = [newest if runner in receivers else use for runner, use in enumerate(held["uses"])]
+    # Weights that no runner uses any more are let go of.
+    kept = sorted({*uses, newest})
+    return {
+        "published": [published[index] for index in kept],
+        "uses": [kept.index(use) for use in uses],
+    }

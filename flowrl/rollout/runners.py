@@ -15,6 +15,7 @@ from gymnasium.wrappers import NormalizeObservation
 from flowrl.core.texts import plural
 from flowrl.envs.agents import Agents, OneAgent
 from flowrl.envs.gym_envs import Make, Probed, env_name, make_env, probe
+from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.envs.jax_envs import JaxEnv
 from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Handle, Resource, Site
@@ -30,7 +31,9 @@ from flowrl.rollout.checks import check_settings
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.jax_runners import JaxRunners
-from flowrl.rollout.team_runners import TeamRunners, several
+from flowrl.rollout.jax_team_runners import JaxTeamRunners
+from flowrl.rollout.of_policies import several
+from flowrl.rollout.team_runners import TeamRunners
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Runners(Resource):
 
     Args:
         env: Gymnasium id, or a function or class that makes an environment (or a vector of exactly
-            `envs_per_runner`). ``gymnax:NAME`` and ``brax:NAME`` are environments written in JAX.
+            `envs_per_runner`). ``gymnax:NAME``, ``brax:NAME`` and ``jaxmarl:NAME`` are
+            environments written in JAX.
         policy: policy that chooses the actions, or a `Team` of them for several agents.
         num_runners: number of runners: one after another in this process; on Ray each is a thread,
             in processes that they share (default 1).
@@ -121,7 +125,7 @@ class Runners(Resource):
         return next(iter(self.by_policy.values())).spaces()
 
     @property
-    def jax_env(self) -> JaxEnv | None:
+    def jax_env(self) -> JaxEnv | JaxAgents | None:
         """The environment itself, if it is one written in JAX."""
         return self._probed.jax_env
 
@@ -217,6 +221,9 @@ class Runners(Resource):
 
     def make_agents(self) -> Agents:
         """Make one environment of several agents."""
+        # One in JAX changes nothing, so that several share it, and what is compiled for it.
+        if isinstance(self.jax_env, JaxAgents):
+            return HostAgents(self.jax_env)
         made: Agents = make_env(self.env, 1, self.wrappers, self.env_settings)
         return made
 
@@ -253,7 +260,10 @@ class Runners(Resource):
             )
         # It raises an error where a team has but one agent, so it is asked first.
         if self.by_policy and self.agents:
-            return TeamRunners(self, own_site)
+            # A scripted policy is a function of Python, which computes with values.
+            if self.jax_env is None or own_site.remote or self.scripted:
+                return TeamRunners(self, own_site)
+            return JaxTeamRunners(self, own_site)
         if self.jax_env is None or own_site.remote:
             return GymRunners(self, own_site)
         return JaxRunners(self, own_site)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,13 +13,13 @@ import numpy as np
 
 from flowrl.core.items import Batch, MultiBatch
 from flowrl.core.keeping import Keeping
-from flowrl.errors import GraphError, unknown
-from flowrl.graph.protocols import Handle, Site, Workers
+from flowrl.errors import GraphError
+from flowrl.graph.protocols import Site, Workers
 from flowrl.rl.policies import Weights, network
-from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import EVALUATED, RunnersHandle
+from flowrl.rollout.of_policies import OfPolicies
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.statistics import EpisodeStatistics
 from flowrl.rollout.team_runner import TeamEvaluation, TeamRunner, TeamSample
@@ -187,7 +186,7 @@ class TeamStatistics(Keeping):
         return {**found, **self.totals, **self.others}
 
 
-class TeamRunners(GymRunners):
+class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one has spaces
     """Handle of runners over environments of several agents, which are workers of the site.
 
     A batch holds the agents of a policy as columns; several policies have a `MultiBatch`. A
@@ -220,40 +219,6 @@ class TeamRunners(GymRunners):
     def _no_statistics(self) -> Any:
         return TeamStatistics(self.parts, self.site)
 
-    @property
-    def spaces(self) -> Spaces:  # type: ignore[override]  # only what has one policy has spaces
-        """The spaces of each agent, where one policy acts for all.
-
-        Raises:
-            GraphError: there are several policies.
-        """
-        self._one_policy()
-        return self.parts[""].spaces()
-
-    @property
-    def _is_team(self) -> bool:
-        """Whether there are several policies, each with a name."""
-        return "" not in self.parts
-
-    def part(self, name: str) -> Handle:
-        """Return the handle of one policy.
-
-        Raises:
-            GraphError: there is no such policy.
-        """
-        if name not in self.of_one:
-            raise GraphError(f"{self.site.name}: {unknown('policy', name, self.of_one)}")
-        return self.of_one[name]
-
-    def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:
-        """Publish new weights of the one policy.
-
-        Raises:
-            GraphError: there are several policies.
-        """
-        self._one_policy()
-        self.publish_of("", weights, version, to, wait)
-
     def publish_of(
         self, policy: str, weights: Weights, version: Any, to: Any = None, wait: bool = True
     ) -> None:
@@ -263,23 +228,6 @@ class TeamRunners(GymRunners):
     def report(self, columns: Mapping[str, float]) -> None:
         """Report these numbers in every row from now on, by column."""
         self._statistics.others.update(columns)
-
-    def _one_policy(self) -> None:
-        """Raise an error if there are several policies.
-
-        Raises:
-            GraphError: with their names.
-        """
-        if self._is_team:
-            raise GraphError(several(self.site.name, self.parts))
-
-    def pace(self, max_lag: int, updates: Fraction) -> None:
-        """Refuse to pace requests: each policy has a lag of its own.
-
-        Raises:
-            GraphError: always.
-        """
-        raise GraphError("runners of several agents can't pace requests; take on_stale='drop'")
 
     @property
     def state(self) -> Any:
@@ -314,15 +262,6 @@ class TeamRunners(GymRunners):
         )
         return joined
 
-    def evaluated(self) -> Weights | None:
-        """Return the weights of the one policy in the last evaluation, as `RunnersHandle` says.
-
-        Raises:
-            GraphError: there are several policies.
-        """
-        self._one_policy()
-        return self.evaluated_of("")
-
     def evaluated_of(self, policy: str) -> Weights | None:
         """Return the weights of a policy in the last evaluation, as `RunnersHandle` says."""
         played = self._weights.evaluated
@@ -342,12 +281,6 @@ class TeamRunners(GymRunners):
         return self._weights.newest
 
 
-def several(name: str, policies: Iterable[str]) -> str:
-    """Return the text of an error where one policy is needed, and there are several."""
-    known = ", ".join(f"{name}.{policy}" for policy in policies)
-    return f"{name} have several policies; name one of them: {known}"
-
-
 class PolicyRunners(RunnersHandle):
     """One policy of runners that have several, as those see it who train or publish it.
 
@@ -356,15 +289,17 @@ class PolicyRunners(RunnersHandle):
         policy: its name.
     """
 
-    remade = ("team", "policy", "spec", "site", "spaces", "environments")
+    remade = ("team", "policy", "spec", "site", "spaces", "environments", "on_device")
     lasting = ()
 
-    def __init__(self, team: TeamRunners, policy: str) -> None:
-        self.team, self.policy = team, policy
+    def __init__(self, team: OfPolicies, policy: str) -> None:
+        self.team: Any = team
+        self.policy = policy
         self.spec = team.parts[policy]
         self.site = team.site
         self.spaces = self.spec.spaces()
         self.environments = self.spec.num_runners * self.spec.envs_per_runner
+        self.on_device = team.on_device
 
     def close(self) -> None:
         """Do nothing: the environments are those of the team."""
@@ -415,7 +350,8 @@ class PolicyRunners(RunnersHandle):
 
     def evaluated(self) -> Weights | None:
         """Return the weights of this policy in the last evaluation, as `RunnersHandle` says."""
-        return self.team.evaluated_of(self.policy)
+        weights: Weights | None = self.team.evaluated_of(self.policy)
+        return weights
 
     @property
     def _all(self) -> str:

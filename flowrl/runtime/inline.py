@@ -161,7 +161,7 @@ class InlineSite(HereSite):
         """
         raise GraphError(
             "its environment is no part of a program; take one written in JAX, such as "
-            "gymnax:CartPole-v1"
+            "gymnax:CartPole-v1, and no scripted policies"
         )
 
     def seconds(self) -> float:

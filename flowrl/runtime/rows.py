@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from flowrl.core.broken import Broken
 from flowrl.core.items import Row, Tally, Trained
 from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import summed
@@ -69,6 +70,8 @@ class RowMaker(Keeping):
             tally = jax.device_get(tally)
         episodes, measured = dict(tally.episodes), summed(tally.metrics)
         self._check_environments(episodes.pop("broken", (-1, 0, 0)))
+        for name, number in episodes.pop("since_last", {}).items():
+            self.totals[name] = self.totals.get(name, 0) + int(number)
         updates = [_named_metrics(update) for update in tally.updates]
         self._check_updates(updates)
         metrics = self._metrics(tally.updates, updates)
@@ -131,8 +134,11 @@ class RowMaker(Keeping):
 
         Args:
             broken: three numbers: the first such environment, counted over all runners, or -1;
-                its runner; and how many steps it had made.
+                its runner; and how many steps it had made. Of several agents it is a `Broken`.
         """
+        if isinstance(broken, Broken):
+            broken.check(self.graph, self.totals["row"] + 1)
+            return
         env, runner, step = (int(x) for x in broken)
         if env < 0:
             return

@@ -171,7 +171,7 @@ def test_brax_runs_and_is_cut_after_its_episodes_length():
             "jumanji:Snake-v1",
             (
                 "'jumanji:Snake-v1' would import jumanji; .* Environments written in JAX have the "
-                "prefixes gymnax: and brax:"
+                "prefixes gymnax:, brax:, jaxmarl:, those of several agents pettingzoo:"
             ),
         ),
     ],

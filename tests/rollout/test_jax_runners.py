@@ -18,7 +18,7 @@ from environments import Corridor
 from flowrl.core.items import Batch
 from flowrl.graph.site import alone
 from flowrl.rl.policies import network
-from flowrl.rollout.jax_core import _first_broken
+from flowrl.rollout.jax_core import first_broken
 from flowrl.rollout.jax_runners import JaxRunners, core_of
 from flowrl.rollout.reward_scale import RewardScale
 
@@ -239,8 +239,8 @@ def test_runners_that_sample_one_by_one_share_one_compiled_program(monkeypatch):
 
 def test_the_largest_numbers_are_finite():
     largest = jnp.full((2, 3), jnp.finfo(jnp.float32).max)
-    assert (_first_broken([(0, largest), (1, largest)]) < 0).any()
-    assert _first_broken([(0, largest), (1, largest.at[1, 2].set(jnp.inf))]).tolist() == [2, 2]
+    assert (first_broken([(0, largest), (1, largest)]) < 0).any()
+    assert first_broken([(0, largest), (1, largest.at[1, 2].set(jnp.inf))]).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("steps", [1, 4])

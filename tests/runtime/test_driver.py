@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 import flowrl as fl
 from conftest import RAY
 from environments import Clockwork
-from flowrl.envs.jax_envs import _package
+from flowrl.envs.jax_envs import package
 from flowrl.errors import SettingError
 from flowrl.runtime.driver import (
     Imported,
@@ -278,5 +278,5 @@ def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, monkeypatch):
 
 def test_a_package_of_an_extra_counts_as_a_module_that_a_node_lacks():
     with pytest.raises(SettingError, match=r"pip install 'flowrl\[jax-envs\]'") as raised:
-        _package("no_such_package")
+        package("no_such_package")
     assert missing(raised.value) == "no_such_package"
