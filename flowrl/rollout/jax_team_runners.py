@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class JaxTeamRunners(OfPolicies, JaxRunners):  # type: ignore[override]  # only one has spaces
     """Handle of runners over an environment of several agents in JAX, in one process.
 
-    What they give is what `TeamRunners` give. `state` is that of `JaxRunners`, but for what is
     What they give is what `TeamRunners` give. `state` is that of `JaxRunners`, but ``published``
     and ``uses`` are held by policy, under ``of``.
 
