@@ -48,8 +48,10 @@ dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in a
 	build/dist-env/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock dist/*.whl
 	cd build && dist-env/bin/flowrl env && dist-env/bin/flowrl run ppo --env CartPole-v1 --steps 5_000 --out dist-run && dist-env/bin/flowrl eval dist-run
 
-learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning.md
+learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning*.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
+	$(BIN)/python bench/learn_agents.py $(GRAPHS)
+	$(BIN)/python bench/self_play.py
 
 bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
 	$(BIN)/python bench/bench.py

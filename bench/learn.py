@@ -2,6 +2,8 @@
 
 The exit status is 1 if a gate was missed.
 
+The graphs of several agents (vdn, qmix, multi_ppo) have gates of their own, in learn_agents.py.
+
 Names of graphs or environments as arguments (`make learn GRAPHS='dqn Hopper-v5'`) train those
 only; the lines of the others stay as they are.
 """
@@ -271,7 +273,8 @@ episodes greedily. The recurrent graph is
 [examples/recurrent_policy.py](../examples/recurrent_policy.py). The masked CartPole is
 [examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action
 that the mask rules out. The observations of the CartPole in parts are a Dict, and one of them says
-which way the actions push ([learn_envs.py](../bench/learn_envs.py)).
+which way the actions push ([learn_envs.py](../bench/learn_envs.py)). `vdn`, `qmix` and `multi_ppo`
+learn with several agents: [their table](learning_agents.md) is another.
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|

@@ -10,10 +10,12 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 import flowrl as fl
+import team_envs  # beside this script
 from flowrl.algos import STOCK
 from flowrl.observe.table import Window, live_table
 
@@ -25,24 +27,59 @@ STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000} | dict.fromkeys(("dqn", "a
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 
+GAME = {"learning_starts": 200, "epsilon_steps": 4_000}
+TEAMS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "vdn": ("TwoSteps", GAME, 8_000),
+    "qmix": ("TwoSteps", GAME, 8_000),
+    "multi_ppo": ("TwoCartPoles", {"lr": 1e-3, "gamma": 0.98, "gae_lambda": 0.8}, 60_000),
+}
+"""By stock graph of several agents: environment in team_envs.py, settings, environment steps."""
+
+
+def team_curve(name: str) -> None:
+    """Train a stock graph of several agents with one seed after another, and draw the same."""
+    env, settings, steps = TEAMS[name]
+    graph = getattr(fl, name)(getattr(team_envs, env), **settings)
+    rows = []
+    for seed in range(SEEDS):
+        with fl.run(graph, seed=seed, steps=steps) as run:
+            rows.append(tuple(run))
+    names = tuple(f"seed {seed}" for seed in range(SEEDS))
+    changes = " ".join(f"--set {key}={value}" for key, value in settings.items())
+    saved(
+        name,
+        fl.Curves(names, ("",) * SEEDS, tuple(rows)),
+        f"{SEEDS} seeds on {env} of bench/team_envs.py",
+        f"flowrl run {name} --env bench/team_envs.py:{env} --seeds {SEEDS} --steps {steps:_} "
+        f"{changes}",
+    )
+
+
 def curve(name: str) -> None:
     """Train a stock graph with several seeds in one XLA program, and draw what they learned."""
     env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
     settings, steps = fl.tuned(name, env), STEPS.get(name, 200_000)
     graph = getattr(fl, name)(f"gymnax:{env}", **settings)
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=SEEDS), steps=steps) as run:
-        last = list(run)[-1]
-    (PICTURES / f"curve_{name}.svg").write_text(run.curves().svg(), encoding="utf-8")
-    ((mean, low, high),) = run.curves().summary().values()
+        list(run)
     kind = "tuned settings" if settings else "default settings"
     command = (
         f"flowrl run {name} --env gymnax:{env} --runtime xla --seeds {SEEDS} --steps {steps:_}"
     )
+    saved(name, run.curves(), f"{SEEDS} seeds in one XLA program, {kind}", command)
+
+
+def saved(name: str, curves: fl.Curves, what: str, command: str) -> None:
+    """Write a picture of curves, and the text below it."""
+    (PICTURES / f"curve_{name}.svg").write_text(curves.svg(), encoding="utf-8")
+    ((mean, low, high),) = curves.summary().values()
+    # The interquartile mean needs two figures where returns are small.
+    digits = 2 if abs(mean[-1]) < 10 else 0
     text = (
-        f"{SEEDS} seeds in one XLA program, {kind}: after {last['env_steps']:,.0f} steps the "
-        f"interquartile mean of the return is {mean[-1]:.0f}, its 95 % interval {low[-1]:.0f} to "
-        f"{high[-1]:.0f}. `make pictures` drew it; this command trains the same:\n\n"
-        f"```bash\n{command}\n```\n"
+        f"{what}: after {curves.rows[-1][-1]['env_steps']:,.0f} steps the "
+        f"interquartile mean of the return is {mean[-1]:.{digits}f}, its 95 % interval "
+        f"{low[-1]:.{digits}f} to {high[-1]:.{digits}f}. `make pictures` drew it; this command "
+        f"trains the same:\n\n```bash\n{command}\n```\n"
     )
     (PICTURES / f"curve_{name}.txt").write_text(text, encoding="utf-8")
     print(text, flush=True)
@@ -50,7 +87,7 @@ def curve(name: str) -> None:
 
 def main() -> None:
     for name in sys.argv[1:] or STOCK:
-        curve(name)
+        (team_curve if name in TEAMS else curve)(name)
     if sys.argv[1:]:
         return
     seeds()

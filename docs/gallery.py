@@ -6,6 +6,7 @@ from pathlib import Path
 
 import flowrl as fl
 from flowrl.algos import STOCK
+from flowrl.algos.named import find
 from flowrl.cli.commands import documented
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -16,16 +17,11 @@ PARENTS = {
     "appo": "impala",
     "sac": "dqn",
     "apex": "dqn",
+    "vdn": "dqn",
+    "qmix": "vdn",
+    "multi_ppo": "ppo",
 }
 """By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
-CONTINUOUS = ("sac",)
-"""The stock graphs that take only continuous actions."""
-
-SETTINGS = {
-    name.removesuffix("Settings").lower(): name for name in fl.__all__ if "Settings" in name
-}
-"""By stock graph: the name of the class of its settings."""
-
 PAGE = """# {name}
 
 {summary}
@@ -71,7 +67,7 @@ an edit of another, how it differs from that.
 @functools.cache
 def graph_of(name):
     """Return a stock graph with its default settings, which makes its plan once."""
-    env = "Pendulum-v1" if name in CONTINUOUS else "CartPole-v1"
+    env = find(name).env
     graph = getattr(fl, name)(env)
     # The plan is on the page of the graph, and in the differences from it and to it.
     object.__setattr__(graph, "compile", functools.cache(graph.compile))
@@ -82,7 +78,7 @@ def page(name):
     """Return the page of a stock graph."""
     graph, env = graph_of(name)
     function = getattr(fl, name)
-    kind = getattr(fl, SETTINGS[name])
+    kind = find(name).kind
     rows = [
         f"| `{setting}` | {meaning.replace('|', chr(92) + '|')} |"
         for setting, meaning in documented(kind).items()

@@ -30,14 +30,20 @@ if TYPE_CHECKING:
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
     from flowrl.algos.impala import impala as impala
+    from flowrl.algos.multi_ppo import MultiPPOSettings as MultiPPOSettings
+    from flowrl.algos.multi_ppo import multi_ppo as multi_ppo
     from flowrl.algos.pg import PGSettings as PGSettings
     from flowrl.algos.pg import pg as pg
     from flowrl.algos.ppo import PPOSettings as PPOSettings
     from flowrl.algos.ppo import ppo as ppo
+    from flowrl.algos.qmix import QMIXSettings as QMIXSettings
+    from flowrl.algos.qmix import qmix as qmix
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.self_play import self_play as self_play
     from flowrl.algos.tuned import tuned as tuned
+    from flowrl.algos.vdn import VDNSettings as VDNSettings
+    from flowrl.algos.vdn import vdn as vdn
     from flowrl.core.curves import Curves as Curves
     from flowrl.core.items import Row as Row
     from flowrl.debugging.prompt import debug as debug
@@ -126,11 +132,14 @@ _HOMES = {
     "algos.config": "Config",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
+    "algos.multi_ppo": "MultiPPOSettings multi_ppo",
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
+    "algos.qmix": "QMIXSettings qmix",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
     "algos.tuned": "tuned",
+    "algos.vdn": "VDNSettings vdn",
     "core.items": "Row",
     "debugging.prompt": "debug",
     "graph.graph": "Graph chain",

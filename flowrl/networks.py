@@ -2,6 +2,17 @@
 
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
 from flowrl.rl.value_networks import QNetwork, SACNetwork
 
-__all__ = ["CNN", "MLP", "RNN", "QNetwork", "RunningNorm", "SACNetwork", "action_outputs"]
+__all__ = [
+    "CNN",
+    "MLP",
+    "RNN",
+    "CentralCritic",
+    "QNetwork",
+    "RunningNorm",
+    "SACNetwork",
+    "TeamQNetwork",
+    "action_outputs",
+]

@@ -1,6 +1,7 @@
 """Environments of several agents, and graphs over them."""
 
 import gymnasium as gym
+import numpy as np
 
 import flowrl as fl
 
@@ -104,3 +105,65 @@ def ppo_and_dqn(env=TwoCartPoles, **runners):
         )
         .then(after=("sync_red", "sync_blue"), both=fl.Merge(), report=fl.Report(every=3))
     )
+
+
+class Relay:
+    """A team whose rewards, masks and states follow from its actions, so that a list shows them.
+
+    Agent i of three sees the time, its number and its last action, may not take action `time % 3`,
+    and gains (i + 1) times its action. Episodes end after `length` steps.
+    """
+
+    possible_agents = ("a", "b", "c")
+    state_space = gym.spaces.Box(-1, 99, (2,), np.float32)
+    masked, truncates = True, True
+
+    def __init__(self, length=3):
+        self.length = length
+        self.actions = self.time = 0
+
+    def observation_space(self, agent):
+        seen = gym.spaces.Box(-1, 99, (3,), np.float32)
+        mask = gym.spaces.Box(0, 1, (3,), np.int8)
+        return gym.spaces.Dict(observation=seen, action_mask=mask) if self.masked else seen
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(3)
+
+    def state(self):
+        return np.array([self.time, sum(self.actions.values())], np.float32)
+
+    def seen(self):
+        found = {}
+        for i, name in enumerate(self.possible_agents):
+            obs = np.array([self.time, i, self.actions[name]], np.float32)
+            mask = (np.arange(3) != self.time % 3).astype(np.int8)
+            found[name] = {"observation": obs, "action_mask": mask} if self.masked else obs
+        return found
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = list(self.possible_agents), 0
+        self.actions = dict.fromkeys(self.agents, 0)
+        return self.seen(), {}
+
+    def step(self, actions):
+        self.time, self.actions = self.time + 1, {k: int(v) for k, v in actions.items()}
+        reward = {name: (i + 1.0) * self.actions[name] for i, name in enumerate(self.agents)}
+        over = self.time == self.length
+        terminated = dict.fromkeys(self.agents, over and not self.truncates)
+        truncated = dict.fromkeys(self.agents, over and self.truncates)
+        self.agents = [] if over else self.agents
+        return self.seen(), reward, terminated, truncated, {}
+
+    def close(self):
+        pass
+
+
+class Unmasked(Relay):
+    masked = False
+
+
+class Alone(Unmasked):
+    """A team of one."""
+
+    possible_agents = ("a",)

@@ -65,6 +65,9 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
         "dqn",
         "apex",
         "sac",
+        "vdn",
+        "qmix",
+        "multi_ppo",
     ]
 
 

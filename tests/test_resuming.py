@@ -122,6 +122,10 @@ CASES = {
     ),
     "dqn": lambda: fl.dqn("CartPole-v1", small(fl.DQNSettings, **Q, prioritized=True, n_step=2)),
     "apex": lambda: fl.apex("CartPole-v1", small(fl.ApexSettings, **Q)),
+    # Its generators are within the wrappers of PettingZoo's parallel environments.
+    "qmix": lambda: fl.qmix(
+        settings=small(fl.QMIXSettings, **Q, policy=None, hidden=(8,), mixing=4, n_step=2)
+    ),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
     ),

@@ -36,9 +36,10 @@ def list_stock(_: argparse.Namespace) -> int:
     """Print the names and first lines of the stock graphs."""
     from flowrl.algos import STOCK
 
+    width = max(map(len, STOCK))
     for name in STOCK:
         module = importlib.import_module(f"flowrl.algos.{name}")
-        print(f"{name:<8} {(module.__doc__ or '').splitlines()[0]}")
+        print(f"{name:<{width}} {(module.__doc__ or '').splitlines()[0]}")
     return 0
 
 

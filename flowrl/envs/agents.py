@@ -49,6 +49,12 @@ class Agents(ABC):
 
     names: tuple[str, ...]
     """All agents that there can be, in their order."""
+    state_space: gym.Space[Any] | None = None
+    """The space of the global state; None where the environment has none of its own."""
+
+    def state(self) -> Any:
+        """Return the global state, in the `state_space`; None where there is no such space."""
+        return None
 
     @abstractmethod
     def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
@@ -77,6 +83,12 @@ class _OfPettingZoo(Agents):
     def __init__(self, env: Any) -> None:
         self.env = env
         self.names = tuple(env.possible_agents)
+        # Many environments have no global state, and an own class need not name it.
+        self.state_space = getattr(env, "state_space", None)
+
+    def state(self) -> Any:
+        """Return the global state, if the environment has a space for it."""
+        return None if self.state_space is None else self.env.state()
 
     def spaces_of(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Return the spaces of an agent's observations and actions."""
@@ -205,8 +217,20 @@ def _module(name: str) -> Any:
     )
 
 
+class Maker(ABC):
+    """Makes environments out of another one; a value that knows what they are called."""
+
+    @abstractmethod
+    def name(self) -> str:
+        """Return what the environments are called in texts."""
+
+    @abstractmethod
+    def __call__(self, **settings: Any) -> Any:
+        """Make one, of the other environment with these settings."""
+
+
 @dataclass(frozen=True)
-class OneAgent:
+class OneAgent(Maker):
     """Makes what stands for one agent of an environment: its spaces, without a step.
 
     Args:
@@ -219,7 +243,11 @@ class OneAgent:
     of: str
     spaces: tuple[gym.Space[Any], gym.Space[Any]] = field(compare=False)
 
-    def __call__(self) -> gym.Env[Any, Any]:
+    def name(self) -> str:
+        """Return the agent's name, and that of the environment."""
+        return f"{self.agent} of {self.of}"
+
+    def __call__(self, **settings: Any) -> gym.Env[Any, Any]:
         """Return an environment that has the spaces and can't be stepped."""
         env: gym.Env[Any, Any] = _OnlySpaces()
         env.observation_space, env.action_space = self.spaces

@@ -19,6 +19,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from flowrl.core.keeping import Keeping
 from flowrl.envs.agents import Agents, Turn
+from flowrl.envs.joint_env import JointEnv
 
 Array = np.ndarray[Any, Any]
 MOST = 10_000
@@ -92,9 +93,11 @@ def _layers(env: Any) -> Iterator[Any]:
     """Yield an environment's wrappers, the outermost first, and then itself."""
     while True:
         yield env
-        # An environment of several agents, and its wrappers, have theirs under the same name.
-        inner = getattr(env, "env", None) or getattr(env, "inner", None)
-        if inner is None or (isinstance(env, gym.Env) and not isinstance(env, gym.Wrapper)):
+        # Environments of several agents, and their wrappers, have theirs under one of these names.
+        names = ("env", "inner", "aec_env")
+        inner = next((getattr(env, name) for name in names if getattr(env, name, None)), None)
+        wraps = isinstance(env, gym.Wrapper | JointEnv) or not isinstance(env, gym.Env)
+        if inner is None or not wraps:
             return
         env = inner
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from flowrl.envs.agents import PETTINGZOO, Agents, OneAgent, agents_of, make_pettingzoo
+from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import Retraced, retraced
 from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.envs.jax_envs import JaxEnv, JaxVector
@@ -136,8 +136,8 @@ def env_name(env: Make) -> str:
     """Return what an environment is called in texts."""
     if isinstance(env, partial):
         return env_name(env.func)
-    if isinstance(env, OneAgent):
-        return f"{env.agent} of {env.of}"
+    if isinstance(env, Maker):
+        return env.name()
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__name__)
 
 
@@ -247,7 +247,7 @@ def _made(
         if isinstance(env, str) and (unknown_id := _unknown_id(env, error)) is not None:
             raise unknown_id from None
         raise EnvError(f"{env_name(env)} could not be made: {error}") from error
-    except SettingError as error:
+    except (SettingError, EnvError) as error:
         raise error.at(env_name(env)) from None
     except Exception as error:
         raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error

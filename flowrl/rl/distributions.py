@@ -52,10 +52,13 @@ class Categorical:
         """Return the action with the largest logit, ``[...]``."""
         return jnp.argmax(self.logits, axis=-1)
 
+    def logit(self, action: Array) -> Array:
+        """Return the logits of actions ``[...]``, of the same shape."""
+        return jnp.take_along_axis(self.logits, action[..., None].astype(jnp.int32), -1)[..., 0]
+
     def log_prob(self, action: Array) -> Array:
         """Return the log-probability of actions ``[...]``, of the same shape."""
-        logp = jax.nn.log_softmax(self.logits)
-        return jnp.take_along_axis(logp, action[..., None].astype(jnp.int32), axis=-1)[..., 0]
+        return Categorical(jax.nn.log_softmax(self.logits)).logit(action)
 
     def entropy(self) -> Array:
         """Return the entropy in nats, ``[...]``."""
@@ -97,6 +100,11 @@ class MultiCategorical:
     def mode(self) -> Array:
         """Return the most probable choice of each part, ``[..., len(sizes)]``."""
         return jnp.stack([part.mode() for part in self._parts()], axis=-1)
+
+    def logit(self, action: Array) -> Array:
+        """Return the logits of the choices of actions, ``[..., len(sizes)]``."""
+        parts = enumerate(self._parts())
+        return jnp.stack([part.logit(action[..., i]) for i, part in parts], axis=-1)
 
     def log_prob(self, action: Array) -> Array:
         """Return the log-probability of actions, ``[...]``: the sum over the parts."""

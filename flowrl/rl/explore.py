@@ -7,7 +7,7 @@ picking an action is then a pure function of the distribution and the noise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flowrl.errors import SettingError
 from flowrl.graph.settings import Settings
 from flowrl.rl.actions import RULED_OUT, Head
-from flowrl.rl.distributions import Categorical, Distribution
+from flowrl.rl.distributions import Categorical, Distribution, MultiCategorical
 
 Array = Any
 
@@ -69,6 +69,9 @@ class Sampled(Explore):
 class EpsilonGreedy(Explore):
     """Epsilon-greedy exploration: the greedy action, or with probability epsilon a random one.
 
+    Each part of an action of several choices, such as each agent's of a team, is random or greedy
+    by itself.
+
     Epsilon falls linearly from `start` to `end` over `steps` (Mnih et al. 2015). With `spread`
     every environment has an epsilon of its own: number i of N has
     ``epsilon ** (1 + spread x i / (N - 1))`` (Horgan et al. 2018, section 4.1, where epsilon is 0.4
@@ -102,8 +105,8 @@ class EpsilonGreedy(Explore):
             )
 
     def check(self, head: Head) -> str:
-        """Return what is wrong unless an action is one of n."""
-        if head.kind == "categorical":
+        """Return what is wrong unless all numbers of an action are choices."""
+        if not head.reals:
             return ""
         return "EpsilonGreedy picks one of n actions; take GaussianNoise or Sampled for others"
 
@@ -120,21 +123,27 @@ class EpsilonGreedy(Explore):
         return epsilon ** (1 + self.spread * env / max(envs - 1, 1))
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
-        """Return the noise ``[n, actions + 1]`` of one step of n environments.
+        """Return the noise ``[n, choices + parts]`` of one step of n environments.
 
-        The largest of the first numbers is the random action; the last number is below 0 where the
-        random action is taken.
+        Of the first numbers, the largest of each part's choices is its random action; the last
+        numbers are below 0 for the parts that take it.
         """
         # Both decisions are made here, so that `pick` needs no random key.
         action_key, choice_key = jax.random.split(key)
-        choice = jax.random.uniform(choice_key, (n, 1)) - self.epsilon(step, env, envs)[:, None]
-        return jnp.concatenate([jax.random.uniform(action_key, (n, head.outputs)), choice], axis=1)
+        chances = jax.random.uniform(choice_key, (n, len(head.sizes)))
+        exploring = chances - self.epsilon(step, env, envs)[:, None]
+        return jnp.concatenate(
+            [jax.random.uniform(action_key, (n, head.choices)), exploring], axis=1
+        )
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
-        """Return the greedy action, or the random one where the noise says so."""
+        """Return the greedy choice of each part, or the random one where the noise says so."""
+        choices = cast("Categorical | MultiCategorical", dist)
+        greedy, size = choices.mode(), choices.logits.shape[-1]
         # What a mask rules out is no random action, either.
-        random = jnp.where(cast("Categorical", dist).logits > RULED_OUT, noise[:, :-1], -1)
-        return jnp.where(noise[:, -1] < 0, jnp.argmax(random, axis=1), dist.mode())
+        chances = jnp.where(choices.logits > RULED_OUT, noise[:, :size], -1)
+        random = replace(choices, logits=chances).mode()
+        return jnp.where(noise[:, size:].reshape(greedy.shape) < 0, random, greedy)
 
 
 @dataclass(frozen=True)

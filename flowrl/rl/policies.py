@@ -382,8 +382,8 @@ class Network:
             _, module, _ = self._call(*weights, obs, self.memory(weights, count))
         return self._rest_of(module)
 
-    def has(self, kind: type[nnx.Module]) -> bool:
-        """Return whether the module holds a layer of this kind."""
+    def has(self, kind: type[Any]) -> bool:
+        """Return whether the module is, or holds a layer, of this kind."""
         module = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
         return any(isinstance(part, kind) for _, part in nnx.iter_graph(module))
 

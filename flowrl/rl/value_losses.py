@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 Array = Any
 TRANSITION = ("obs", "action", "reward", "next_obs", "discount")
 """The fields of a transition."""
+
+
+@runtime_checkable
+class Mixing(Protocol):
+    """A module whose actions have several parts, and which mixes the values of these."""
+
+    def mix(self, obs: Any, values: Array) -> Array:
+        """Return the values ``[N]`` of whole actions, from those ``[N, n]`` of their n parts."""
 
 
 def huber(x: Array, delta: float) -> Array:
@@ -57,11 +65,23 @@ def _no_recurrence(loss: Loss, net: Network, other: str) -> str:
     )
 
 
+def _whole(policy: Bound, params: Any, obs: Any, values: Array) -> Array:
+    """Return the values ``[N]`` of whole actions, from ``[N]``, or ``[N, n]`` of their n parts."""
+    if values.ndim == 1:
+        return values
+    mixed: Array = policy(params, obs, values, method="mix")
+    return mixed
+
+
 @dataclass(frozen=True)
 class DQNLoss(Loss):
     """Q-learning towards a target network (Mnih et al. 2015).
 
-    The action outputs of the policy are action values.
+    The action outputs of the policy are action values. Where an action has several choices, such as
+    those of a team's agents, each has values of its own, and the module's ``mix(obs, values)``
+    makes of those that are taken the value of the whole: a sum (VDN, Sunehag et al. 2017) or a
+    monotonic network (QMIX, Rashid et al. 2018, equation 5). The target is mixed by the target
+    network, of each part's best choice.
 
     Args:
         double: the newest parameters choose the next action and the target network evaluates it
@@ -83,11 +103,13 @@ class DQNLoss(Loss):
     values: ClassVar[bool] = True
 
     def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy has one of n actions and is not recurrent."""
-        if net.head.kind != "categorical":
+        """Return what is wrong unless actions are choices whose values are known, or mixed."""
+        mixed = net.head.kind == "multi_categorical" and net.has(Mixing)
+        if net.head.kind != "categorical" and not mixed:
             return (
-                "DQNLoss needs a policy whose outputs are action values (fl.networks.QNetwork), "
-                f"not {net.name}; SACLoss is for fl.networks.SACNetwork"
+                "DQNLoss needs a policy whose outputs are action values (fl.networks.QNetwork, or "
+                f"TeamQNetwork for actions of several choices), not {net.name}; SACLoss is for "
+                "fl.networks.SACNetwork"
             )
         return _no_recurrence(self, net, "QNetwork")
 
@@ -99,17 +121,17 @@ class DQNLoss(Loss):
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
         """Return the loss and its metrics."""
-        next_values = policy(batch["target_params"], batch["next_obs"])[0].logits
+        next_values = policy(batch["target_params"], batch["next_obs"])[0]
         # Choosing and evaluating by one network overestimates: its errors are chosen, too.
-        choosing_values = next_values
+        choosing = next_values
         if self.double:
-            choosing_values = policy(jax.lax.stop_gradient(params), batch["next_obs"])[0].logits
-        next_action = jnp.argmax(choosing_values, -1)[:, None]
-        next_value = jnp.take_along_axis(next_values, next_action, -1)[:, 0]
+            choosing = policy(jax.lax.stop_gradient(params), batch["next_obs"])[0]
+        best = next_values.logit(choosing.mode())
+        next_value = _whole(policy, batch["target_params"], batch["next_obs"], best)
         target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_value)
 
-        values = policy(params, batch["obs"])[0].logits
-        value = jnp.take_along_axis(values, batch["action"][:, None].astype(jnp.int32), -1)[:, 0]
+        taken = policy(params, batch["obs"])[0].logit(batch["action"])
+        value = _whole(policy, params, batch["obs"], taken)
         error, valid = target - value, batch["valid"]
         row_losses = error**2 / 2 if self.huber is None else huber(error, self.huber)
         return _weighted_mean(row_losses, batch), {

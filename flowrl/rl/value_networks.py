@@ -81,7 +81,8 @@ class QNetwork(nnx.Module):
         if actions.kind != "categorical":
             raise PolicyError(
                 f"QNetwork has a value for each of n actions, not for {action_space}; "
-                "take SACNetwork with SACLoss (fl.sac) for actions in a Box"
+                "take SACNetwork with SACLoss (fl.sac) for actions in a Box, and TeamQNetwork "
+                "(fl.vdn, fl.qmix) for the choices of a team's agents"
             )
         convolutions = {"channels": channels, "kernels": kernels, "strides": strides}
         given = {name: values for name, values in convolutions.items() if values is not None}

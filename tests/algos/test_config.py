@@ -32,6 +32,8 @@ def other(name, value, hint):
         "policy": fl.Policy(MLP, hidden=(32, 16), activation="relu"),
         "hidden": (32, 16, 8),
         "spread": 1.5,
+        "reward": "mean",
+        "policies": {"agent_0": "one", "agent_1": "two", "agent_2": "one"},
     }
     if name in special:
         return special[name]
@@ -59,7 +61,7 @@ def round_trip(config, file):
 @pytest.mark.parametrize("name", STOCK)
 def test_every_setting_of_a_stock_graph_survives_the_round_trip(name, file):
     source = find(name)
-    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    env = "Pendulum-v1" if name == "sac" else source.env
     changes = {k: other(k, v, source.hints[k]) for k, v in source.settings.items()}
     if "minibatch_size" in changes:
         changes["minibatch_size"] = 64

@@ -8,13 +8,14 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
+from flowrl.algos import STOCK
 from flowrl.cli.commands import documented
 from flowrl.cli.main import main
 from flowrl.rl.networks import Images
 from flowrl.rl.policies import network
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "sac", "apex"])
+@pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("wrong", [{"lr": 1e-3}, fl.Adam()])
 def test_settings_of_another_kind_are_refused_by_name(name, wrong):
     with pytest.raises(
@@ -33,6 +34,9 @@ STOCK_SETTINGS = {
     "dqn": fl.DQNSettings,
     "apex": fl.ApexSettings,
     "sac": fl.SACSettings,
+    "vdn": fl.VDNSettings,
+    "qmix": fl.QMIXSettings,
+    "multi_ppo": fl.MultiPPOSettings,
 }
 
 

@@ -229,3 +229,13 @@ def test_ruled_out_actions_have_finite_gradients():
         jax.grad(lambda x: Categorical(masked).kl(Categorical(x)))(masked),
     ]
     assert np.isfinite(gradients).all()
+
+
+def test_the_logits_of_actions_are_those_of_their_choices():
+    one, several = ours("categorical", 0, 6), ours("multi_categorical", 1, 6)
+    for dist, action in ((one, some_action(one)), (several, some_action(several))):
+        got = np.asarray(dist.logit(action)).reshape(6, -1)
+        begins = np.cumsum((0, *(SIZES if dist is several else (5,))))[:-1]
+        for row, found in enumerate(got):
+            chosen = begins + np.asarray(action)[row].reshape(-1)
+            assert found.tolist() == np.asarray(dist.logits)[row, chosen].tolist()

@@ -9,8 +9,8 @@ from flax import nnx
 
 import flowrl as fl
 from environments import Clockwork
-from flowrl.rl.actions import head
-from flowrl.rl.distributions import Categorical, Gaussian
+from flowrl.rl.actions import RULED_OUT, head
+from flowrl.rl.distributions import Categorical, Gaussian, MultiCategorical
 
 DISCRETE, BOX = head(gym.spaces.Discrete(4)), head(gym.spaces.Box(-2, 2, (2,)))
 
@@ -42,6 +42,26 @@ def test_environments_may_have_an_epsilon_each():
         assert np.mean(actions[np.asarray(env) == i] != 2) == pytest.approx(
             0.75 * epsilon, abs=0.012
         )
+
+
+def test_each_part_of_an_action_explores_by_itself_and_keeps_to_its_mask():
+    n, sizes, epsilon = 40_000, (3, 2, 4), 0.4
+    # The greedy choices are 2, 0 and 1; the last part may not take choice 3.
+    logits = jnp.array([0.0, 1.0, 9.0, 5.0, 4.0, 1.0, 7.0, 2.0, RULED_OUT])
+    dist = MultiCategorical(jnp.broadcast_to(logits, (n, 9)), sizes)
+    explore, whole = fl.EpsilonGreedy(epsilon, epsilon), head(gym.spaces.MultiDiscrete(sizes))
+    assert explore.check(whole) == ""
+    noise = explore.noise(whole, jax.random.key(0), n, jnp.float32(0), jnp.zeros(n, int), 1)
+    actions = np.asarray(explore.pick(dist, noise))
+    assert actions.shape == (n, 3)
+    for part, (greedy, choices) in enumerate([(2, (0, 1, 2)), (0, (0, 1)), (1, (0, 1, 2))]):
+        share = epsilon / len(choices)
+        wanted = [1 - epsilon + share if k == greedy else share for k in choices]
+        got = np.bincount(actions[:, part], minlength=len(choices)) / n
+        np.testing.assert_allclose(got, wanted, atol=0.012)
+    # Parts decide by themselves: two are not greedy at once as often as by chance.
+    off = actions[:, :2] != [2, 0]
+    assert np.mean(off.all(1)) == pytest.approx(np.prod(off.mean(0)), abs=0.008)
 
 
 def test_noise_stays_around_the_greedy_action():

@@ -11,7 +11,7 @@ import pytest
 from oracles import distrax, rlax
 
 import flowrl as fl
-from flowrl.rl.distributions import Categorical, TanhGaussian
+from flowrl.rl.distributions import Categorical, MultiCategorical, TanhGaussian
 from flowrl.rl.value_losses import huber
 
 N, ACTIONS = 12, 3
@@ -109,6 +109,87 @@ def test_no_gradient_flows_through_the_target_or_an_invalid_row():
     np.testing.assert_allclose(grad, by_hand, rtol=1e-4, atol=1e-6)
     broken = {**b, "reward": np.where(b["valid"], b["reward"], np.nan).astype(np.float32)}
     assert np.isfinite(fl.losses.DQNLoss()(values, params, broken)[0])
+
+
+AGENTS = 2
+
+
+def team_values(params, obs, *args, method=""):
+    """A team whose agents see one row each, and whose mixer weighs them by their first numbers."""
+    if method == "mix":
+        return (jnp.abs(obs[..., 0] * params["mix"]) * args[0]).sum(-1) + params["offset"]
+    logits = jnp.einsum("bnd,dk->bnk", obs, params["each"])
+    return MultiCategorical(logits.reshape(N, -1), (ACTIONS,) * AGENTS), logits.max(-1).sum(-1)
+
+
+def team_example(seed=0):
+    rng = np.random.default_rng(seed)
+    f = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    made = lambda: {"each": f(4, ACTIONS), "mix": f(AGENTS), "offset": f()}
+    _, batch = example(seed)
+    data = {"obs": f(N, AGENTS, 4), "next_obs": f(N, AGENTS, 4), "target_params": made()}
+    action = rng.integers(0, ACTIONS, (N, AGENTS)).astype(np.int32)
+    return made(), {**batch, **data, "action": action}
+
+
+def slow_team(params, batch, double, delta):
+    """QMIX's loss row by row and agent by agent, with the target's mixer (2018, equation 5)."""
+    target, total, errors = batch["target_params"], 0.0, []
+    for i in range(N):
+
+        def mixed(p, obs, values):
+            shares = [abs(float(obs[n, 0] * p["mix"][n])) * values[n] for n in range(AGENTS)]
+            return sum(shares) + float(p["offset"])
+
+        after, now = batch["next_obs"][i].astype(float), batch["obs"][i].astype(float)
+        best = []
+        for n in range(AGENTS):
+            chooser = params if double else target
+            choice = np.argmax(after[n] @ chooser["each"])
+            best.append((after[n] @ target["each"])[choice])
+        taken = [(now[n] @ params["each"])[batch["action"][i, n]] for n in range(AGENTS)]
+        value = mixed(params, now, taken)
+        error = batch["reward"][i] + batch["discount"][i] * mixed(target, after, best) - value
+        errors.append(abs(error))
+        outside = delta is not None and abs(error) > delta
+        loss = delta * (abs(error) - delta / 2) if outside else error**2 / 2
+        total += batch["valid"][i] * batch["weight"][i] * loss
+    return total / batch["valid"].sum(), np.array(errors)
+
+
+@pytest.mark.parametrize("delta", [None, 0.5])
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_of_a_team_is_what_a_loop_over_rows_and_agents_finds(double, delta):
+    params, batch = team_example()
+    loss, metrics = fl.losses.DQNLoss(double=double, huber=delta)(team_values, params, batch)
+    wanted, errors = slow_team(params, batch, double, delta)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-4)
+    np.testing.assert_allclose(metrics["priority"], errors, rtol=1e-3, atol=1e-4)
+
+
+def test_a_team_s_loss_trains_its_mixer_and_never_by_way_of_the_target():
+    params, b = team_example()
+    loss = fl.losses.DQNLoss(huber=None)
+    grad = jax.grad(lambda p: loss(team_values, p, b)[0])(params)
+    valid, weight = b["valid"], b["weight"]
+    error = np.array(loss(team_values, params, b)[1]["priority"])
+    target = jax.grad(lambda p: loss(team_values, params, {**b, "target_params": p})[0])
+    assert not any(jax.tree.leaves(jax.tree.map(np.any, target(b["target_params"]))))
+    # The offset is added to the value, so its gradient is minus the weighted mean of the errors.
+    signed = error * np.sign(_signed(params, b))
+    np.testing.assert_allclose(
+        grad["offset"], -(valid * weight * signed).sum() / valid.sum(), rtol=1e-4
+    )
+    assert grad["mix"].all() and grad["each"].any()
+
+
+def _signed(params, batch):
+    """The signs of the errors, by moving the offset a little."""
+    moved = {**params, "offset": params["offset"] + np.float32(1e-2)}
+    loss = fl.losses.DQNLoss(huber=None)
+    held = {**batch, "target_params": {**batch["target_params"]}}
+    one, two = (loss(team_values, p, held)[1]["priority"] for p in (params, moved))
+    return np.asarray(one - two)
 
 
 def test_huber_is_that_of_optax():

@@ -1,0 +1,123 @@
+"""Value decomposition networks (VDN, Sunehag et al. 2017): Q-learning of a cooperative team.
+
+A team is one agent whose action has a part for each of its agents. Its value is the sum of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from flowrl.algos.dqn import DQNSettings, dqn
+from flowrl.algos.settings import given
+from flowrl.envs.gym_envs import Make
+from flowrl.envs.joint import Joint
+from flowrl.graph.graph import Graph
+from flowrl.rl.optimizers import Rate
+from flowrl.rl.policies import Policy
+from flowrl.rl.team_networks import TeamQNetwork
+
+
+@dataclass(frozen=True)
+class VDNSettings:
+    """Settings of `vdn`.
+
+    They are those of `DQNSettings`, for a team: an environment step is one of all agents together.
+
+    Args:
+        reward: sum of the agents' rewards, or their mean (default sum).
+        num_runners: number of runners, which sample side by side (default 1).
+        envs_per_runner: environments of each runner (default 8).
+        rollout_length: steps per environment in one rollout (default 4).
+        buffer_size: environment steps that the replay holds (default 50_000).
+        batch_size: transitions in the batch of one update (default 64).
+        minibatch_size: transitions per gradient step; None: the whole batch (default None).
+        learning_starts: environment steps before the first update (default 1_000).
+        updates_per_step: updates per environment step; None: one per round (default 0.125).
+        target_update_every: updates between two updates of the target network (default 100).
+        tau: share of the newest parameters in each target update; 1 copies them (default 1.0).
+        lr: learning rate, a number or a schedule such as fl.Linear (default 1e-3).
+        gamma: discount factor per environment step, from 0 to 1 (default 0.99).
+        n_step: environment steps of each return (default 1).
+        double: choose the next actions with the newest parameters (default True).
+        dueling: separate value and advantages in the network of an agent (default False).
+        hidden: widths of the fully connected layers of an agent (default (64, 64)).
+        prioritized: sample transitions by priority instead of uniformly (default False).
+        beta_steps: environment steps over which the exponent rises; 0: never (default 100_000).
+        epsilon: probability of each agent's random action once it has fallen from 1 (default 0.05).
+        epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
+        max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
+        normalize: scale observations by running moments, in the default policy (default False).
+        normalize_rewards: divide sampled rewards by the running deviation of returns (default
+            False).
+        report_every: updates per row of results (default 100).
+        policy: policy to act and to train; None: TeamQNetwork of `hidden`, `dueling` and
+            `normalize` (default None).
+    """
+
+    reward: Literal["sum", "mean"] = "sum"
+    num_runners: int = 1
+    envs_per_runner: int = 8
+    rollout_length: int = 4
+    buffer_size: int = 50_000
+    batch_size: int = 64
+    minibatch_size: int | None = None
+    learning_starts: int = 1_000
+    updates_per_step: float | None = 0.125
+    target_update_every: int = 100
+    tau: float = 1.0
+    lr: Rate = 1e-3
+    gamma: float = 0.99
+    n_step: int = 1
+    double: bool = True
+    dueling: bool = False
+    hidden: tuple[int, ...] = (64, 64)
+    prioritized: bool = False
+    beta_steps: int = 100_000
+    epsilon: float = 0.05
+    epsilon_steps: int = 10_000
+    max_grad_norm: float | None = 10.0
+    normalize: bool = False
+    normalize_rewards: bool = False
+    report_every: int = 100
+    policy: Policy | None = None
+
+
+def vdn(
+    env: Make = "pettingzoo:mpe2.simple_spread_v3",
+    settings: VDNSettings | None = None,
+    **changes: Any,
+) -> Graph:
+    """Return the graph of VDN: that of DQN, over an environment in which a team is one agent.
+
+    The team's action value is the sum of its agents' values, which one network with the same
+    parameters computes for all of them (Sunehag et al. 2017). It is learned as in `dqn`.
+
+    Args:
+        env: environment of several agents that have equal spaces and Discrete actions, and that act
+            at once, as `fl.envs.Joint` takes it; or a `Joint` itself, without which the state is
+            left out (default "pettingzoo:mpe2.simple_spread_v3").
+        settings: settings of the algorithm; None: those of `VDNSettings()` (default None).
+        **changes: single settings, such as ``lr=1e-3``, in place of those of `settings`.
+
+    Raises:
+        SettingError: `settings` is of another class, or one of its values is out of range.
+    """
+    s = given(settings, VDNSettings, changes)
+    network = {"hidden": s.hidden, "dueling": s.dueling, "normalize": s.normalize}
+    policy = s.policy or Policy(TeamQNetwork, **network)
+    return team_dqn(env, s, policy, state=False).rename("vdn")
+
+
+def team_dqn(env: Make, settings: Any, policy: Policy, *, state: bool) -> Graph:
+    """Return the graph of DQN for a team.
+
+    Args:
+        env: environment of several agents, or a `Joint` of one.
+        settings: those of `DQNSettings` by the same names, and `reward`.
+        policy: policy of the team.
+        state: whether observations hold the global state, where `env` is no `Joint`.
+    """
+    joint = env if isinstance(env, Joint) else Joint(env, reward=settings.reward, state=state)
+    same = {field.name: getattr(settings, field.name) for field in fields(DQNSettings)}
+    return dqn(joint, DQNSettings(**{**same, "policy": policy}))
