@@ -291,6 +291,7 @@ def test_a_run_without_snapshots_that_began_with_a_policy_of_python_names_the_wa
         init_of(facts["init"]).weights()
 
 
+@pytest.mark.system
 def test_an_interrupt_at_any_line_leaves_rows_and_a_snapshot_of_the_same_moment(tmp_path):
     graph = fl.pg("CartPole-v1", num_runners=1, envs_per_runner=2, rollout_length=8, batch_size=16)
     traced = {

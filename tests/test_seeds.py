@@ -101,6 +101,7 @@ def test_what_a_script_defines_is_run_with_every_seed_as_it_is_alone(script):
     assert "seed 3: " in done.stderr and "return" in done.stderr
 
 
+@pytest.mark.system
 def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypatch, capsys):
     monkeypatch.setenv("FAILS", "1")
     # The way out names the program as the user did.

@@ -99,6 +99,7 @@ def test_a_saved_team_plays_together_and_keeps_to_its_masks(tmp_path):
     assert len(played) == 3 and (played > 0).all() and (played <= 5 * (1 + 2 + 3)).all()
 
 
+@pytest.mark.system
 def test_on_ray_the_same_rows_come(ray_up):
     graph = GRAPHS["vdn"].set("runners.num_runners", 2)
     assert rows_of(graph)[0] == rows_of(graph, runtime=RAY)[0]

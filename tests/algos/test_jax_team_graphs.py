@@ -60,6 +60,7 @@ def test_learners_at_rates_of_one_and_four_are_one_program_that_counts_what_is_p
     assert row["agent_steps"] == row["agent_steps/red"] + row["agent_steps/blue"]
 
 
+@pytest.mark.system
 def test_on_ray_the_rows_are_those_of_this_process_where_only_actions_are_random(ray_up):
     graph = two_rates(fixed, ratio=1, num_runners=2)
     close(taken(graph, RAY, 2)[0], rows_of(graph)[0])

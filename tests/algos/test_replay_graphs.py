@@ -483,7 +483,8 @@ def no_target(graph):
             lambda g: g.set("learner.loss", fl.losses.DQNLoss()),
             (
                 r"sac\.learner: DQNLoss needs a policy whose outputs are action values "
-                r"\(fl\.networks\.QNetwork\), not SACNetwork; "
+                r"\(fl\.networks\.QNetwork, or TeamQNetwork for actions of several choices\), "
+                r"not SACNetwork; "
                 r"SACLoss is for fl\.networks\.SACNetwork"
             ),
         ),

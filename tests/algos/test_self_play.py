@@ -138,6 +138,7 @@ def test_it_is_repeatable_and_goes_on_bit_for_bit(tmp_path):
         assert timeless(run.rows) == whole
 
 
+@pytest.mark.system
 def test_on_ray_the_same_games_are_played(ray_up):
     here, there = (timeless(rows_of(graph(), rows=8, **how)[0]) for how in ({}, {"runtime": RAY}))
     assert here == there

@@ -41,7 +41,7 @@ def blue_plays(saved):
     return fl.match(players, seats=seats, episodes=4, seed=3)["old"]
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.system)])
 def test_a_frozen_policy_acts_with_the_saved_weights_for_ever(saved, runtime, request):
     if runtime == "ray":
         request.getfixturevalue("ray_up")

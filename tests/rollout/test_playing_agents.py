@@ -162,6 +162,7 @@ def test_rows_have_the_evaluation_of_all_agents_and_of_each_policy():
     assert rows[1]["eval/cut_episodes"] == 0
 
 
+@pytest.mark.system
 def test_on_ray_the_same_episodes_are_evaluated(ray_up):
     graph = two_learners(num_runners=2).insert(after="both", play=fl.Evaluate(1, episodes=3))
     graph = graph.set("runners.policy", fl.Team(red=MLP, blue=fl.Scripted()))

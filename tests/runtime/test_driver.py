@@ -173,6 +173,7 @@ def test_the_way_out_depends_on_where_the_module_is(tmp_path, monkeypatch):
     assert f"--working-dir {tmp_path / 'code'} on the command line" in way_out("my_pack")
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
@@ -199,6 +200,7 @@ def test_an_import_reaches_runners_shards_and_what_is_placed(tmp_path):
     assert there == [1, 1] and len(list(tmp_path.glob("pid-*"))) == 1 + 1 + 1
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_a_function_may_make_a_registered_environment_and_a_module_that_ray_lacks_ends_the_run(

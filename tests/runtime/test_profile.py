@@ -140,6 +140,7 @@ def test_the_seconds_of_every_process_add_up_to_its_wall(runtime, name):
     assert all(process in text for process in last.processes)
 
 
+@pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
 def test_waiting_for_the_slowest_is_reported_with_what_would_fix_it(tmp_path):

@@ -102,6 +102,7 @@ def test_ray_is_started_and_ended_also_on_ctrl_c_and_prints_are_seen_and_what_th
     fl.load(tmp_path / "run")
 
 
+@pytest.mark.system
 def test_a_ray_that_can_not_be_reached_or_refuses_its_settings_is_one_clear_error():
     result = script(
         """
