@@ -224,7 +224,15 @@ class AgentsVector(Keeping):
             self._see(i, seats, column, obs, agent, verb)
 
     def _see(self, i: int, seats: Seats, column: int, obs: Any, agent: str, verb: str) -> None:
-        for part in seats.spaces.parts:
+        parts = seats.spaces.parts
+        # One array of the declared type and shape needs no closer look, which takes longer, and this
+        # is called for every agent with every step.
+        if type(obs) is np.ndarray and len(parts) == 1:
+            (part,) = parts
+            if (part.path, part.shape, part.declared) == ((), obs.shape, obs.dtype):
+                seats.obs[part.name][column] = obs
+                return
+        for part in parts:
             if wrong := part.mismatch(obs, verb):
                 raise self._failed(i, f" returned {wrong}, for agent {agent}")
         for name, x in seats.spaces.arrays(obs).items():

@@ -185,7 +185,9 @@ class Part(Acting):
             new = Memory(carry, np.zeros(len(acts), bool))
             self.memory = _chosen(acts, new, memory)
             self.before = _chosen(acts, memory, self.before)
-        self._write_final(np.flatnonzero(final), packed)
+        # This is called with every step: what is seldom needed is looked at first.
+        if final.any():
+            self._write_final(np.flatnonzero(final), packed)
         columns = np.flatnonzero(acts)
         # What an agent gained before its first turn is in its episode's return, and in no row.
         self.early[columns] = self.gained[columns]
@@ -216,13 +218,14 @@ class Part(Acting):
         at = (self.row[closes] - 1, closes)
         self.data["reward"][at] = self.gained[closes]
         self.earned[at] = self.gained[closes] + self.early[closes]
-        self.data["terminated"][at] = seats.terminated[closes]
-        self.data["truncated"][at] = seats.truncated[closes]
         self.gained[closes] = 0
         self.open[closes] = False
-        self.ended[closes] = over[closes]
-        # An episode that ended before the agent's first turn is in no row and no return.
-        self.gained[over] = 0
+        if over.any():
+            self.data["terminated"][at] = seats.terminated[closes]
+            self.data["truncated"][at] = seats.truncated[closes]
+            self.ended[closes] = over[closes]
+            # An episode that ended before the agent's first turn is in no row and no return.
+            self.gained[over] = 0
 
     def finish(self) -> Sample:
         """Return the rollout, once no environment goes on."""
