@@ -225,8 +225,8 @@ class AgentsVector(Keeping):
 
     def _see(self, i: int, seats: Seats, column: int, obs: Any, agent: str, verb: str) -> None:
         parts = seats.spaces.parts
-        # One array of the declared type and shape needs no closer look, which takes longer, and this
-        # is called for every agent with every step.
+        # One array of the declared type and shape needs no closer look, which takes longer, and
+        # this is called for every agent with every step.
         if type(obs) is np.ndarray and len(parts) == 1:
             (part,) = parts
             if (part.path, part.shape, part.declared) == ((), obs.shape, obs.dtype):
