@@ -60,6 +60,27 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
         ContractError: `fn` is a method of an object that may change.
     """
     check_pure(fn)
+    if (found := generalised(fn, donate, *static)) is not None:
+        run, numbers = found
+        return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
+    return kept(fn, donate, static, _types(static))
+
+
+def exactly(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
+    """Return a function compiled for these very settings; the arguments are those of `jitted`."""
+    check_pure(fn)
+    return kept(fn, donate, static, _types(static))
+
+
+def generalised(
+    fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]
+) -> tuple[General, dict[str, float]] | None:
+    """Return a function compiled for all values of the numbers among its settings.
+
+    Returns:
+        The function, and the numbers by their paths, in the order in which it takes them; None
+        where there are none. The arguments are those of `jitted`.
+    """
     numbers: dict[str, float] = {}
     general = tuple((name, with_arguments(value, name, numbers)) for name, value in static)
     # Two methods are equal only if their object is one and the same, so it is a part of the key.
@@ -69,9 +90,9 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
     if numbers:
         # An object that can't be hashed is no key.
         with suppress(TypeError):
-            run = with_numbers(function, owner, donate, general, _types(general), tuple(numbers))
-            return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
-    return kept(fn, donate, static, _types(static))
+            names = tuple(numbers)
+            return with_numbers(function, owner, donate, general, _types(general), names), numbers
+    return None
 
 
 def _types(static: tuple[tuple[str, Any], ...]) -> tuple[type, ...]:

@@ -23,7 +23,8 @@ from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
 from flowrl.rl.actions import ActionPart, Head, leaves
 from flowrl.rl.images import for_no_platform
-from flowrl.rl.policies import Memory, Network, Weights, jitted_act
+from flowrl.rl.jitted_acting import jitted_act
+from flowrl.rl.policies import Memory, Network, Weights
 from flowrl.rl.spaces import Spaces
 
 Array = Any

@@ -18,7 +18,8 @@ from flowrl.envs.video import filmed
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.exporting import Export, export
 from flowrl.rl.explore import EpsilonGreedy, Explore
-from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, jitted_act, network
+from flowrl.rl.jitted_acting import jitted_act
+from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation, play
 from flowrl.rollout.playing_agents import PolicyPlayer, agents_in, play_agents

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flowrl.core.compiled import jitted
 from flowrl.core.trees import tree_of, with_last
 from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
@@ -124,7 +123,8 @@ class Network:
         self.graphdef, params, rest = split_module(abstract)
         self._params = paths_of(params)
         self._rest = paths_of(rest)
-        self._check()
+        self._kinds = {type(part) for _, part in nnx.iter_graph(abstract)}
+        self._check(Weights(_by_name(self._params, params), _by_name(self._rest, rest)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return network, (self.policy, self.spaces)
@@ -145,10 +145,14 @@ class Network:
                 "fl.networks.MLP with ppo"
             )
 
-    def _check(self) -> None:
-        """Refuse a module whose outputs, values or carry have another shape than they must have."""
+    def _check(self, weights: Weights) -> None:
+        """Refuse a module whose outputs, values or carry have another shape than they must have.
+
+        Args:
+            weights: the shapes of its weights.
+        """
         n = 3
-        outputs_shape, value_shape, before, after = self._shapes_of_call(n)
+        outputs_shape, value_shape, before, after = self._shapes_of_call(weights, n)
         # A carry of other shapes could not be given to the next step.
         if _shapes(before) != _shapes(after):
             raise PolicyError(
@@ -164,12 +168,11 @@ class Network:
                 f"(fl.networks.action_outputs(action_space) numbers per observation)"
             )
 
-    def _shapes_of_call(self, n: int) -> tuple[Any, Any, Any, Any]:
+    def _shapes_of_call(self, weights: Weights, n: int) -> tuple[Any, Any, Any, Any]:
         """Return the shapes of one call's outputs and values, and of the carry before and after."""
         arrays = self.spaces.shapes(n)
 
-        def once() -> Any:
-            weights = self.init(jax.random.key(0))
+        def once(weights: Weights) -> Any:
             memory = self.memory(weights, n)
             obs = self.spaces.tree(
                 {name: jnp.zeros(x.shape, x.dtype) for name, x in arrays.items()}
@@ -180,7 +183,7 @@ class Network:
             return outputs, value, memory.carry, carry
 
         try:
-            outputs, value, before, after = jax.eval_shape(once)
+            outputs, value, before, after = jax.eval_shape(once, weights)
             return tuple(outputs.shape), tuple(value.shape), before, after
         except FlowrlError:
             raise
@@ -192,16 +195,21 @@ class Network:
 
     def init(self, key: Array) -> Weights:
         """Return initial weights."""
+        weights: Weights = self._init(key)
+        return weights
+
+    @cached_property
+    def _init(self) -> Callable[[Array], Weights]:
+        """What makes initial weights: a function of its own, so that JAX traces it only once."""
 
         def one(key: Array) -> Weights:
             module = self._build(key)
-            params = jax.tree.leaves(split_module(module)[1])
-            return Weights(dict(zip(self._params[0], params, strict=True)), self._rest_of(module))
+            _, params, rest = split_module(module)
+            return Weights(_by_name(self._params, params), _by_name(self._rest, rest))
 
         # Those of many runs are made one after another. Orthogonal ones come from QR, and on a CPU
         # with few cores XLA can wait for ever where it computes several batches of it at once.
-        weights: Weights = jax.custom_batching.sequential_vmap(one)(key)
-        return weights
+        return jax.jit(jax.custom_batching.sequential_vmap(one))
 
     def memory(self, weights: Weights, n: int) -> Memory:
         """Return the memory with which n environments begin; empty unless recurrent."""
@@ -274,7 +282,7 @@ class Network:
 
     def _rest_of(self, module: Any) -> dict[str, Array]:
         """Return the arrays of a module that are not trained, by name."""
-        return dict(zip(self._rest[0], jax.tree.leaves(split_module(module)[2]), strict=True))
+        return _by_name(self._rest, split_module(module)[2])
 
     def apply(
         self, weights: Weights, obs: Any, memory: Memory = NOTHING
@@ -384,8 +392,7 @@ class Network:
 
     def has(self, kind: type[Any]) -> bool:
         """Return whether the module is, or holds a layer, of this kind."""
-        module = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
-        return any(isinstance(part, kind) for _, part in nnx.iter_graph(module))
+        return any(issubclass(found, kind) for found in self._kinds)
 
     def act(
         self,
@@ -470,6 +477,11 @@ def _where(flags: Array, x: Array, y: Array) -> Array:
     return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)
 
 
+def _by_name(paths: tuple[list[str], Any], state: Any) -> dict[str, Array]:
+    """Return the leaves of a state by the names that `paths_of` found."""
+    return dict(zip(paths[0], jax.tree.leaves(state), strict=True))
+
+
 def _shapes(carry: Any) -> str:
     return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(carry)) or "nothing"
 
@@ -478,20 +490,6 @@ def _description(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
     return "one array" if isinstance(result, jax.Array) else a(result)
-
-
-def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
-    """Return `Network.act`, compiled, as a function ``(weights, obs, noise, memory)``."""
-    act: Callable[..., tuple[Array, Any]] = jitted(net.act, (), ("explore", explore))
-    return act
-
-
-def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
-    """Return `Network.noise`, compiled, as a function ``(key, turn, env)``."""
-    noise: Callable[..., Array] = jitted(
-        net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore)
-    )
-    return noise
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,8 @@ from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
 from flowrl.graph.site import alone
-from flowrl.rl.policies import Memory, Network, Weights, jitted_act, jitted_noise, network
+from flowrl.rl.jitted_acting import jitted_act, jitted_noise
+from flowrl.rl.policies import Memory, Network, Weights, network
 from flowrl.rollout.counters import Counters, Skipped
 from flowrl.rollout.finite import (
     Place,

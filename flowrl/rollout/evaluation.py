@@ -19,7 +19,8 @@ from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_e
 from flowrl.envs.masks import as_declared
 from flowrl.errors import EnvError, SettingError, raised
 from flowrl.rl.explore import Explore
-from flowrl.rl.policies import SAMPLED, Memory, Network, jitted_act
+from flowrl.rl.jitted_acting import jitted_act
+from flowrl.rl.policies import SAMPLED, Memory, Network
 
 Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,8 @@ from flowrl.envs.agents import Agents
 from flowrl.envs.gym_envs import Make, env_name, make_env
 from flowrl.errors import SettingError, unknown
 from flowrl.rl.explore import Explore
-from flowrl.rl.policies import SAMPLED, Memory, Network, jitted_act
+from flowrl.rl.jitted_acting import jitted_act
+from flowrl.rl.policies import SAMPLED, Memory, Network
 from flowrl.rl.spaces import Spaces
 from flowrl.rl.team import Scripted
 from flowrl.rollout.agents_vector import AgentsVector, Seats

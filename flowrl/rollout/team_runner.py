@@ -15,8 +15,8 @@ from flowrl.core.keeping import Keeping, writable
 from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
+from flowrl.rl.jitted_acting import jitted_together
 from flowrl.rl.policies import Weights
-from flowrl.rl.together import jitted_together
 from flowrl.rollout.acting import COMPILING
 from flowrl.rollout.agents_vector import AgentsVector, Seats
 from flowrl.rollout.evaluation import Evaluation

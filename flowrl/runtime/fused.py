@@ -322,7 +322,9 @@ class Tracing:
         numbers = tuple(found)
 
         def run(values: Sequence[Array], arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
-            given = dict(zip(numbers, values, strict=False))
-            return traced(lambda number: given.get(number, number.value), arrays)
+            if not values:
+                return traced(value_of, arrays)
+            given = dict(zip(numbers, values, strict=True))
+            return traced(given.__getitem__, arrays)
 
         return Segment(run, numbers, *facts)

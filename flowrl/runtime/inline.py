@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.arguments import Values, substituted, with_numbers
-from flowrl.core.compiled import check_pure
+from flowrl.core.compiled import check_pure, exactly, generalised
 from flowrl.core.metrics import Metered
 from flowrl.errors import GraphError, a
 from flowrl.graph.protocols import Handle
@@ -65,6 +65,25 @@ class InlineSite(HereSite):
         if not (cast("ProgramPlace", self.place).number or self.swept):
             # Nothing is donated: `Fused.arrays` holds the same arrays until the round has ended.
             return super().run(fn, *args, **static)
+        if self.swept:
+            return self._with_tracers(fn, args, static)
+        place = cast("ProgramPlace", self.place)
+        function = getattr(getattr(fn, "__func__", fn), "__qualname__", "")
+        read = partial(self._read, function)
+        args = tuple(read(value, f"{i}") for i, value in enumerate(args))
+        settings = tuple(static.items())
+        # What was traced of a function once, for the plan or in this process's other programs, need
+        # not be traced again.
+        if place.number is value_of or (found := generalised(fn, donate, *settings)) is None:
+            return exactly(fn, donate, *settings)(*args)
+        run, numbers = found
+        given = tuple(self._of_program(function, path, x) for path, x in numbers.items())
+        return run.run(given, *args)
+
+    def _with_tracers(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], static: dict[str, Any]
+    ) -> Any:
+        """Call a function of which settings are tracers, as those of a sweep are."""
         check_pure(fn)
         function = getattr(fn, "__func__", fn)
         read = partial(self._read, getattr(function, "__qualname__", ""))
@@ -74,20 +93,20 @@ class InlineSite(HereSite):
         own = () if function is fn else (read(fn.__self__, "self"),)  # type: ignore[attr-defined]
         return function(*own, *args, **static)
 
+    def _of_program(self, function: str, path: str, number: float) -> Any:
+        """Return what stands in the program for a number that a function gets."""
+        place = cast("ProgramPlace", self.place)
+        of_program = place.number or value_of
+        return of_program(Number(place.ledger.at.node, function, path, number))
+
     def _read(self, function: str, value: Any, path: str) -> Any:
         """Return what a function gets, with what is no constant of the program in its place."""
-        place = cast("ProgramPlace", self.place)
-        node, of_program = place.ledger.at.node, place.number or value_of
-
-        def replaced(path: str, number: float) -> Any:
-            return of_program(Number(node, function, path, number))
-
         if self.swept:
             value = substituted(value, self.swept)
         # A step may pass several of its fields as one tuple.
         if isinstance(value, tuple) and any(type(x) is float for x in value):
             return tuple(self._read(function, x, f"{path}.{i}") for i, x in enumerate(value))
-        return with_numbers(value, path, replaced)
+        return with_numbers(value, path, partial(self._of_program, function))
 
     def when(self, due: Any, handle: Handle, call: Callable[[], None]) -> None:
         """Call what changes a resource's state if it is due.

@@ -18,7 +18,8 @@ from flowrl.core.trees import fields_of
 from flowrl.observe import exporting
 from flowrl.observe.manifest import seal
 from flowrl.observe.saved_policies import save_policy
-from flowrl.rl.policies import Memory, jitted_act
+from flowrl.rl.jitted_acting import jitted_act
+from flowrl.rl.policies import Memory
 from flowrl.rl.spaces import Spaces
 from tests.spaced import ACTIONS, OBSERVATIONS, some_mask
 

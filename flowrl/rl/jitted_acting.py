@@ -1,4 +1,4 @@
-"""`act_together`: several policies that act in one compiled call."""
+"""Acting, compiled: of one policy, or of several policies in one call."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from typing import Any
 
 from flowrl.core.compiled import jitted
 from flowrl.rl.explore import Explore
-from flowrl.rl.policies import Memory, Network, Weights
+from flowrl.rl.policies import SAMPLED, Memory, Network, Weights
 
 Array = Any
+
+
+def jitted_act(net: Network, explore: Explore = SAMPLED) -> Callable[..., tuple[Array, Any]]:
+    """Return `Network.act`, compiled, as a function ``(weights, obs, noise, memory)``."""
+    act: Callable[..., tuple[Array, Any]] = jitted(net.act, (), ("explore", explore))
+    return act
+
+
+def jitted_noise(net: Network, steps: int, envs: int, explore: Explore) -> Callable[..., Array]:
+    """Return `Network.noise`, compiled, as a function ``(key, turn, env)``."""
+    noise: Callable[..., Array] = jitted(
+        net.noise, (), ("steps", steps), ("envs", envs), ("explore", explore)
+    )
+    return noise
 
 
 def act_together(
