@@ -117,18 +117,20 @@ class ParallelAgents(_OfPettingZoo):
     def step(self, actions: Mapping[str, Any]) -> Turn:
         """Take a step by the actions of all live agents."""
         obs, reward, terminated, truncated, _ = self.env.step(dict(actions))
-        ended = {}
-        for agent in obs:
-            if terminated.get(agent) or truncated.get(agent):
-                flags = bool(terminated.get(agent)), bool(truncated.get(agent))
-                ended[agent] = End(*flags, obs[agent])
+        agents, ended = self.env.agents, {}
+        # This is called with every step, and few of them end an episode.
+        if any(terminated.values()) or any(truncated.values()):
+            for agent in obs:
+                if terminated.get(agent) or truncated.get(agent):
+                    flags = bool(terminated.get(agent)), bool(truncated.get(agent))
+                    ended[agent] = End(*flags, obs[agent])
         for agent in actions:
-            if agent not in ended and agent not in self.env.agents:
+            if agent not in agents and agent not in ended:
                 raise EnvError(
                     f"agent {agent} left before its episode ended: it is not in env.agents any "
                     "more, and neither terminated nor truncated"
                 )
-        live = {agent: obs[agent] for agent in self.env.agents if agent not in ended}
+        live = {agent: obs[agent] for agent in agents if agent not in ended}
         return Turn(live, reward, ended)
 
 
@@ -258,16 +260,19 @@ class _OnlySpaces(gym.Env[Any, Any]):
     """An environment that has spaces and can't be stepped."""
 
 
-def checked_names(turn: Turn, names: tuple[str, ...], label: str) -> None:
+def checked_names(turn: Turn, names: Mapping[str, Any], label: str) -> None:
     """Check that a turn is about agents of the environment.
 
     Raises:
         EnvError: it names another one.
     """
+    known = names.keys()
     for what, several in (("acts", turn.obs), ("got a reward", turn.reward), ("ended", turn.ended)):
-        for agent in several:
-            if agent not in names:
-                raise EnvError(
-                    f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
-                    "there can be in possible_agents"
-                )
+        # This is called with every step: that all are known is the usual case.
+        if several.keys() <= known:
+            continue
+        agent = next(agent for agent in several if agent not in known)
+        raise EnvError(
+            f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
+            "there can be in possible_agents"
+        )

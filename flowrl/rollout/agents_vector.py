@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,38 +17,80 @@ from flowrl.rl.spaces import Spaces
 Array = np.ndarray[Any, Any]
 
 
-class Seats(Keeping):
-    """The columns of one policy: agents of environments, and what each got in the last step.
+class Seating:
+    """The columns of all policies, and what each got in the last step: one policy after another.
 
-    Columns are in the order of the environments, and of their agents.
+    One operation on an array serves the columns of all policies, of which each sees its own part.
 
     Args:
-        policy: the name of the policy.
-        agents: the agents of one environment that it acts for.
+        policies: by name of a policy: the agents of one environment that it acts for, and the
+            spaces of each of these.
         envs: the number of environments.
-        spaces: the spaces of each of these agents.
     """
 
-    lasting = ("obs", "acting")
-    remade = (
-        "policy", "agents", "spaces", "env", "reward", "terminated", "truncated",
-    )  # fmt: skip
-
-    def __init__(self, policy: str, agents: Sequence[str], envs: int, spaces: Spaces) -> None:
-        self.policy = policy
-        self.agents = tuple(agents)
-        self.spaces = spaces
-        columns = envs * len(agents)
-        self.env = np.repeat(np.arange(envs), len(agents))
-        """By column: the index of its environment."""
-        # An agent that has not come yet has an observation too, so that masks allow every action.
-        self.obs = {part.name: np.ones((columns, *part.shape), part.dtype) for part in spaces.parts}
-        """The newest observations, by the names of their fields: to act on, or final ones."""
+    def __init__(self, policies: Mapping[str, tuple[Sequence[str], Spaces]], envs: int) -> None:
+        columns = envs * sum(len(agents) for agents, _ in policies.values())
         self.acting = np.zeros(columns, bool)
         """Whose turn it is."""
         self.reward = np.zeros(columns, np.float32)
         self.terminated = np.zeros(columns, bool)
         self.truncated = np.zeros(columns, bool)
+        self.by_policy: dict[str, Seats] = {}
+        first = 0
+        for policy, (agents, spaces) in policies.items():
+            seats = self.by_policy[policy] = Seats(self, policy, agents, envs, spaces, first)
+            first = seats.own.stop
+        self.env = np.concatenate([seats.env for seats in self.by_policy.values()])
+        """By column: the index of its environment."""
+
+    def forget_step(self) -> None:
+        """Forget what the last step gave."""
+        for x in (self.reward, self.terminated, self.truncated):
+            x.fill(0)
+
+
+class Seats(Keeping):
+    """The columns of one policy: agents of environments.
+
+    Columns are in the order of the environments, and of their agents.
+
+    Args:
+        all_seats: the columns of all policies.
+        policy: the name of the policy.
+        agents: the agents of one environment that it acts for.
+        envs: the number of environments.
+        spaces: the spaces of each of these agents.
+        first: the number of its first column among all.
+    """
+
+    lasting = ("obs", "acting")
+    remade = (
+        "policy", "agents", "spaces", "own", "env", "reward", "terminated", "truncated",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        all_seats: Seating,
+        policy: str,
+        agents: Sequence[str],
+        envs: int,
+        spaces: Spaces,
+        first: int,
+    ) -> None:
+        self.policy = policy
+        self.agents = tuple(agents)
+        self.spaces = spaces
+        columns = envs * len(agents)
+        self.own = slice(first, first + columns)
+        """Its columns among those of all policies."""
+        self.env = np.repeat(np.arange(envs), len(agents))
+        """By column: the index of its environment."""
+        # An agent that has not come yet has an observation too, so that masks allow every action.
+        self.obs = {part.name: np.ones((columns, *part.shape), part.dtype) for part in spaces.parts}
+        """The newest observations, by the names of their fields: to act on, or final ones."""
+        own = self.own
+        self.acting, self.reward = all_seats.acting[own], all_seats.reward[own]
+        self.terminated, self.truncated = all_seats.terminated[own], all_seats.truncated[own]
 
     def take(self, state: Any) -> None:
         """Go on from what was kept, in the same arrays, for others look at them."""
@@ -56,10 +98,31 @@ class Seats(Keeping):
             x[...] = state["obs"][name]
         self.acting[:] = state["acting"]
 
-    def forget_step(self) -> None:
-        """Forget what the last step gave."""
-        for x in (self.reward, self.terminated, self.truncated):
-            x[:] = 0
+
+class _Place(NamedTuple):
+    """The column of an agent."""
+
+    seats: Seats
+    column: int
+    """Its number among its policy's."""
+    index: int
+    """Its number among those of all policies."""
+    obs: Array | None
+    """Where its observation stands; None if that has several parts."""
+    shape: tuple[int, ...]
+    dtype: Any
+    """The shape and the type that the environment declares of it."""
+
+
+def _place(seats: Seats, column: int) -> _Place:
+    index, parts = seats.own.start + column, seats.spaces.parts
+    if len(parts) > 1 or parts[0].path:
+        return _Place(seats, column, index, None, (), None)
+    (part,) = parts
+    # With `...` it is a view of the array even where that is of numbers.
+    return _Place(
+        seats, column, index, seats.obs[part.name][column, ...], part.shape, part.declared
+    )
 
 
 class AgentsVector(Keeping):
@@ -70,18 +133,16 @@ class AgentsVector(Keeping):
     Args:
         make: makes one environment.
         envs: how many.
-        seats: the columns by policy.
+        seating: the columns of all policies.
         name: what an environment is called.
     """
 
     lasting = ("steps", "over")
-    remade = ("envs", "seats", "name", "at")
+    remade = ("envs", "seating", "name", "at", "next")
 
-    def __init__(
-        self, make: Callable[[], Agents], envs: int, seats: Mapping[str, Seats], name: str
-    ) -> None:
+    def __init__(self, make: Callable[[], Agents], envs: int, seating: Seating, name: str) -> None:
         self.envs: list[RetracedAgents] = []
-        self.seats = seats
+        self.seating = seating
         self.name = name
         self.steps = np.zeros(envs, np.int64)
         """By environment: the steps that were taken."""
@@ -93,19 +154,21 @@ class AgentsVector(Keeping):
         except BaseException:
             self.close()
             raise
-        self.at: list[dict[str, tuple[Seats, int]]] = [{} for _ in range(envs)]
-        """By environment, by agent: its columns, and the index among them."""
-        for each in seats.values():
-            for column, env in enumerate(each.env):
-                agent = each.agents[column % len(each.agents)]
-                self.at[env][agent] = (each, column)
+        self.at: list[dict[str, _Place]] = [{} for _ in range(envs)]
+        """By environment, by agent: its column."""
+        for seats in seating.by_policy.values():
+            for column, env in enumerate(seats.env.tolist()):
+                agent = seats.agents[column % len(seats.agents)]
+                self.at[env][agent] = _place(seats, column)
+        self.next: list[list[tuple[str, str, int]]] = [[] for _ in range(envs)]
+        """By environment, of each agent that acts next: its name, its policy and its column."""
 
     def keep(self) -> Any:
         """Return what brings the environments back, as far as anything can."""
         return {
             **super().keep(),
             "envs": [env.keep() for env in self.envs],
-            "seats": {policy: each.keep() for policy, each in self.seats.items()},
+            "seats": {policy: each.keep() for policy, each in self.seating.by_policy.items()},
         }
 
     def take(self, state: Any) -> None:
@@ -127,8 +190,14 @@ class AgentsVector(Keeping):
             ``bool[E]``: which were reset.
         """
         super().take({name: state[name] for name in self.lasting})
-        for policy, each in self.seats.items():
+        for policy, each in self.seating.by_policy.items():
             each.take(state["seats"][policy])
+        for at, acts in zip(self.at, self.next, strict=True):
+            acts[:] = [
+                (agent, place.seats.policy, place.column)
+                for agent, place in at.items()
+                if self.seating.acting[place.index]
+            ]
         lost = np.zeros(len(self.envs), bool)
         with RESET:
             for i, env in enumerate(self.envs):
@@ -147,8 +216,7 @@ class AgentsVector(Keeping):
 
     def reset(self, seed: int) -> None:
         """Begin the first episodes; environment number i is reset with ``seed + i``."""
-        for each in self.seats.values():
-            each.forget_step()
+        self.seating.forget_step()
         with RESET:
             for i in range(len(self.envs)):
                 self._reset(i, seed + i)
@@ -161,13 +229,9 @@ class AgentsVector(Keeping):
                 it is.
             running: ``bool[E]``, the environments that are stepped.
         """
-        for each in self.seats.values():
-            each.forget_step()
+        self.seating.forget_step()
         for i in np.flatnonzero(running).tolist():
-            acts = {}
-            for agent, (seats, column) in self.at[i].items():
-                if seats.acting[column]:
-                    acts[agent] = actions[seats.policy][column]
+            acts = {agent: actions[policy][column] for agent, policy, column in self.next[i]}
             if acts:
                 self._step(i, acts)
             else:
@@ -200,40 +264,46 @@ class AgentsVector(Keeping):
 
     def _take(self, i: int, turn: Turn, verb: str) -> None:
         """Write what a turn says into the columns of its agents."""
-        at, over = self.at[i], self.over[i]
-        checked_names(turn, tuple(at), f"environment {i} of {self.name}")
-        for seats, column in at.values():
-            seats.acting[column] = False
+        at, over, seating = self.at[i], self.over[i], self.seating
+        checked_names(turn, at, f"environment {i} of {self.name}")
+        for agent, _, _ in self.next[i]:
+            seating.acting[at[agent].index] = False
         for agent, reward in turn.reward.items():
-            seats, column = at[agent]
-            seats.reward[column] = reward
+            seating.reward[at[agent].index] = reward
             if reward and agent in over and agent not in turn.obs:
                 raise self._failed(
                     i, f" gave a reward of {reward:g} to agent {agent}, whose episode is over"
                 )
         for agent, end in turn.ended.items():
-            seats, column = at[agent]
+            place = at[agent]
             over += [agent] if agent not in over else []
-            seats.terminated[column], seats.truncated[column] = end.terminated, end.truncated
-            self._see(i, seats, column, end.obs, agent, verb)
+            seating.terminated[place.index] = end.terminated
+            seating.truncated[place.index] = end.truncated
+            self._see(i, place, end.obs, agent, verb)
+        acts = []
         for agent, obs in turn.obs.items():
-            seats, column = at[agent]
+            place = at[agent]
             if agent in over:
                 over.remove(agent)
-            seats.acting[column] = True
-            self._see(i, seats, column, obs, agent, verb)
+            seating.acting[place.index] = True
+            acts.append((agent, place.seats.policy, place.column))
+            self._see(i, place, obs, agent, verb)
+        self.next[i] = acts
 
-    def _see(self, i: int, seats: Seats, column: int, obs: Any, agent: str, verb: str) -> None:
-        parts = seats.spaces.parts
+    def _see(self, i: int, place: _Place, obs: Any, agent: str, verb: str) -> None:
         # One array of the declared type and shape needs no closer look, which takes longer, and
         # this is called for every agent with every step.
-        if type(obs) is np.ndarray and len(parts) == 1:
-            (part,) = parts
-            if (part.path, part.shape, part.declared) == ((), obs.shape, obs.dtype):
-                seats.obs[part.name][column] = obs
-                return
-        for part in parts:
+        if (
+            place.obs is not None
+            and type(obs) is np.ndarray
+            and obs.shape == place.shape
+            and obs.dtype == place.dtype
+        ):
+            place.obs[...] = obs
+            return
+        seats = place.seats
+        for part in seats.spaces.parts:
             if wrong := part.mismatch(obs, verb):
                 raise self._failed(i, f" returned {wrong}, for agent {agent}")
         for name, x in seats.spaces.arrays(obs).items():
-            seats.obs[name][column] = x
+            seats.obs[name][place.column] = x

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flowrl.envs.agents import OneAgent
     from flowrl.rollout.agents_vector import Seats
     from flowrl.rollout.runners import Runners
+    from flowrl.rollout.team_turns import TeamTurns
 
 
 class Part(Acting):
@@ -33,52 +34,45 @@ class Part(Acting):
     Args:
         spec: the settings of the runners, of which `envs_per_runner` are the columns.
         seats: the columns.
+        turns: the turns of all columns of the runner.
         name: the name by which its random numbers differ from those of other policies.
         seed: the run's.
         index: the number of its runner.
         restart_count: how often that was restarted.
     """
 
-    lasting = (*Acting.lasting, "open", "gained", "early", "ended", "held", "acted_by")
+    lasting = (*Acting.lasting, "held", "acted_by")
     remade = (
-        *Acting.remade, "seats", "data", "row", "begins", "before", "versions", "earned", "acts",
-        "final", "turn_noise", "cut",
+        *Acting.remade, "seats", "turns", "open", "early", "gained", "ended", "row", "acts",
+        "final", "every", "data", "earned", "begins", "before", "versions", "turn_noise", "cut",
     )  # fmt: skip
 
     def __init__(
         self,
         spec: Runners,
         seats: Seats,
+        turns: TeamTurns,
         name: str,
         seed: int,
         index: int,
         restart_count: int = 0,
     ) -> None:
         super().__init__(spec, name, seed, index, restart_count)
-        self.seats = seats
+        self.seats, self.turns = seats, turns
         self.obs = seats.obs
-        columns = spec.envs_per_runner
-        self.open = np.zeros(columns, bool)
-        """Whose last turn has rewards still to come."""
-        self.gained = np.zeros(columns, np.float32)
-        """The reward since each agent's last turn."""
-        self.early = np.zeros(columns, np.float32)
-        """The reward before each column's open turn, where that is the first of its episode."""
+        columns, own = spec.envs_per_runner, seats.own
+        self.open, self.ended = turns.open[own], turns.ended[own]
+        self.gained, self.early = turns.gained[own], turns.early[own]
+        self.row, self.acts, self.final = turns.row[own], turns.acts[own], turns.final[own]
+        self.every = np.arange(columns)
         self.earned: Array = np.empty(0)
-        """What the environments gave by row, in which episodes are counted."""
-        self.ended = np.zeros(columns, bool)
-        """Whose episode ended, and has no masked row with its final observation yet."""
         self.held: Array = np.empty(0)
         """The packed actions ``[B, n]`` of the turns that were open when the last rollout ended."""
         self.acted_by = np.zeros(columns, np.int32)
         """The policy version of each column's open turn."""
         self.data: dict[str, Array] = {}
-        self.row = np.zeros(columns, int)
-        """By column: the next row to be written."""
         self.cut = np.zeros(columns, bool)
         """Whose episode goes on after its last row, though that is marked as truncated."""
-        self.acts = self.final = np.zeros(columns, bool)
-        """Whose turn it is in the next step, and who has a masked row to come in it."""
         self.turn_noise: Array = np.empty(0)
         """The noise of the next actions."""
 
@@ -108,12 +102,10 @@ class Part(Acting):
 
     def begin_rollout(self) -> None:
         """Begin a rollout, with the turns that were open at the end of the last one."""
-        self.data = self._empty(self.spec.rollout_length)
-        self.data["valid"][:] = False
-        for name in ("reward", "terminated", "truncated"):
-            self.data[name][:] = 0
-        self.earned = np.zeros(self.data["reward"].shape, np.float32)
-        self.row[:] = 0
+        turns, own = self.turns, self.seats.own
+        shared = {name: x[:, own] for name, x in turns.data.items()}
+        self.data = {**self._empty(self.spec.rollout_length + 1), **shared}
+        self.earned = turns.earned[:, own]
         columns = np.flatnonzero(self.open)
         self.versions = np.where(self.open, self.acted_by, self.version).astype(np.int32)
         self.begins = self._carry_before(self.open)
@@ -138,26 +130,13 @@ class Part(Acting):
         self.data["valid"][at] = True
         self.row[columns] += 1
 
-    def blocked(self, envs: int) -> Array:
-        """Return the environments ``bool[envs]`` of which a column is full and must go on."""
-        full = (self.seats.acting | self.ended) & (self.row == self.spec.rollout_length)
-        found = np.zeros(envs, bool)
-        found[self.seats.env[full]] = True
-        return found
-
     def compile(self) -> None:
         """Compile the policy, and have noise at hand with which it is compiled beside others."""
         super().compile()
         self.turn_noise = self._noise()[0]
 
-    def asks(self, running: Array) -> bool:
-        """Note which columns act in the next step, and return whether any needs the policy.
-
-        Args:
-            running: ``bool[E]``, the environments that go on.
-        """
-        goes_on = running[self.seats.env]
-        self.acts, self.final = self.seats.acting & goes_on, self.ended & goes_on
+    def asks(self) -> bool:
+        """Return whether any column needs the policy in the next step."""
         self.turn_noise = self._noise_of_turn()
         return bool(self.acts.any() or self.final.any())
 
@@ -177,7 +156,7 @@ class Part(Acting):
             carry: the policy's carry afterwards.
 
         Returns:
-            The actions ``[B, ...]``; None if it is no agent's turn.
+            The actions ``[B, ...]``.
         """
         acts, final, memory = self.acts, self.final, self.memory
         if self.network.recurrent:
@@ -185,16 +164,15 @@ class Part(Acting):
             new = Memory(carry, np.zeros(len(acts), bool))
             self.memory = _chosen(acts, new, memory)
             self.before = _chosen(acts, memory, self.before)
-        # This is called with every step: what is seldom needed is looked at first.
         if final.any():
             self._write_final(np.flatnonzero(final), packed)
-        columns = np.flatnonzero(acts)
-        # What an agent gained before its first turn is in its episode's return, and in no row.
-        self.early[columns] = self.gained[columns]
-        self.gained[columns] = 0
-        self._write(columns, {**self.obs, "packed": packed})
-        self.open |= acts
-        return self.network.head.to_env(self.network.unpack(packed)[0]) if len(columns) else None
+        # Every column is written, which takes less time than to choose those that act: the next
+        # row of one that does not is written again when it acts.
+        at = (self.row, self.every)
+        for name, x in self.obs.items():
+            self.data[name][at] = x
+        self.data["packed"][at] = packed
+        return self.network.head.to_env(self.network.unpack(packed)[0])
 
     def _write_final(self, columns: Array, packed: Array) -> None:
         """Write masked rows with the final observations of these columns."""
@@ -209,28 +187,14 @@ class Part(Acting):
             begins = np.isin(np.arange(len(self.ended)), columns)
             self.memory = Memory(self.memory.carry, self.memory.reset | begins)
 
-    def see(self) -> None:
-        """Take what a step gave: rewards, and the turns that end with it."""
-        seats = self.seats
-        self.gained += seats.reward
-        over = seats.terminated | seats.truncated
-        closes = np.flatnonzero(self.open & (over | seats.acting))
-        at = (self.row[closes] - 1, closes)
-        self.data["reward"][at] = self.gained[closes]
-        self.earned[at] = self.gained[closes] + self.early[closes]
-        self.gained[closes] = 0
-        self.open[closes] = False
-        if over.any():
-            self.data["terminated"][at] = seats.terminated[closes]
-            self.data["truncated"][at] = seats.truncated[closes]
-            self.ended[closes] = over[closes]
-            # An episode that ended before the agent's first turn is in no row and no return.
-            self.gained[over] = 0
-
     def finish(self) -> Sample:
         """Return the rollout, once no environment goes on."""
-        data, steps = self.data, self.spec.rollout_length
-        last = copies(self.obs)
+        steps, shared = self.spec.rollout_length, self.turns.data
+        # Those that all policies share are copied, for Ray to send whole arrays.
+        self.data = {
+            name: x[:steps].copy() if name in shared else x[:steps] for name, x in self.data.items()
+        }
+        data, last = self.data, copies(self.obs)
         columns = np.flatnonzero(self.open)
         if len(columns):
             # An open turn leaves this rollout, and its observation is the one to bootstrap from.
@@ -286,7 +250,7 @@ class Part(Acting):
 
     def _episodes(self, data: dict[str, Array], skipped: list[Skipped]) -> Episodes:
         """Return the episodes that ended, with what agents gained before their first turns."""
-        return super()._episodes({**data, "reward": self.earned}, skipped)
+        return super()._episodes({**data, "reward": self.earned[: len(data["valid"])]}, skipped)
 
     def _place(self, column: int) -> Place:
         """Return which agent of which environment a column stands for."""

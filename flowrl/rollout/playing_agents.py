@@ -20,7 +20,7 @@ from flowrl.rl.jitted_acting import jitted_act
 from flowrl.rl.policies import SAMPLED, Memory, Network
 from flowrl.rl.spaces import Spaces
 from flowrl.rl.team import Scripted
-from flowrl.rollout.agents_vector import AgentsVector, Seats
+from flowrl.rollout.agents_vector import AgentsVector, Seating, Seats
 from flowrl.rollout.evaluation import CHUNK, MAX_STEPS, Evaluation, noise_of
 from flowrl.rollout.scripted import ScriptedActing, check_random
 
@@ -236,12 +236,12 @@ def play_agents(
     _check_names(players, spaces, name)
     groups = _groups(players, spaces, name)
     count = min(episodes, ENVS)
-    seats = {}
-    for key, (_, agents) in groups.items():
-        seats[key] = Seats(key, agents, count, spaces[agents[0]])
+    seating = Seating(
+        {key: (agents, spaces[agents[0]]) for key, (_, agents) in groups.items()}, count
+    )
     found = {agent: Evaluation.empty(episodes, max_steps, sampled) for agent in spaces}
     games = AgentsEvaluation(found, np.zeros(episodes, np.int64))
-    vector = AgentsVector(lambda: make_env(env, 1, wrappers, settings or {}), count, seats, name)
+    vector = AgentsVector(lambda: make_env(env, 1, wrappers, settings or {}), count, seating, name)
     try:
         rounds = _Rounds(vector, {key: player for key, (player, _) in groups.items()}, games)
         for first in range(0, episodes, count):
@@ -324,7 +324,7 @@ class _Rounds:
         vector.reset(seed + first)
         acts = {}
         for key, player in self.players.items():
-            seats = vector.seats[key]
+            seats = vector.seating.by_policy[key]
             acts[key] = player.begin(seats, self._seeds(seats, seed + first))
         # The last round may have more environments than there are episodes left.
         running = np.arange(first, first + count) < len(self.games)
@@ -356,8 +356,9 @@ class _Rounds:
 
     def _of(self, agent: str) -> tuple[Seats, Array]:
         """Return the seats of an agent, and its columns, one for each environment."""
-        seats, first = self.vector.at[0][agent]
-        return seats, np.arange(first, len(seats.env), len(seats.agents))
+        place = self.vector.at[0][agent]
+        seats = place.seats
+        return seats, np.arange(place.column, len(seats.env), len(seats.agents))
 
     def _acting(self, agent: str) -> Array:
         """Return the environments ``bool[E]`` in which it is an agent's turn."""

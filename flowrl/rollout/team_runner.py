@@ -18,12 +18,13 @@ from flowrl.graph.graph import Chain
 from flowrl.rl.jitted_acting import jitted_together
 from flowrl.rl.policies import Weights
 from flowrl.rollout.acting import COMPILING
-from flowrl.rollout.agents_vector import AgentsVector, Seats
+from flowrl.rollout.agents_vector import AgentsVector, Seating
 from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.part import Part
 from flowrl.rollout.playing_agents import Player, PolicyPlayer, ScriptedPlayer, play_agents
 from flowrl.rollout.sample import Sample, seed_of
 from flowrl.rollout.scripted import ScriptedActing
+from flowrl.rollout.team_turns import TeamTurns
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -62,9 +63,9 @@ class TeamRunner(Keeping):
         restart_count: how often it was restarted.
     """
 
-    lasting = ("facts", "seed")
+    lasting = ("facts", "seed", "turns")
     remade = (
-        "spec", "envs", "label", "index", "seats", "vector", "parts", "scripted", "_resumed",
+        "spec", "envs", "label", "index", "seating", "vector", "parts", "scripted", "_resumed",
         "reset_environments", "act_together",
     )  # fmt: skip
 
@@ -76,24 +77,30 @@ class TeamRunner(Keeping):
         self.label = f"{name}, runner {index}"
         self.index = index
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
-        self.seats = {
-            policy: Seats(policy, agents, self.envs, spec.spaces_of(policy))
-            for policy, agents in spec.agents.items()
-        }
+        # Scripted policies come last, whose turns are in no rollout.
+        order = [*spec.by_policy, *spec.scripted]
+        self.seating = Seating(
+            {policy: (spec.agents[policy], spec.spaces_of(policy)) for policy in order}, self.envs
+        )
+        seats = self.seating.by_policy
+        columns = sum(len(seats[policy].env) for policy in spec.by_policy)
+        self.turns = TeamTurns(self.seating, columns, spec.rollout_length)
         self.vector: AgentsVector | None = None
         """The environments, made at first use."""
         self.act_together: Callable[..., Any] | None = None
         """Acts by several policies in one call; made with the environments."""
         self.seed = seed_of(seed, name, index, restart_count)
         self.parts = {
-            policy: Part(part, self.seats[policy], policy or name, seed, index, restart_count)
+            policy: Part(
+                part, seats[policy], self.turns, policy or name, seed, index, restart_count
+            )
             for policy, part in spec.by_policy.items()
         }
         for part in self.parts.values():
             # Its errors name the seed of the environments, which all policies share.
             part.seed = self.seed
         self.scripted = {
-            policy: ScriptedActing(scripted, self.seats[policy], self._seeds_of(policy))
+            policy: ScriptedActing(scripted, seats[policy], self._seeds_of(policy))
             for policy, scripted in spec.scripted.items()
         }
 
@@ -105,7 +112,10 @@ class TeamRunner(Keeping):
     def _seeds_of(self, policy: str) -> list[int]:
         """Return the seeds of a scripted policy's random choices, one for each column."""
         sequence = np.random.SeedSequence([self.seed, crc32(policy.encode())])
-        return [int(seed) for seed in sequence.generate_state(len(self.seats[policy].env))]
+        columns = len(self.seating.by_policy[policy].env)
+        return [
+            int(seed) for seed in sequence.generate_state(len(self.seating.by_policy[policy].env))
+        ]
 
     def keep(self) -> Any:
         """Return what lasts: the environments too, if they have begun."""
@@ -145,7 +155,7 @@ class TeamRunner(Keeping):
         if self.vector is not None:
             return self.vector
         make, name = self.spec.make_agents, env_name(self.spec.env)
-        vector = self.vector = AgentsVector(make, self.envs, self.seats, name)
+        vector = self.vector = AgentsVector(make, self.envs, self.seating, name)
         for part in self.parts.values():
             part.start()
         if self._resumed is None:
@@ -169,7 +179,7 @@ class TeamRunner(Keeping):
         turn = max(part.turn for part in self.parts.values())
         lost = vector.bring_back(begun["vector"], (self.seed + turn) % 2**31)
         for policy, part in self.parts.items():
-            part.take_columns(begun["columns"][policy], lost[self.seats[policy].env])
+            part.take_columns(begun["columns"][policy], lost[part.seats.env])
         self.reset_environments = int(lost.sum())
         self._resumed = None
 
@@ -232,25 +242,26 @@ class TeamRunner(Keeping):
 
     def _fill(self, vector: AgentsVector) -> None:
         """Let the agents act until a column of every environment is full."""
-        parts = self.parts.values()
-        for part in parts:
+        turns = self.turns
+        turns.begin_rollout()
+        for part in self.parts.values():
             part.begin_rollout()
         running = np.ones(self.envs, bool)
         while True:
-            for part in parts:
-                running &= ~part.blocked(self.envs)
+            turns.block(running)
             if not running.any():
                 return
-            actions = self._decide(running)
+            turns.ask(running)
+            actions = self._decide()
+            turns.acted()
             for policy, scripted in self.scripted.items():
                 actions[policy] = scripted.decide(running)
             vector.step(actions, running)
-            for part in parts:
-                part.see()
+            turns.see()
 
-    def _decide(self, running: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """Return the actions of the agents in the environments that go on, by policy."""
-        asking = {policy: part for policy, part in self.parts.items() if part.asks(running)}
+    def _decide(self) -> dict[str, Any]:
+        """Return the actions of the agents whose turn it is, by policy."""
+        asking = {policy: part for policy, part in self.parts.items() if part.asks()}
         # One call for all policies costs little more than one for a single policy.
         if self.act_together is None or len(asking) < len(self.parts):
             return {policy: part.decide() for policy, part in asking.items()}
