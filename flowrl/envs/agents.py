@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -260,18 +260,17 @@ class _OnlySpaces(gym.Env[Any, Any]):
     """An environment that has spaces and can't be stepped."""
 
 
-def checked_names(turn: Turn, names: Mapping[str, Any], label: str) -> None:
+def checked_names(turn: Turn, names: Set[str], label: str) -> None:
     """Check that a turn is about agents of the environment.
 
     Raises:
         EnvError: it names another one.
     """
-    known = names.keys()
     for what, several in (("acts", turn.obs), ("got a reward", turn.reward), ("ended", turn.ended)):
         # This is called with every step: that all are known is the usual case.
-        if several.keys() <= known:
+        if several.keys() <= names:
             continue
-        agent = next(agent for agent in several if agent not in known)
+        agent = next(agent for agent in several if agent not in names)
         raise EnvError(
             f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
             "there can be in possible_agents"

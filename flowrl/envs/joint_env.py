@@ -38,6 +38,7 @@ class JointEnv(gym.Env[Any, Any]):
 
     def __init__(self, inner: Agents, label: str, *, mean: bool, state: bool) -> None:
         self.inner, self.label = inner, label
+        self._known = frozenset(inner.names)
         self.share = 1 / len(inner.names) if mean else 1.0
         self.spaces = _common_spaces(inner, label)
         self.state = GlobalState(inner, label) if state else None
@@ -76,7 +77,7 @@ class JointEnv(gym.Env[Any, Any]):
             EnvError: agents take turns, or the episode ended for some of them only.
         """
         turn = self.inner.step(dict(zip(self.inner.names, np.asarray(action), strict=True)))
-        checked_names(turn, self.inner.names, self.label)
+        checked_names(turn, self._known, self.label)
         reward = self.share * sum(float(x) for x in turn.reward.values())
         if not turn.ended:
             self._check_all_act(turn)

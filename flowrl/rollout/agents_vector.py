@@ -105,7 +105,7 @@ class _Place(NamedTuple):
     seats: Seats
     column: int
     """Its number among its policy's."""
-    index: int
+    number: int
     """Its number among those of all policies."""
     obs: Array | None
     """Where its observation stands; None if that has several parts."""
@@ -115,13 +115,13 @@ class _Place(NamedTuple):
 
 
 def _place(seats: Seats, column: int) -> _Place:
-    index, parts = seats.own.start + column, seats.spaces.parts
+    number, parts = seats.own.start + column, seats.spaces.parts
     if len(parts) > 1 or parts[0].path:
-        return _Place(seats, column, index, None, (), None)
+        return _Place(seats, column, number, None, (), None)
     (part,) = parts
     # With `...` it is a view of the array even where that is of numbers.
     return _Place(
-        seats, column, index, seats.obs[part.name][column, ...], part.shape, part.declared
+        seats, column, number, seats.obs[part.name][column, ...], part.shape, part.declared
     )
 
 
@@ -196,7 +196,7 @@ class AgentsVector(Keeping):
             acts[:] = [
                 (agent, place.seats.policy, place.column)
                 for agent, place in at.items()
-                if self.seating.acting[place.index]
+                if self.seating.acting[place.number]
             ]
         lost = np.zeros(len(self.envs), bool)
         with RESET:
@@ -265,11 +265,11 @@ class AgentsVector(Keeping):
     def _take(self, i: int, turn: Turn, verb: str) -> None:
         """Write what a turn says into the columns of its agents."""
         at, over, seating = self.at[i], self.over[i], self.seating
-        checked_names(turn, at, f"environment {i} of {self.name}")
+        checked_names(turn, at.keys(), f"environment {i} of {self.name}")
         for agent, _, _ in self.next[i]:
-            seating.acting[at[agent].index] = False
+            seating.acting[at[agent].number] = False
         for agent, reward in turn.reward.items():
-            seating.reward[at[agent].index] = reward
+            seating.reward[at[agent].number] = reward
             if reward and agent in over and agent not in turn.obs:
                 raise self._failed(
                     i, f" gave a reward of {reward:g} to agent {agent}, whose episode is over"
@@ -277,15 +277,15 @@ class AgentsVector(Keeping):
         for agent, end in turn.ended.items():
             place = at[agent]
             over += [agent] if agent not in over else []
-            seating.terminated[place.index] = end.terminated
-            seating.truncated[place.index] = end.truncated
+            seating.terminated[place.number] = end.terminated
+            seating.truncated[place.number] = end.truncated
             self._see(i, place, end.obs, agent, verb)
         acts = []
         for agent, obs in turn.obs.items():
             place = at[agent]
             if agent in over:
                 over.remove(agent)
-            seating.acting[place.index] = True
+            seating.acting[place.number] = True
             acts.append((agent, place.seats.policy, place.column))
             self._see(i, place, obs, agent, verb)
         self.next[i] = acts

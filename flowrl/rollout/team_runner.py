@@ -113,9 +113,7 @@ class TeamRunner(Keeping):
         """Return the seeds of a scripted policy's random choices, one for each column."""
         sequence = np.random.SeedSequence([self.seed, crc32(policy.encode())])
         columns = len(self.seating.by_policy[policy].env)
-        return [
-            int(seed) for seed in sequence.generate_state(len(self.seating.by_policy[policy].env))
-        ]
+        return [int(seed) for seed in sequence.generate_state(columns)]
 
     def keep(self) -> Any:
         """Return what lasts: the environments too, if they have begun."""

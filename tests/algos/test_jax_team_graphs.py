@@ -51,12 +51,12 @@ def test_learners_at_rates_of_one_and_four_are_one_program_that_counts_what_is_p
     possible, text = program_report(plan)
     assert possible and text == "xla: one program of all 10 operators; it unrolls 4 rounds\n"
     for runtime in (XLA, "local"):
-        run = rows_of(graph, runtime)[1]
+        run = rows_of(graph, runtime, 4)[1]
         counted = run.counts()
         for name in ("updates", "requests", "publishes", "trained_steps", "sampled_steps"):
             assert counted[name] == plan.per_row(name) * len(run.rows), name
     row = run.rows[-1]
-    assert (row["updates/red"], row["updates/blue"]) == (8, 2)
+    assert (row["updates/red"], row["updates/blue"]) == (16, 4)
     assert row["agent_steps"] == row["agent_steps/red"] + row["agent_steps/blue"]
 
 
