@@ -51,7 +51,7 @@ class StatedAgents(Agents):
 
     def _with_state(self, turn: Turn) -> Turn:
         """Return a turn in which agents see the state."""
-        checked_names(turn, self.names, self.label)
+        checked_names(turn, self.spaces.keys(), self.label)
         last = {name: end.obs for name, end in turn.ended.items()}
         state = self.global_state.of({**last, **turn.obs})
 
