@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -260,7 +261,7 @@ class _OnlySpaces(gym.Env[Any, Any]):
     """An environment that has spaces and can't be stepped."""
 
 
-def checked_names(turn: Turn, names: Set[str], label: str) -> None:
+def checked_names(turn: Turn, names: AbstractSet[str], label: str) -> None:
     """Check that a turn is about agents of the environment.
 
     Raises:

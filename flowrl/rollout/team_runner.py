@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
@@ -15,7 +15,7 @@ from flowrl.core.keeping import Keeping, writable
 from flowrl.envs.gym_envs import env_name
 from flowrl.errors import EnvError
 from flowrl.graph.graph import Chain
-from flowrl.rl.jitted_acting import jitted_together
+from flowrl.rl.jitted_acting import ActTogether
 from flowrl.rl.policies import Weights
 from flowrl.rollout.acting import COMPILING
 from flowrl.rollout.agents_vector import AgentsVector, Seating
@@ -87,7 +87,7 @@ class TeamRunner(Keeping):
         self.turns = TeamTurns(self.seating, columns, spec.rollout_length)
         self.vector: AgentsVector | None = None
         """The environments, made at first use."""
-        self.act_together: Callable[..., Any] | None = None
+        self.act_together: ActTogether | None = None
         """Acts by several policies in one call; made with the environments."""
         self.seed = seed_of(seed, name, index, restart_count)
         self.parts = {
@@ -166,7 +166,7 @@ class TeamRunner(Keeping):
             nets, explores = zip(
                 *((x.network, x.explore) for x in self.parts.values()), strict=True
             )
-            self.act_together = jitted_together(nets, explores)
+            self.act_together = ActTogether(nets, explores)
             with COMPILING:
                 self._act_together(self.parts.values())
         return vector
@@ -268,10 +268,9 @@ class TeamRunner(Keeping):
 
     def _act_together(self, parts: Iterable[Part]) -> list[tuple[np.ndarray[Any, Any], Any]]:
         """Return what each policy decides, packed, and its carry afterwards."""
-        act = cast("Callable[..., Any]", self.act_together)
+        act = cast("ActTogether", self.act_together)
         with INFERENCE:
-            answers = act(*zip(*(part.question() for part in parts), strict=True))
-            return [(np.asarray(packed), carry) for packed, carry in answers]
+            return act(*zip(*(part.question() for part in parts), strict=True))
 
     def _locate(self, error: EnvError) -> None:
         """Add to an error whose environment failed, and how it was seeded."""
