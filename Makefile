@@ -17,7 +17,7 @@ run: $(READY) ## train PPO on CartPole-v1 until its last 100 episodes return 475
 	$(BIN)/flowrl run ppo --env CartPole-v1 --until 'return_mean>=475' --steps 500_000
 
 test: $(DEV) ## the tests but those of whole systems, two at a time
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not system'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not system'
 
 system: $(DEV) ## the tests of whole systems: processes that are killed and stopped, clusters, signals
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m system
