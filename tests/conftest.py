@@ -96,14 +96,14 @@ def let_go():
     each graph."""
     yield
     REMEMBERED.clear()
-    let_go_above(1.2e9)
+    let_go_above(1.8e9)
 
 
 @pytest.fixture(autouse=True)
 def let_go_early():
     """After a test: a file of many graphs alone could need more than a gigabyte."""
     yield
-    let_go_above(1.7e9)
+    let_go_above(2.1e9)
 
 
 def let_go_above(size):
