@@ -22,7 +22,9 @@ from falling_poles import ENVS, EPOCHS, MINIBATCH, NAMES, STEPS, FallingPoles
 
 ROOT = Path(__file__).parents[1]
 RLLIB = ROOT / ".venv-rllib/bin/python"
-TIMES, ROWS, ITERATIONS = 5, 40, 3
+TIMES, SKIPPED, ROWS = 5, 5, 40
+"""Rounds; the updates before those that are timed, and these: the policies improve, and longer
+episodes take less time a step, so that all are timed over the same updates."""
 POLICY = fl.Policy(fl.networks.MLP, hidden=(64, 64))
 
 
@@ -71,7 +73,7 @@ def separate() -> fl.Graph:
 def rate(graph: fl.Graph, seed: int) -> float:
     """Return agent steps per second, once everything is compiled."""
     with fl.run(graph, seed=seed) as run:
-        for _ in range(5):
+        for _ in range(SKIPPED):
             first = next(run)
         began = time.perf_counter()
         for _ in range(ROWS):
@@ -81,9 +83,10 @@ def rate(graph: fl.Graph, seed: int) -> float:
 
 
 def rllib() -> float:
-    """Return the agent steps per second of RLlib, without its first updates."""
+    """Return the agent steps per second of RLlib, over the same updates."""
+    numbers = map(str, (ENVS, SKIPPED, ROWS))
     printed = subprocess.run(
-        [RLLIB, Path(__file__).with_name("rllib_agents.py"), str(ENVS), str(ITERATIONS)],
+        [RLLIB, Path(__file__).with_name("rllib_agents.py"), *numbers],
         check=True,
         capture_output=True,
         text=True,
@@ -106,8 +109,8 @@ each of which waits for the other where its pole fell: {envs} environments, roll
 steps, {epochs} epochs, networks of 64 and 64. One policy acts for both agents, or each has one
 with a learner of its own; minibatches have {minibatch} steps a policy. RLlib 2.60 (its new API
 stack, PyTorch on the CPU) trains two policies of the same sizes on the same batches, in one
-process as the others do. Each was run {times} times, in turn, on {machine} with {cores} cores:
-medians, and ranges.
+process as the others do. Updates {first} to {last} are timed. Each was run {times} times, in turn,
+on {machine} with {cores} cores: medians, and ranges.
 
 | | agent steps/s |
 |---|---:|
@@ -134,7 +137,7 @@ def main() -> None:
     faster = [a / b for a, b in zip(two, peer, strict=True)]
     page = PAGE.format(
         envs=ENVS, steps=STEPS, epochs=EPOCHS, minibatch=MINIBATCH, times=TIMES,
-        machine=platform.machine(), cores=os.cpu_count(),
+        first=SKIPPED + 1, last=SKIPPED + ROWS, machine=platform.machine(), cores=os.cpu_count(),
         one=spread(one, ",.0f"), two=spread(two, ",.0f"), peer=spread(peer, ",.0f"),
         cost=spread(cost, ".2f"), faster=spread(faster, ".1f"),
     )  # fmt: skip

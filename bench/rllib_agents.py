@@ -69,19 +69,19 @@ def config(envs: int) -> Any:
 
 
 def main() -> None:
-    """Print how many agent steps it trains a second, without its first updates."""
+    """Print how many agent steps it trains a second, after so many updates of which none counts."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    envs, iterations = int(sys.argv[1]), int(sys.argv[2])
+    envs, skipped, iterations = map(int, sys.argv[1:4])
     algorithm = config(envs).build_algo()
     before, steps, seconds = 0, 0, 0.0
-    for iteration in range(iterations + 1):
+    for iteration in range(skipped + iterations):
         begun = time.perf_counter()
         found = algorithm.train()
         took = time.perf_counter() - begun
         done = sum(found["env_runners"]["num_agent_steps_sampled_lifetime"].values())
-        if iteration:
+        if iteration >= skipped:
             steps, seconds = steps + done - before, seconds + took
         before = done
     algorithm.stop()
