@@ -200,6 +200,32 @@ def test_a_program_in_which_python_uses_a_number_has_its_own_number(uses):
 
 
 @pytest.mark.system
+TRACED = []
+
+
+def noted(reward, by):
+    TRACED.append(by)
+    return reward * by
+
+
+@dataclass(frozen=True)
+class Notes(fl.extend.Stateless):
+    """Changes rewards by a function that Python runs only where it is traced."""
+
+    by: float
+
+    def step(self, held, batch, ctx):
+        yield batch.with_(reward=ctx.run(noted, batch["reward"], by=self.by))
+
+
+def test_the_plan_its_program_and_the_local_runtime_trace_a_function_once():
+    TRACED.clear()
+    graph = stock("pg", Corridor).insert(after="sample", notes=Notes(0.75))
+    for runtime in (fl.XlaRuntime(chunk=1), "local"):
+        trained(graph, 0, runtime)
+    assert len(TRACED) == 1
+
+
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}
