@@ -199,7 +199,6 @@ def test_a_program_in_which_python_uses_a_number_has_its_own_number(uses):
         close(program, local)
 
 
-@pytest.mark.system
 TRACED = []
 
 
@@ -226,6 +225,7 @@ def test_the_plan_its_program_and_the_local_runtime_trace_a_function_once():
     assert len(TRACED) == 1
 
 
+@pytest.mark.system
 def test_on_ray_a_second_run_with_another_seed_compiles_nothing_here(compilations, ray_up):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}
