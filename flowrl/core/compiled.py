@@ -63,12 +63,11 @@ def jitted(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, 
     if (found := generalised(fn, donate, *static)) is not None:
         run, numbers = found
         return WithNumbers(run, tuple(numbers.values()), fn, donate, static)
-    return kept(fn, donate, static, _types(static))
+    return exactly(fn, donate, *static)
 
 
 def exactly(fn: Callable[..., Any], donate: tuple[int, ...], *static: tuple[str, Any]) -> Any:
     """Return a function compiled for these very settings; the arguments are those of `jitted`."""
-    check_pure(fn)
     return kept(fn, donate, static, _types(static))
 
 

@@ -65,33 +65,24 @@ class InlineSite(HereSite):
         if not (cast("ProgramPlace", self.place).number or self.swept):
             # Nothing is donated: `Fused.arrays` holds the same arrays until the round has ended.
             return super().run(fn, *args, **static)
-        if self.swept:
-            return self._with_tracers(fn, args, static)
-        place = cast("ProgramPlace", self.place)
-        function = getattr(getattr(fn, "__func__", fn), "__qualname__", "")
-        read = partial(self._read, function)
+        check_pure(fn)
+        place, function = cast("ProgramPlace", self.place), getattr(fn, "__func__", fn)
+        name = getattr(function, "__qualname__", "")
+        read = partial(self._read, name)
         args = tuple(read(value, f"{i}") for i, value in enumerate(args))
+        if self.swept:
+            # Settings are tracers, with which no function is compiled. A method's are the fields of
+            # its owner.
+            own = () if function is fn else (read(fn.__self__, "self"),)  # type: ignore[attr-defined]
+            return function(*own, *args, **{key: read(x, key) for key, x in static.items()})
         settings = tuple(static.items())
         # What was traced of a function once, for the plan or in this process's other programs, need
         # not be traced again.
         if place.number is value_of or (found := generalised(fn, donate, *settings)) is None:
             return exactly(fn, donate, *settings)(*args)
         run, numbers = found
-        given = tuple(self._of_program(function, path, x) for path, x in numbers.items())
+        given = tuple(self._of_program(name, path, x) for path, x in numbers.items())
         return run.run(given, *args)
-
-    def _with_tracers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], static: dict[str, Any]
-    ) -> Any:
-        """Call a function of which settings are tracers, as those of a sweep are."""
-        check_pure(fn)
-        function = getattr(fn, "__func__", fn)
-        read = partial(self._read, getattr(function, "__qualname__", ""))
-        args = tuple(read(value, f"{i}") for i, value in enumerate(args))
-        static = {name: read(value, name) for name, value in static.items()}
-        # A method's settings are the fields of its owner.
-        own = () if function is fn else (read(fn.__self__, "self"),)  # type: ignore[attr-defined]
-        return function(*own, *args, **static)
 
     def _of_program(self, function: str, path: str, number: float) -> Any:
         """Return what stands in the program for a number that a function gets."""
