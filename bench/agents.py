@@ -14,11 +14,12 @@ import platform
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import flowrl as fl
-from falling_poles import ENVS, EPOCHS, MINIBATCH, NAMES, STEPS, FallingPoles
+from falling_poles import BATCH, ENVS, EPOCHS, MINIBATCH, NAMES, FallingPoles
 
 ROOT = Path(__file__).parents[1]
 RLLIB = ROOT / ".venv-rllib/bin/python"
@@ -45,9 +46,14 @@ def trained(learner: str, runners: str, size: int) -> dict[str, Any]:
     }
 
 
-def shared() -> fl.Graph:
+def runners_of(policy: Any, envs: int) -> fl.Runners:
+    """Return one runner over so many environments, whose rollouts make up a batch."""
+    return fl.Runners(FallingPoles, policy, envs_per_runner=envs, rollout_length=BATCH // envs)
+
+
+def shared(envs: int) -> fl.Graph:
     """One policy acts for both agents."""
-    runners = fl.Runners(FallingPoles, POLICY, envs_per_runner=ENVS, rollout_length=STEPS)
+    runners = runners_of(POLICY, envs)
     graph = fl.Graph("shared", runners=runners, learner=learner("runners"))
     return graph.then(
         sample=fl.ParallelSample(),
@@ -56,10 +62,9 @@ def shared() -> fl.Graph:
     )
 
 
-def separate() -> fl.Graph:
+def separate(envs: int) -> fl.Graph:
     """Each agent has a policy and a learner of its own, with minibatches of half the size."""
-    team = fl.Team(red=POLICY, blue=POLICY)
-    runners = fl.Runners(FallingPoles, team, envs_per_runner=ENVS, rollout_length=STEPS)
+    runners = runners_of(fl.Team(red=POLICY, blue=POLICY), envs)
     learners = {name: learner(f"runners.{name}") for name in NAMES}
     graph = fl.Graph("separate", runners=runners, **learners).then(sample=fl.ParallelSample())
     for name in NAMES:
@@ -82,9 +87,9 @@ def rate(graph: fl.Graph, seed: int) -> float:
     return (last["agent_steps"] - first["agent_steps"]) / seconds
 
 
-def rllib() -> float:
+def rllib(envs: int) -> float:
     """Return the agent steps per second of RLlib, over the same updates."""
-    numbers = map(str, (ENVS, SKIPPED, ROWS))
+    numbers = map(str, (envs, SKIPPED, ROWS))
     printed = subprocess.run(
         [RLLIB, Path(__file__).with_name("rllib_agents.py"), *numbers],
         check=True,
@@ -96,7 +101,7 @@ def rllib() -> float:
     return found
 
 
-def spread(xs: list[float], form: str) -> str:
+def spread(xs: Sequence[float], form: str) -> str:
     """Return the median of some numbers, and their range."""
     low, middle, high = (format(x, form) for x in (min(xs), statistics.median(xs), max(xs)))
     return f"{middle} ({low} to {high})"
@@ -105,41 +110,45 @@ def spread(xs: list[float], form: str) -> str:
 PAGE = """# Several agents
 
 Written by `make bench` ([agents.py](../../bench/agents.py)). PPO on two CartPoles as two agents,
-each of which waits for the other where its pole fell: {envs} environments, rollouts of {steps}
-steps, {epochs} epochs, networks of 64 and 64. One policy acts for both agents, or each has one
-with a learner of its own; minibatches have {minibatch} steps a policy. RLlib 2.60 (its new API
-stack, PyTorch on the CPU) trains two policies of the same sizes on the same batches, in one
-process as the others do. Updates {first} to {last} are timed. Each was run {times} times, in turn,
-on {machine} with {cores} cores: medians, and ranges.
+each of which waits for the other where its pole fell: {sizes} environments side by side, batches
+of {batch:,} turns of each agent, {epochs} epochs, networks of 64 and 64. One policy acts for both
+agents, or each has one with a learner of its own; minibatches have {minibatch} turns a policy.
+RLlib 2.60 (its new API stack, PyTorch on the CPU) trains two policies of the same sizes on the same
+batches from as many environments, in one process as the others do. Updates {first} to {last} are
+timed. Each was run {times} times, in turn, on {machine} with {cores} cores: medians, and ranges.
+Ratios are those of runs beside each other.
 
-| | agent steps/s |
-|---|---:|
-| one policy for both | {one} |
-| two policies | {two} |
-| RLlib, two policies | {peer} |
+| environments | one policy for both | two policies | RLlib, two policies \
+| one policy / two policies | two policies / RLlib's two policies |
+|---:|---:|---:|---:|---:|---:|
+{lines}
 
-| ratio of runs beside each other | |
-|---|---:|
-| what two policies cost: one policy / two policies | {cost} |
-| two policies / RLlib's two policies | {faster} |
+The first three columns are agent steps/s; the fourth is what two policies cost.
 """
+
+
+def line(envs: int, found: list[tuple[float, float, float]]) -> str:
+    """Return the line of the table for so many environments."""
+    one, two, peer = zip(*found, strict=True)
+    cost = [a / b for a, b in zip(one, two, strict=True)]
+    faster = [a / b for a, b in zip(two, peer, strict=True)]
+    rates = [spread(x, ",.0f") for x in (one, two, peer)]
+    return f"| {envs} | {' | '.join([*rates, spread(cost, '.2f'), spread(faster, '.1f')])} |"
 
 
 def main() -> None:
     """Measure in turn, and write the page."""
-    one, two, peer = [], [], []
+    found: dict[int, list[tuple[float, float, float]]] = {envs: [] for envs in ENVS}
     for seed in range(TIMES):
-        one.append(rate(shared(), seed))
-        two.append(rate(separate(), seed))
-        peer.append(rllib())
-        print(f"one policy {one[-1]:9,.0f}  two {two[-1]:9,.0f}  RLlib's two {peer[-1]:9,.0f}")
-    cost = [a / b for a, b in zip(one, two, strict=True)]
-    faster = [a / b for a, b in zip(two, peer, strict=True)]
+        for envs in ENVS:
+            each = (rate(shared(envs), seed), rate(separate(envs), seed), rllib(envs))
+            found[envs].append(each)
+            one, two, peer = each
+            print(f"{envs:3} envs: one policy {one:9,.0f}  two {two:9,.0f}  RLlib {peer:9,.0f}")
     page = PAGE.format(
-        envs=ENVS, steps=STEPS, epochs=EPOCHS, minibatch=MINIBATCH, times=TIMES,
-        first=SKIPPED + 1, last=SKIPPED + ROWS, machine=platform.machine(), cores=os.cpu_count(),
-        one=spread(one, ",.0f"), two=spread(two, ",.0f"), peer=spread(peer, ",.0f"),
-        cost=spread(cost, ".2f"), faster=spread(faster, ".1f"),
+        sizes=" or ".join(map(str, ENVS)), batch=BATCH, epochs=EPOCHS, minibatch=MINIBATCH,
+        times=TIMES, first=SKIPPED + 1, last=SKIPPED + ROWS, machine=platform.machine(),
+        cores=os.cpu_count(), lines="\n".join(line(envs, x) for envs, x in found.items()),
     )  # fmt: skip
     (ROOT / "docs/benchmarks/agents.md").write_text(page)
     print(page)

@@ -7,7 +7,9 @@ from typing import Any
 import gymnasium as gym
 
 NAMES = ("red", "blue")
-ENVS, STEPS, EPOCHS, MINIBATCH = 8, 128, 4, 128
+ENVS, BATCH, EPOCHS, MINIBATCH = (8, 32), 1024, 4, 128
+"""Numbers of environments that are stepped side by side, each for a run of its own; turns of an
+agent in a batch; epochs; turns of an agent in a minibatch."""
 
 
 class FallingPoles:

@@ -47,7 +47,9 @@ def config(envs: int) -> Any:
         PPOConfig()
         .environment(Poles)
         .env_runners(
-            num_env_runners=0, num_envs_per_env_runner=envs, rollout_fragment_length=poles.STEPS
+            num_env_runners=0,
+            num_envs_per_env_runner=envs,
+            rollout_fragment_length=poles.BATCH // envs,
         )
         .learners(num_learners=0)
         .multi_agent(policies=set(poles.NAMES), policy_mapping_fn=lambda agent, *_, **__: agent)
@@ -57,7 +59,7 @@ def config(envs: int) -> Any:
             )
         )
         .training(
-            train_batch_size_per_learner=poles.ENVS * poles.STEPS,
+            train_batch_size_per_learner=poles.BATCH,
             num_epochs=poles.EPOCHS,
             minibatch_size=poles.MINIBATCH,
             lr=1e-3,
