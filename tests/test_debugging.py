@@ -573,3 +573,26 @@ def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "(row 1, at sample) c\n" in done.stdout
     assert "('action', " in done.stdout and "('seen', 12)" in done.stdout
+
+
+@pytest.mark.parametrize("runtime", ["local", "xla"])
+@pytest.mark.parametrize("where", ["loss", "module", "operator"])
+def test_who_quits_pdb_in_the_graph_does_not_find_it_open_again(where, runtime):
+    calls = []
+
+    def quit_pdb(*args, **settings):
+        calls.append(where)
+        raise BdbQuit
+
+    env = "gymnax:CartPole-v1" if runtime == "xla" else "CartPole-v1"
+    graph = fl.ppo(env, SETTINGS)
+    if where == "loss":
+        graph = graph.set("learner.loss", quit_pdb)
+    elif where == "module":
+        graph = graph.set("learner.policy", fl.Policy(quit_pdb))
+        graph = graph.set("runners.policy", fl.Policy(quit_pdb))
+    else:
+        graph = graph.insert(after="sample", quit=fl.Map(quit_pdb))
+    with pytest.raises(BdbQuit):
+        fl.run(graph, runtime=runtime)
+    assert len(calls) == 1

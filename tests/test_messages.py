@@ -7,6 +7,7 @@ import gymnasium as gym
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import flowrl as fl
 from flowrl.cli.main import main
@@ -301,3 +302,25 @@ RIGHT = {"needs": ("obs",), "on_policy": False}
 def test_what_a_loss_of_ones_own_lacks_is_reported_with_the_way_out(loss, says):
     with pytest.raises((fl.errors.CheckError, fl.errors.SettingError), match=says):
         PPO.set("learner.loss", loss).remove("adv", "norm").check()
+
+
+class Scaled(fl.networks.MLP):
+    """A module with attributes that are no methods."""
+
+    def __init__(self, *spaces, **settings):
+        super().__init__(*spaces, **settings)
+        self.depth, self.scale = 3, nnx.Param(jnp.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("method", "says"), [("none", "calls$"), ("depth", "it is an int"), ("scale", "it is a Param")]
+)
+def test_a_loss_that_calls_what_is_no_method_is_told_so(method, says):
+    def loss(policy, params, batch):
+        return policy(params, batch["obs"], method=method).mean(), {}
+
+    graph = PPO.set("learner.loss", loss)
+    policy = fl.Policy(Scaled)
+    graph = graph.set("learner.policy", policy).set("runners.policy", policy)
+    with pytest.raises(fl.errors.CheckError, match=f"Scaled has no method {method}.*{says}"):
+        graph.compile()

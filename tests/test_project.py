@@ -246,6 +246,12 @@ def test_functions_are_short():
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
+def test_nothing_is_taken_for_an_array_or_an_environment_by_one_attribute():
+    # A space has a dtype too, and an environment may call its data `last`.
+    code = ((path, path.read_text()) for path in (ROOT / "flowrl").rglob("*.py"))
+    assert [str(path) for path, text in code if re.search(r"\bhasattr\(", text)] == []
+
+
 def test_no_comprehension_stands_within_another():
     found = [
         f"{module_of(path)}:{inner.lineno}"

@@ -6,6 +6,7 @@ The newest are kept for the runs to come.
 from __future__ import annotations
 
 import hashlib
+from bdb import BdbQuit
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -168,7 +169,7 @@ class General:
         there is no room for a copy; then only what fails while it is traced has another way.
         """
         donated = jax.tree.leaves([args[i] for i in self._donate])
-        if sum(getattr(x, "nbytes", 0) for x in donated) <= COPIED_BYTES:
+        if sum(x.nbytes for x in donated if isinstance(x, jax.Array)) <= COPIED_BYTES:
             args = tuple(
                 jax.tree.map(_copy, x) if i in self._donate else x for i, x in enumerate(args)
             )
@@ -236,8 +237,13 @@ class WithNumbers:
         """Return what the function for all values gives, or else that for these values."""
         try:
             return general(self._numbers, *args)
+        except BdbQuit:
+            # The user left pdb within it, and must not find it open again.
+            raise
         except Exception:
-            # Without its arguments the function can't be called again, and this error is its own.
+            # A number that is a tracer can cause errors of any kind, for user code may check it;
+            # the function's own mistake comes again. Without its arguments the function can't be
+            # called again, and this error is its own.
             if self._general.consumed(args):
                 raise
             self._exact = self._exactly()

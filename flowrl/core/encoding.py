@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
+from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -194,6 +195,12 @@ class _Encoder:
 
     def item_(self, value: Any, where: str) -> Any:
         name, names = _importable(value, where), _names(type(value))
+        if others := _beside_fields(value, names):
+            raise _refused(
+                where,
+                f"of the class {type(value).__qualname__}, which holds {', '.join(others)} beside "
+                "its fields, and would lose it; make it a field",
+            )
         held = {name: self.of(getattr(value, name), f"{where}.{name}") for name in names}
         return {"item": name, "of": held}
 
@@ -220,7 +227,8 @@ _HOW: dict[type, Callable[[_Encoder, Any, str], Any]] = {
 def _is_item(kind: type) -> bool:
     """Return whether a class is a named tuple, or a dataclass that holds nothing but its fields."""
     if issubclass(kind, tuple):
-        return hasattr(kind, "_fields")
+        # Named tuples have no class of their own in common.
+        return isinstance(getattr(kind, "_fields", None), tuple)
     return is_dataclass(kind) and not issubclass(kind, (int, float, str, bytes, list, dict))
 
 
@@ -235,6 +243,18 @@ _FITTING: tuple[tuple[Callable[[type], bool], Callable[[_Encoder, Any, str], Any
 
 def _refused(where: str, what: str) -> EncodingError:
     return EncodingError(f"{where.lstrip('.') or 'it'} is {what}")
+
+
+def _beside_fields(value: Any, names: Collection[str]) -> list[str]:
+    """Return the attributes of an item that are no fields of it, nor computed of these."""
+    held = getattr(value, "__dict__", {})
+    kind = type(value)
+    return [x for x in held if x not in names and not _is_computed(kind, x)]
+
+
+def _is_computed(kind: type, name: str) -> bool:
+    # A new object computes it again.
+    return isinstance(getattr(kind, name, None), cached_property)
 
 
 def _names(kind: Any) -> list[str]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.clock import CONCAT
-from flowrl.core.remote import RemoteArray, join
+from flowrl.core.remote import RemoteArray, is_array, join
 from flowrl.core.trees import fields_of, names_of, tree_of
 from flowrl.errors import ContractError, unknown
 
@@ -165,7 +165,7 @@ class MultiBatch:
 
 def _type_and_shape(x: Array) -> str:
     """Return the type and shape of an array as text."""
-    return f"{x.dtype}[{', '.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x)
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]" if is_array(x) else repr(x)
 
 
 def _joined(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, Array]:
@@ -350,7 +350,7 @@ def bytes_of(item: Any) -> int:
     """Return the bytes of an item's arrays; 0 where it has none."""
     if isinstance(item, Batch):
         return sum(map(nbytes, item.data.values())) + sum(map(nbytes, item.columns.values()))
-    return sum(nbytes(x) for x in jax.tree.leaves(item) if hasattr(x, "dtype"))
+    return sum(nbytes(x) for x in jax.tree.leaves(item) if is_array(x))
 
 
 def steps_of(item: Any) -> int:

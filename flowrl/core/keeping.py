@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from flowrl.core.declared import check_declared
+from flowrl.core.remote import is_array
 from flowrl.errors import SaveError
 
 
@@ -23,6 +25,11 @@ class Keeping:
     """The attributes that are kept."""
     remade: ClassVar[tuple[str, ...]] = ()
     """The attributes that a new object has by itself, or that `take` makes again."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check what the class declares."""
+        super().__init_subclass__(**keywords)
+        check_declared(cls)
 
     def keep(self) -> Any:
         """Return what lasts, as values that `flowrl.core.encoding.encoded` takes.
@@ -115,7 +122,7 @@ def into(like: Any, state: Leaves, what: str) -> Any:
 
 def _kind(x: Any) -> str:
     """Return the type and the shape of an array, or the type of another value."""
-    if hasattr(x, "dtype"):
+    if is_array(x):
         return f"{x.dtype}{list(x.shape)}"
     return type(x).__name__
 

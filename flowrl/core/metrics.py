@@ -14,6 +14,7 @@ import numpy as np
 
 from flowrl.core.items import COLUMNS
 from flowrl.core.keeping import Keeping
+from flowrl.core.remote import is_array
 from flowrl.errors import ContractError
 
 Array = Any
@@ -185,9 +186,9 @@ def _check_value(name: str, value: Any) -> None:
         )
     if isinstance(value, bool | int | float):
         return
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", object)
-    if shape != () or not any(jnp.issubdtype(dtype, kind) for kind in KINDS):
-        got = repr(value) if shape is None else f"{dtype}{list(shape)}"
+    number = is_array(value) and any(jnp.issubdtype(value.dtype, kind) for kind in KINDS)
+    if not number or value.shape != ():
+        got = f"{value.dtype}{list(value.shape)}" if is_array(value) else repr(value)
         raise ContractError(
             f"metric '{name}' is one number or an array of shape [], got {got}; "
             "take its mean first: ctx.run(jnp.mean, x)"

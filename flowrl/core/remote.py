@@ -91,6 +91,17 @@ class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.source.done()
 
 
+KINDS = (np.ndarray, jax.Array, np.generic, jax.ShapeDtypeStruct, RemoteArray)
+
+
+def is_array(x: Any) -> bool:
+    """Return whether a value is an array: here, in another process, or a shape alone.
+
+    Other things have a type and a shape too, such as spaces and the classes of NumPy's numbers.
+    """
+    return isinstance(x, KINDS)
+
+
 class Joining:
     """Source of one array that is joined from parts where its values are used.
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from flowrl.core.remote import is_array
 from flowrl.errors import SettingError
 from flowrl.graph import values
 from flowrl.graph.graph import Graph, Node
@@ -125,7 +126,7 @@ def _swap_resource(
 def _structure(tree: Any) -> tuple[Any, list[Any]]:
     """Return the structure of a tree, and the shape and type of each leaf."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, [(x.shape, x.dtype) if hasattr(x, "dtype") else type(x) for x in leaves]
+    return structure, [(x.shape, x.dtype) if is_array(x) else type(x) for x in leaves]
 
 
 class _CallLog:

@@ -144,7 +144,12 @@ class AgentsInTurn(_OfPettingZoo):
 
     def reset(self, seed: int | None = None) -> Turn:
         """Begin an episode."""
-        self.env.reset(seed=seed)
+        if self.env.reset(seed=seed) is not None:
+            raise EnvError(
+                "reset() returned something, as that of an environment whose agents act at once "
+                "does, but there is a method last(), as where they act in turn; rename last(), or "
+                "return nothing"
+            )
         return self._next()
 
     def step(self, actions: Mapping[str, Any]) -> Turn:
@@ -171,9 +176,13 @@ def agents_of(made: Any) -> Agents | None:
     """Return the one interface of an environment of several agents; None if it has but one."""
     if isinstance(made, Agents):
         return made
-    if not hasattr(made, "possible_agents"):
+    # An environment of one agent may have names of agents too; its spaces are no methods.
+    of_agent = callable(getattr(made, "observation_space", None))
+    if not of_agent or getattr(made, "possible_agents", None) is None:
         return None
-    return AgentsInTurn(made) if hasattr(made, "last") else ParallelAgents(made)
+    # One of agents in turn tells by a method what happened last; any other may have it as data.
+    in_turn = callable(getattr(made, "last", None))
+    return AgentsInTurn(made) if in_turn else ParallelAgents(made)
 
 
 def make_pettingzoo(name: str, **settings: Any) -> Any:

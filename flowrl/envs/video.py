@@ -128,9 +128,9 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
             EnvError: it is no such array.
         """
         frame: Any = self.env.render()
-        image = isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3
-        if not image or frame.shape[2] != 3:
-            got = f"{frame.dtype}{list(frame.shape)}" if hasattr(frame, "dtype") else a(frame)
+        array = isinstance(frame, np.ndarray)
+        if not array or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            got = f"{frame.dtype}{list(frame.shape)}" if array else a(frame)
             raise EnvError(f"render() returned {got}; a video needs uint8[height, width, 3]")
         return cast("Array", frame)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,8 @@ class AbstractSite(HereSite):
             return self.run(fn, *args)
         try:
             return _traced(fn, *args)
+        except BdbQuit:
+            raise
         except Exception as untraceable:
             try:
                 found = _of_values(fn, args, 0)
@@ -115,6 +118,8 @@ class AbstractSite(HereSite):
         """
         try:
             return bool(_traced(fn, *args))
+        except BdbQuit:
+            raise
         except Exception as untraceable:
             try:
                 _of_values(fn, args, 0)
@@ -199,6 +204,8 @@ def _holds_for_ones(fn: Callable[..., Any], args: Any, found: Any) -> bool:
     """Return whether a function returns the same items and shapes on ones as on zeros."""
     try:
         other = _of_values(fn, args, 1)
+    except BdbQuit:
+        raise
     except Exception:  # noqa: BLE001 - any error means that values decide
         return False
     # By text: a static part of an item that each call makes may compare by identity.

@@ -6,6 +6,7 @@ The loop calls the operators' steps as plain functions, depth first.
 from __future__ import annotations
 
 import time
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -326,6 +327,9 @@ class Loop:
         """Enter a unit, and give its error to `failed` in place of raising it."""
         try:
             self.enter(unit, item, source, rows)
+        except BdbQuit:
+            # It is no problem of the graph that the user left pdb.
+            raise
         except Exception as error:  # noqa: BLE001 - reported, not swallowed
             # The error follows from the None, so the message names the node that yielded it.
             if source is not None and item is None:

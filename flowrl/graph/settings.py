@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from flowrl.core.declared import check_declared
 from flowrl.graph.values import fit
 
 
@@ -19,8 +20,9 @@ class Settings:
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Let the class's own checks name the field at which they fail."""
+        """Check what the class declares, and let its checks name the field at which they fail."""
         super().__init_subclass__(**keywords)
+        check_declared(cls)
         if "__post_init__" in vars(cls):
             cls.__post_init__ = _named(cls.__post_init__)  # type: ignore[attr-defined]
 

@@ -92,7 +92,7 @@ def as_loss(loss: Any) -> Loss:
     """
     if isinstance(loss, Loss):
         for name, example in (("needs", '("obs", "action")'), ("on_policy", "False")):
-            if not hasattr(loss, name):
+            if getattr(loss, name, None) is None:
                 kind = type(loss).__name__
                 raise SettingError(f"{kind} lacks {name}; write {name} = {example} in its class")
         return loss

@@ -6,6 +6,7 @@ spaces, as pure functions.
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -108,7 +109,7 @@ class Network:
         try:
             # Shapes are enough to know the module, and cost no memory.
             abstract = nnx.eval_shape(lambda: self._build(jax.random.key(0)))
-        except FlowrlError:
+        except (FlowrlError, BdbQuit):
             raise
         except Exception as error:
             settings = ", ".join(f"{name}={value!r}" for name, value in policy.settings.items())
@@ -185,7 +186,7 @@ class Network:
         try:
             outputs, value, before, after = jax.eval_shape(once, weights)
             return tuple(outputs.shape), tuple(value.shape), before, after
-        except FlowrlError:
+        except (FlowrlError, BdbQuit):
             raise
         except Exception as error:
             raise PolicyError(
@@ -302,12 +303,13 @@ class Network:
             PolicyError: the module has no method of that name.
         """
         module = self._merge(*weights)
-        # A loss may call any method, and a user's module need not have it.
-        if not hasattr(module, method):
-            raise PolicyError(f"{self.name} has no method {method}, which the loss calls")
+        found = getattr(module, method, None)
+        if not callable(found) or isinstance(found, nnx.Variable):
+            it = "" if found is None else f"; it is {a(found)}"
+            raise PolicyError(f"{self.name} has no method {method}, which the loss calls{it}")
         # Methods see observations as calls of the module do.
         seen = [self.spaces.without_mask(x) for x in args]
-        return getattr(module, method)(*seen), self._rest_of(module)
+        return found(*seen), self._rest_of(module)
 
     def unroll(
         self, weights: Weights, obs: Any, memory: Memory

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.core.remote import is_array
 from flowrl.core.trees import field_name, tree_of
 from flowrl.errors import ContractError, PolicyError, a
 from flowrl.rl.actions import Head, Path, head, leaves
@@ -77,7 +78,7 @@ class ObsPart:
         found, fits = None, converts or _converts
         with suppress(KeyError, IndexError, TypeError):
             found = self.of(obs)
-            found = found if hasattr(found, "dtype") else np.asarray(found)
+            found = found if is_array(found) else np.asarray(found)
             shape = tuple(found.shape[1:] if batched else found.shape)
             # This is called with every step of every environment: texts are made only below.
             if shape == self.shape and fits(np.dtype(found.dtype), self.declared):

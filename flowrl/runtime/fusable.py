@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from functools import partial
 
 import jax
@@ -66,6 +67,8 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         jax.eval_shape(
             trace, jnp.uint32(0), dict.fromkeys(swept_numbers(graph).values(), jnp.float32(0))
         )
+    except BdbQuit:
+        raise
     except Exception as error:  # noqa: BLE001 - it is returned as a problem
         failed(place.ledger.at.node or place.opening, error)
     return problems

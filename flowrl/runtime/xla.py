@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
@@ -140,6 +141,8 @@ class Fused(Turns):
         )
         try:
             self.period = self._steady_period(one_run, inputs=True)
+        except BdbQuit:
+            raise
         except Exception:  # noqa: BLE001 - if it is an operator's own it comes again below
             # Python may decide by a number, which is then a constant, as all others are.
             self.period = self._steady_period(one_run, inputs=False)
@@ -474,6 +477,8 @@ class XlaRuntime:
                 return Fused(graph, make, place, members, best, periodicity, self.chunk)
 
             session = Session(plan, place, turns, rows=rows)
+        except BdbQuit:
+            raise
         except Exception:
             # What can't be traced is raised by node, all of it at once; else the error itself.
             refuse(plan)

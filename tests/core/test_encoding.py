@@ -5,6 +5,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 import jax
@@ -447,3 +448,34 @@ def test_double_precision_of_jax_is_refused_where_it_is_switched_off():
     text = {"device": encoded(np.arange(3.0), memory.put)}
     with pytest.raises(SaveError, match="it has JAX arrays of float64: set JAX_ENABLE_X64=1"):
         decoded(text, memory.get)
+
+
+class Two(NamedTuple):
+    one: int
+    other: int
+
+
+class Loose(Two):
+    """Without slots, a subclass of a named tuple can hold more than its fields."""
+
+
+@dataclass
+class Half:
+    whole: int
+
+    @cached_property
+    def value(self):
+        return self.whole / 2
+
+
+@pytest.mark.parametrize("item", [Loose(1, 2), Half(3)])
+def test_what_an_item_holds_beside_its_fields_is_not_lost_unseen(item):
+    assert back(item) == item
+    item.note = "mine"
+    with pytest.raises(EncodingError, match="holds note beside its fields.*make it a field"):
+        back(item)
+
+
+def test_what_is_computed_of_fields_is_computed_again():
+    item = Half(3)
+    assert item.value == back(item).value == 1.5

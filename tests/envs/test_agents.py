@@ -5,6 +5,7 @@ import itertools
 import json
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -126,3 +127,75 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(fl.errors.SettingError, match=r"pip install .*flowrl\[agents\]"):
         fl.Runners("pettingzoo:classic.tictactoe_v3", MLP).spaces()
+
+
+class Walk:
+    """Two agents that act at once, three times, with PettingZoo's attributes."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(-1, 1, (2,))
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.steps = list(self.possible_agents), 0
+        return dict.fromkeys(self.agents, np.zeros(2, np.float32)), {}
+
+    def step(self, actions):
+        self.last, self.steps = actions, self.steps + 1
+        over = self.steps == 3
+        self.agents = [] if over else self.agents
+        obs = dict.fromkeys(actions, np.zeros(2, np.float32))
+        ends = dict.fromkeys(actions, over)
+        return obs, dict.fromkeys(actions, 1.0), ends, dict.fromkeys(actions, False), {}
+
+    def close(self):
+        pass
+
+
+class Remembering(Walk):
+    last = None
+
+
+class Misnamed(Walk):
+    def last(self):
+        return None
+
+
+class Alone(gym.Env):
+    """One agent, whose environment names it as environments of several do."""
+
+    possible_agents = ("me",)
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+SMALL = {"envs_per_runner": 1, "rollout_length": 8, "minibatch_size": 8}
+
+
+@pytest.mark.parametrize("env", [Walk, Remembering])
+def test_agents_at_once_may_have_data_called_last(env):
+    with fl.run(fl.multi_ppo(env, batch_size=8, **SMALL)) as run:
+        assert next(run)["return_mean"] == 3
+
+
+def test_a_method_called_last_where_agents_act_at_once_is_named():
+    with (
+        pytest.raises(fl.errors.EnvError, match=r"Misnamed raised in reset.*rename last\(\)"),
+        fl.run(fl.multi_ppo(Misnamed, batch_size=8, **SMALL)) as run,
+    ):
+        next(run)
+
+
+def test_one_agent_may_be_named_among_possible_ones():
+    with fl.run(fl.ppo(Alone, batch_size=8, **SMALL)) as run:
+        assert next(run)["return_mean"] == 1
