@@ -315,7 +315,7 @@ class Scaled(fl.networks.MLP):
 @pytest.mark.parametrize(
     ("method", "says"), [("none", "calls$"), ("depth", "it is an int"), ("scale", "it is a Param")]
 )
-def test_a_loss_that_calls_what_is_no_method_is_told_so(method, says):
+def test_a_loss_that_calls_what_is_no_method_is_refused(method, says):
     def loss(policy, params, batch):
         return policy(params, batch["obs"], method=method).mean(), {}
 

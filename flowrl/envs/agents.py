@@ -180,7 +180,7 @@ def agents_of(made: Any) -> Agents | None:
     of_agent = callable(getattr(made, "observation_space", None))
     if not of_agent or getattr(made, "possible_agents", None) is None:
         return None
-    # One of agents in turn tells by a method what happened last; any other may have it as data.
+    # Where agents act in turn, a method says what happened last; others may have data of that name.
     in_turn = callable(getattr(made, "last", None))
     return AgentsInTurn(made) if in_turn else ParallelAgents(made)
 
