@@ -186,6 +186,7 @@ class JaxDiscrete(JaxSpaced):
         return super().step(state, {"go": action, "push": jax.numpy.ones(2)}, key)
 
 
+@pytest.mark.system
 def test_on_ray_it_is_the_same():
     flow = fl.apex(Spaced, num_runners=2, learning_starts=64)
     flow = flow.set("runners.env_settings", {"obs": "nested", "mask": "info"})

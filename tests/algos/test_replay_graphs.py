@@ -704,6 +704,7 @@ def test_shards_have_their_own_environments_and_take_turns():
     assert len(shards) > 4 and shards == ([[0], [1]] * len(shards))[: len(shards)]
 
 
+@pytest.mark.system
 def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
     plan = APEX.compile()
     _, run = rows_of(plan, 20, runtime=RAY)
@@ -714,6 +715,7 @@ def test_side_by_side_on_ray_the_ratio_is_the_planned_one(ray_up):
     assert run.audit().closed
 
 
+@pytest.mark.system
 def test_on_ray_the_same_rows_come(ray_up):
     for graph in (GRAPHS["every setting"], SHARDED):
         (local, _), (there, run) = rows_of(graph, 3), rows_of(graph, 3, runtime=RAY)

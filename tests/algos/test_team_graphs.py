@@ -93,6 +93,7 @@ def test_each_policy_learns_from_its_own_agents_alone():
     assert whole[-1]["loss/red"] != other[-1]["loss/red"]
 
 
+@pytest.mark.system
 def test_on_ray_the_same_rows_come(ray_up):
     graph = two_learners(num_runners=2)
     assert rows_of(graph)[0] == rows_of(graph, runtime=RAY)[0]

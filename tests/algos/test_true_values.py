@@ -36,7 +36,10 @@ LOCAL = [
     ("appo", "local", DISABLED),
     ("recurrent", "local", NEXT),
 ]
-RAY = [(graph, "ray", env) for graph, env in zip(GRAPHS, (SAME, NEXT, DISABLED), strict=True)]
+RAY = [
+    pytest.param(graph, "ray", env, marks=pytest.mark.system)
+    for graph, env in zip(GRAPHS, (SAME, NEXT, DISABLED), strict=True)
+]
 XLA = [(graph, "xla", JaxCutShort) for graph in GRAPHS]
 
 

@@ -133,6 +133,7 @@ def test_an_episode_that_is_cut_keeps_its_last_frames_in_a_row_of_their_own():
 
 
 @pytest.mark.ray
+@pytest.mark.system
 def test_on_ray_the_same_rows_come(ray_up):
     graph = fl.pg(
         "ALE/SpaceInvaders-v5",

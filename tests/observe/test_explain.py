@@ -46,6 +46,7 @@ def explained(graph, runtime="ray", scale=1):
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_planted_bottleneck_is_named_with_its_fix(build, where, kind, advice, tmp_path):
     folder = [tmp_path] if build is planted.straggler else []

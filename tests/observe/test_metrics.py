@@ -172,7 +172,9 @@ def test_within_a_compiled_function_there_is_nothing_to_report():
 
 
 @pytest.mark.parametrize(
-    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+    "runtime",
+    ["local", pytest.param("ray", marks=(pytest.mark.ray, pytest.mark.system))],
+    indirect=True,
 )
 def test_at_the_sampler_it_is_reported_as_after_it(runtime):
     names = ("reward_sum", "reward_sum/min", "reward_sum/max")
@@ -188,6 +190,7 @@ def test_at_the_sampler_it_is_reported_as_after_it(runtime):
 
 
 @pytest.mark.ray
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_on_ray_every_stage_and_every_environment_reports():
     settings = fl.IMPALASettings(

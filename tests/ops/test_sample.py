@@ -60,7 +60,9 @@ SMALL = fl.PPOSettings(
 
 
 @pytest.mark.parametrize(
-    "runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+    "runtime",
+    ["local", pytest.param("ray", marks=(pytest.mark.ray, pytest.mark.system))],
+    indirect=True,
 )
 def test_work_at_the_sampler_gives_what_the_same_work_after_it_gives(runtime):
     downstream = fl.ppo("CartPole-v1", SMALL)

@@ -287,7 +287,7 @@ def endless_vector():
         ("local", "CartPole-v1"),
         ("local", same_step),
         ("local", Endless),
-        pytest.param("ray", endless_vector, marks=pytest.mark.ray),
+        pytest.param("ray", endless_vector, marks=(pytest.mark.ray, pytest.mark.system)),
     ],
     indirect=["runtime"],
 )
@@ -353,7 +353,9 @@ def test_what_a_program_evaluates_is_what_a_slow_loop_plays(runtime):
     assert [row[name] for name in EVALUATED] == pytest.approx(wanted, rel=1e-5) and 0 < cut < 6
 
 
-@pytest.mark.parametrize("runtime", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("ray", marks=(pytest.mark.ray, pytest.mark.system))], indirect=True
+)
 def test_on_ray_episodes_of_an_environment_in_jax_are_cut_too(runtime):
     with fl.run(in_a_run(EndlessInJax, every=1, episodes=4, max_steps=12), runtime=runtime) as run:
         row = next(run)

@@ -417,6 +417,7 @@ def test_settings_are_checked():
 
 
 @pytest.mark.ray
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_learner_in_an_actor_gives_the_same_and_no_batch_comes_here(monkeypatch):
     came, original = [], RemoteArray.__array__

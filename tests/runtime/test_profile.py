@@ -91,8 +91,8 @@ def test_a_program_counts_the_seconds_of_its_opening_once():
     ("name", "runtime"),
     [
         ("ppo", "local"),
-        pytest.param("ppo", "ray", marks=pytest.mark.ray),
-        pytest.param("impala", "ray", marks=pytest.mark.ray),
+        pytest.param("ppo", "ray", marks=(pytest.mark.ray, pytest.mark.system)),
+        pytest.param("impala", "ray", marks=(pytest.mark.ray, pytest.mark.system)),
     ],
 )
 @pytest.mark.usefixtures("ray_up")
