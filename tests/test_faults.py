@@ -398,6 +398,10 @@ def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
         flight.runners = run._session.place.handles["runners"]
         for _ in range(40):
             next(run)
+        # The bound is reached once the learner is the slower one, which beside other busy
+        # processes takes longer.
+        while runtime != "local" and (max(flight.levels), max(flight.requests)) != (3, 4):
+            next(run)
     per_batch, per_rollout = (
         bytes_of(plan.found.first_items[node]) for node in ("batch", "sample")
     )
@@ -405,10 +409,6 @@ def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
     most = 3 * per_batch + 2 * 2 * per_rollout
     waited = [level * per_batch for level in flight.levels]
     assert max(waited) + max(flight.requests) * per_rollout <= most
-    if runtime != "local":
-        assert max(flight.levels) == 3 and max(flight.requests) == 4, (
-            "the learner is the slower one"
-        )
 
 
 @pytest.mark.system
