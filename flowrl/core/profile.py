@@ -116,19 +116,32 @@ class Profile:
         for the one that dispatched it.
         """
         names = self.stages[thread]
-        trainer = self._trainer(names)
         spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (node, kind), seconds in self.processes[thread].items():
             if kind in IDLE or kind == "start":
                 continue
-            for_trainer = trainer and kind == "update" and _is_after(node, trainer, names)
-            spent[trainer if for_trainer else node, kind] += seconds
+            trainer = self._trainer_before(node, names) if kind == "update" else node
+            spent[trainer, kind] += seconds
         return dict(spent)
 
-    def _trainer(self, names: tuple[str, ...]) -> str:
-        """Return the first of these nodes that updated a learner; empty if none did."""
-        updating = {node for (node, _), counts in self.counts.items() if counts.get("updates")}
-        return next((name for name in names if name in updating), "")
+    def _trainer_before(self, node: str, names: tuple[str, ...]) -> str:
+        """Return the node that dispatched the update for which this one waits.
+
+        Args:
+            node: the node; empty for the thread itself, which runs after its nodes.
+            names: the nodes of the thread, in order.
+
+        Returns:
+            Of the nodes upstream that updated a learner, the last one; the node itself if there is
+            none, or if it updated one.
+        """
+        updating = {name for (name, _), counts in self.counts.items() if counts.get("updates")}
+        if node in updating:
+            return node
+        trainers = [name for name in names if name in updating]
+        return next(
+            (x for x in reversed(trainers) if not node or node in self._downstream({x})), node
+        )
 
     def sampling(self) -> list[str]:
         """Return the threads that sampling depends on.
@@ -203,11 +216,6 @@ def _entries_of(by_pair: Mapping[tuple[str, str], Any]) -> list[list[Any]]:
 
 def _spent_of(entries: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], float]:
     return {(node, kind): seconds for node, kind, seconds in entries}
-
-
-def _is_after(node: str, other: str, names: tuple[str, ...]) -> bool:
-    """Return whether a node runs after another one in a thread; the thread itself does, too."""
-    return not node or (node in names and names.index(node) > names.index(other))
 
 
 def to_text(whole: Profile, steady: Profile) -> str:

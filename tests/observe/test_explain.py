@@ -123,6 +123,25 @@ def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
     )
 
 
+def test_the_wait_for_an_update_counts_for_the_learner_that_it_is_of():
+    branches = [(name, f"{kind}_{name}") for name in ("red", "blue") for kind in ("train", "sync")]
+    names = ("sample", *(node for _, node in branches))
+    edges = [("sample", f"train_{x}") for x in ("red", "blue")]
+    edges += [(f"train_{x}", f"sync_{x}") for x in ("red", "blue")]
+    spent = {("sample", "step"): 5.0, ("", "update"): 0.5, ("sample", "update"): 0.25}
+    spent |= {(node, "update"): float(2**i) for i, (_, node) in enumerate(branches)}
+    p = replace(
+        profile(),
+        stages={"loop": names},
+        processes={"loop": spent},
+        counts={(f"train_{x}", x): {"updates": 1} for x in ("red", "blue")},
+        edges=dict.fromkeys(edges, (1, 1)),
+        ops=dict.fromkeys(names, "TrainOneStep"),
+    )
+    updates = {node: x for (node, kind), x in p.work("loop").items() if kind == "update"}
+    assert updates == {"sample": 0.25, "train_red": 1 + 2, "train_blue": 4 + 8 + 0.5}
+
+
 @pytest.mark.parametrize(
     ("p", "runner", "envs", "batch"),
     [
