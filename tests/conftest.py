@@ -186,10 +186,30 @@ def runner_pids():
     return [p.pid for p in sorted(found, key=lambda p: p.create_time())]
 
 
+LONGEST = (
+    "test_xla",
+    "test_replay_graphs",
+    "test_spaces_matrix",
+    "test_jax_team_graphs",
+    "test_resuming",
+    "test_compiled",
+)
+"""The files that take longest."""
+
+
 def pytest_collection_modifyitems(items):
     """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what
-    they trace and compile; those with Ray first."""
+    they trace and compile; those with Ray first, then the longest: short ones come last, so that
+    both processes end at the same time."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+    def turn(item):
+        name = item.path.stem
+        return (
+            item.get_closest_marker("ray") is None,
+            LONGEST.index(name) if name in LONGEST else len(LONGEST),
+        )
+
+    items.sort(key=turn)
