@@ -16,6 +16,7 @@ from conftest import RAY, close, forget_compiled, timeless
 from environments import Corridor
 from flowrl.core import compiled
 from flowrl.graph.site import HereSite, Place
+from flowrl.rl.policies import network
 
 SMALL = {
     "envs_per_runner": 2,
@@ -56,6 +57,17 @@ def trained(graph, seed, runtime="local", more=1):
             next(run)
     assert run.audit().closed
     return jax.tree.leaves(run.policy.weights.params)
+
+
+def test_networks_that_the_cache_forgot_are_the_same_as_long_as_they_are_used(compilations):
+    forget_compiled()
+    trained(stock("ppo"), 0)
+    # As if there had been as many others as it keeps.
+    network.cache_clear()
+    compilations.clear()
+    # Another learning rate makes another learner, whose network the cache is asked for.
+    trained(stock("ppo").set("learner.optimizer.lr", 0.00123), 7)
+    assert compilations == []
 
 
 def compiles_once(make, runtime, compilations, *names, more=1, **others):

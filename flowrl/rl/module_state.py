@@ -1,4 +1,4 @@
-"""The state of NNX modules by name."""
+"""The state of NNX modules, by name and as text."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def paths_of(state: Any) -> tuple[list[str], Any]:
 
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
     return [name(path) for path, _ in paths], tree
+
+
+def by_name(paths: tuple[list[str], Any], state: Any) -> dict[str, Any]:
+    """Return the leaves of a state by the names that `paths_of` found."""
+    return dict(zip(paths[0], jax.tree.leaves(state), strict=True))
+
+
+def shapes_text(arrays: Any) -> str:
+    """Return the types and shapes of the arrays of a tree as text."""
+    return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(arrays)) or "nothing"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
-from flowrl.rl.module_state import paths_of, split_module
+from flowrl.rl.module_state import by_name, paths_of, shapes_text, split_module
 from flowrl.rl.normalizing import observing
 from flowrl.rl.spaces import Spaces
 
@@ -125,7 +126,7 @@ class Network:
         self._params = paths_of(params)
         self._rest = paths_of(rest)
         self._kinds = {type(part) for _, part in nnx.iter_graph(abstract)}
-        self._check(Weights(_by_name(self._params, params), _by_name(self._rest, rest)))
+        self._check(Weights(by_name(self._params, params), by_name(self._rest, rest)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return network, (self.policy, self.spaces)
@@ -155,10 +156,11 @@ class Network:
         n = 3
         outputs_shape, value_shape, before, after = self._shapes_of_call(weights, n)
         # A carry of other shapes could not be given to the next step.
-        if _shapes(before) != _shapes(after):
+        given, returned = shapes_text(before), shapes_text(after)
+        if given != returned:
             raise PolicyError(
-                f"{self.name} must return a carry of the shapes that it gets, {_shapes(before)}, "
-                f"but it returned {_shapes(after)}"
+                f"{self.name} must return a carry of the shapes that it gets, {given}, "
+                f"but it returned {returned}"
             )
         got = f"outputs {outputs_shape} and value {value_shape}"
         wanted = f"outputs {(n, self.head.outputs)} and value {(n,)}"
@@ -190,7 +192,7 @@ class Network:
             raise
         except Exception as error:
             raise PolicyError(
-                f"{self.name} can't be called on observations {_shapes(arrays)} of "
+                f"{self.name} can't be called on observations {shapes_text(arrays)} of "
                 f"{self.spaces.seen}: {type(error).__name__}: {error}"
             ) from error
 
@@ -206,7 +208,7 @@ class Network:
         def one(key: Array) -> Weights:
             module = self._build(key)
             _, params, rest = split_module(module)
-            return Weights(_by_name(self._params, params), _by_name(self._rest, rest))
+            return Weights(by_name(self._params, params), by_name(self._rest, rest))
 
         # Those of many runs are made one after another. Orthogonal ones come from QR, and on a CPU
         # with few cores XLA can wait for ever where it computes several batches of it at once.
@@ -283,7 +285,7 @@ class Network:
 
     def _rest_of(self, module: Any) -> dict[str, Array]:
         """Return the arrays of a module that are not trained, by name."""
-        return _by_name(self._rest, split_module(module)[2])
+        return by_name(self._rest, split_module(module)[2])
 
     def apply(
         self, weights: Weights, obs: Any, memory: Memory = NOTHING
@@ -479,15 +481,6 @@ def _where(flags: Array, x: Array, y: Array) -> Array:
     return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)
 
 
-def _by_name(paths: tuple[list[str], Any], state: Any) -> dict[str, Array]:
-    """Return the leaves of a state by the names that `paths_of` found."""
-    return dict(zip(paths[0], jax.tree.leaves(state), strict=True))
-
-
-def _shapes(carry: Any) -> str:
-    return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(carry)) or "nothing"
-
-
 def _description(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
@@ -497,4 +490,9 @@ def _description(result: Any) -> str:
 @lru_cache(maxsize=64)
 def network(policy: Policy, spaces: Spaces) -> Network:
     """Return the network of a policy for given spaces; the same one for equal arguments."""
-    return Network(policy, spaces)
+    # One that the cache forgot may be in use, and what was compiled of it serves no other one.
+    made = _in_use.get((policy, spaces)) or Network(policy, spaces)
+    return _in_use.setdefault((policy, spaces), made)
+
+
+_in_use: WeakValueDictionary[tuple[Policy, Spaces], Network] = WeakValueDictionary()
