@@ -13,6 +13,7 @@ import flowrl as fl
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(p.stem for p in EXAMPLES.glob("*.py")))
 def test_example(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -28,7 +28,13 @@ def rows(path):
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("ppo", "dqn") else pytest.param(name, marks=pytest.mark.system)
+        for name in NAMES
+    ],
+)
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
     env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
     early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "sac") else []

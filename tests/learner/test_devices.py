@@ -38,7 +38,7 @@ def on_four_devices(script):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-pytestmark = pytest.mark.timeout(450)
+pytestmark = [pytest.mark.timeout(450), pytest.mark.system]
 
 
 @cache
@@ -98,7 +98,6 @@ def agrees(found, graph):
         np.testing.assert_allclose(found["weights"][name], x, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.system
 @pytest.mark.ray
 def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     from shared_runs import GYM, JAX
@@ -116,7 +115,6 @@ def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
     )
 
 
-@pytest.mark.system
 @pytest.mark.ray
 def test_a_learner_beside_ray_or_placed_on_an_actor_shares_its_updates_too():
     from shared_runs import GYM
