@@ -9,7 +9,9 @@ import io
 import re
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from rich.console import Console
@@ -92,6 +94,7 @@ def main() -> None:
         return
     seeds()
     dataflow()
+    live_page()
 
 
 def seeds() -> None:
@@ -100,6 +103,30 @@ def seeds() -> None:
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=32), steps=500_000) as run:
         list(run)
     (PICTURES / "seeds.svg").write_text(run.curves().svg(), encoding="utf-8")
+
+
+def live_page() -> None:
+    """Take a picture of the live page of IMPALA on Ray, by Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with (
+        fl.run(fl.impala("CartPole-v1"), runtime="ray") as run,
+        closing(fl.serve(run)) as page,
+        sync_playwright() as driver,
+    ):
+        browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1200, "height": 760})
+        tab.goto(page.link)
+        began = time.perf_counter()
+        while time.perf_counter() - began < 20:
+            next(run)
+        tab.click("g.node[data-name=train]")
+        # A look comes once a second.
+        for _ in range(3):
+            next(run)
+            tab.wait_for_timeout(500)
+        tab.screenshot(path=PICTURES / "page.png")
+        browser.close()
 
 
 def dataflow() -> None:

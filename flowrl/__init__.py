@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from flowrl.ops.train import TrainOneStep as TrainOneStep
     from flowrl.ops.train import UpdateTarget as UpdateTarget
     from flowrl.ops.weights import SyncWeights as SyncWeights
+    from flowrl.page.serving import serve as serve
     from flowrl.replay.replay import Replay as Replay
     from flowrl.resuming import resume as resume
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
@@ -173,6 +174,7 @@ _HOMES = {
     "rl.team": "Scripted Team",
     "rollout.evaluation": "Evaluation",
     "rollout.runners": "Runners",
+    "page.serving": "serve",
     "resuming": "resume",
     "running": "Run",
     "starting": "run",

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import jax
 
+from flowrl.core.controls import Controls
 from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
 from flowrl.core.garbage import rarely_collected
@@ -92,6 +93,8 @@ class Run:
         self.reason: str | None = None
         """``until``, ``steps``, ``closed``, ``interrupted``, ``failed``; None while it goes on."""
         self._steps, self._until = steps, until
+        self.controls = Controls()
+        """By which other threads pause, stop and keep it."""
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
         self._saver, self._tracing = saver, tracing
@@ -151,6 +154,8 @@ class Run:
         return self
 
     def __next__(self) -> Row:
+        if self.reason is None and not self._goes_on():
+            self.close()
         if self.reason is not None:
             raise StopIteration
         try:
@@ -165,6 +170,14 @@ class Run:
         if self._goal and not self._session.pending_rows:
             self._end(self._goal, None)
         return row
+
+    def _goes_on(self) -> bool:
+        """Wait while the run is paused, and return whether it is to go on then."""
+        try:
+            return self.controls.wait()
+        except BaseException as error:
+            self._end(_reason_of(error), error)
+            raise
 
     def _kept_row(self) -> Row:
         """Return the next row, once the snapshot that is due after it is written.
@@ -250,7 +263,8 @@ class Run:
         """Write a snapshot if one is due."""
         if self._saver is None or not self._session.between_rounds:
             return
-        if warning := self._saver.keep(len(self.rows), self._session.kept, at_end):
+        due = self.controls.take_snapshot() or at_end
+        if warning := self._saver.keep(len(self.rows), self._session.kept, due):
             self.warn(warning)
 
     def _keep_at_end(self) -> None:
@@ -332,6 +346,10 @@ class Run:
         handle: LearnerHandle
         with self._session.handle(learner_of(self.graph)[0]) as handle:
             return policy_of(self.graph, handle.core, weights)
+
+    def observe(self, observer: Observer) -> None:
+        """Pass the events of the run to an observer, too, from now on."""
+        self._stream.add(observer)
 
     def counts(self) -> Counter[str]:
         """Return what was done so far, by counter, such as ``updates`` or ``sampled_steps``."""

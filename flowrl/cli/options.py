@@ -93,6 +93,15 @@ def output_arguments(run: argparse.ArgumentParser) -> None:
         help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
     )
     run.add_argument(
+        "--ui",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PORT",
+        help="serve a live page of the run to this machine's browsers, and print its link; at a "
+        "free port where none is named",
+    )
+    run.add_argument(
         "--to",
         metavar="SINK",
         action="append",

@@ -266,6 +266,13 @@ def _start(args: argparse.Namespace, start: Callable[..., Run], sinks: Sequence[
             progress = Progress(steps=args.steps)
             observers.append(progress)
             on_failure.callback(progress.close)
+        page = None
+        if args.ui is not None:
+            from flowrl.page.server import Page
+
+            page = Page(port=args.ui)
+            on_failure.callback(page.close)
+            print(f"live page: {page.link}", file=sys.stderr)
         save_when_ended()
         try:
             started = start(observers=observers, trace=args.trace, otlp=args.otlp)
@@ -273,6 +280,8 @@ def _start(args: argparse.Namespace, start: Callable[..., Run], sinks: Sequence[
             text = "interrupted while it was being opened; nothing was trained or saved"
             print(text, file=sys.stderr)
             raise
+        if page is not None:
+            page.show(started)
         on_failure.pop_all()
     return started
 

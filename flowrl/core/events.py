@@ -321,15 +321,7 @@ class Stream:
         self._mailboxes: list[Mailbox] = []
         """Those of all observers that are not live."""
         for observer in observers:
-            if getattr(observer, "live", False) is True:
-                for kind in observer.kinds:
-                    self._live.setdefault(kind, []).append(observer)
-                continue
-            # One that blocks, such as a service that does not answer, must not hold the others up.
-            mailbox = Mailbox(observer, self._switch_off)
-            self._mailboxes.append(mailbox)
-            for kind in observer.kinds:
-                self._threaded.setdefault(kind, []).append(mailbox)
+            self.add(observer)
         self.silent = False
         """Whether no events are passed on: see `muted`."""
         self.took = Took in self._live
@@ -338,6 +330,18 @@ class Stream:
         """Whether anybody listens for `OperatorRan`."""
         self.levels = self.wants(QueueLevel)
         """Whether anybody listens for `QueueLevel`."""
+
+    def add(self, observer: Observer) -> None:
+        """Pass events from now on to one observer more, who asks for no frequent kinds."""
+        if getattr(observer, "live", False) is True:
+            for kind in observer.kinds:
+                self._live.setdefault(kind, []).append(observer)
+            return
+        # One that blocks, such as a service that does not answer, must not hold the others up.
+        mailbox = Mailbox(observer, self._switch_off)
+        self._mailboxes.append(mailbox)
+        for kind in observer.kinds:
+            self._threaded.setdefault(kind, []).append(mailbox)
 
     def wants(self, kind: type) -> bool:
         """Return whether anybody listens for this kind."""

@@ -5,7 +5,8 @@ Resources are drawn too, joined to the nodes that use them by dashed lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from flowrl.errors import SettingError, unknown
@@ -192,20 +193,45 @@ STYLE = """text{font:13px system-ui,sans-serif;fill:#1f2430;text-anchor:middle}
 .paper{fill:#fff}"""
 
 
-def svg(graph: Graph) -> str:
-    """Return a picture, made without any outside program.
+@dataclass(frozen=True)
+class Layout:
+    """Where everything in a picture of a graph stands, in pixels from its upper left corner."""
 
-    Layers of nodes stand from left to right, and the resources below them. What a node reads or
-    writes, such as weights, is a dashed line.
-    """
+    size: Point
+    """The width and height of the picture."""
+    spots: Mapping[str, Point]
+    """The upper left corner of the box of each node and resource, by name; a box is `BOX` wide and
+    `HIGH` high."""
+    edges: Mapping[tuple[str, str], str]
+    """The path of each edge, as an SVG path's ``d``."""
+    uses: Mapping[tuple[str, str], str]
+    """The same between nodes and resources: from what is read to what is written."""
+
+
+def layout(graph: Graph) -> Layout:
+    """Return where everything stands: layers of nodes from left to right, resources below them."""
     layers = _layers(graph)
     rows = max((len(layer) for layer in layers), default=1)
     wide = max(len(layers), len(graph.resources)) * (BOX + GAP) - GAP + 2 * MARGIN
     bottom = MARGIN + rows * (HIGH + DROP) + 2 * DROP
     spots = _spots(graph, layers, wide, bottom)
-    parts = [*_solid_lines(graph, spots), *_dashed_lines(graph, spots), *_boxes(graph, spots)]
     low = bottom + HIGH if graph.resources else MARGIN + rows * (HIGH + DROP) - DROP
-    high = low + MARGIN + 12
+    pairs = [(before, node.name) for node in graph.nodes for before in node.after]
+    edges = {(a, b): _across(spots[a], spots[b]) for a, b in pairs}
+    dashed = list(_dashed(graph))
+    uses = {(a, b): _down(graph, spots, a, b, dashed) for a, b in dashed}
+    return Layout((wide, low + MARGIN + 12), spots, edges, uses)
+
+
+def svg(graph: Graph) -> str:
+    """Return a picture, made without any outside program.
+
+    What a node reads or writes, such as weights, is a dashed line.
+    """
+    found = layout(graph)
+    wide, high = found.size
+    parts = [*_lines(found.edges, "edge", "tip"), *_lines(found.uses, "ref", "ref")]
+    parts += _boxes(graph, found.spots)
     tips = "".join(
         f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto">'
@@ -218,6 +244,10 @@ def svg(graph: Graph) -> str:
         f"<title>{escape(graph.name)}</title><style>{STYLE}</style><defs>{tips}</defs>"
         f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def _lines(paths: Mapping[tuple[str, str], str], style: str, tip: str) -> list[str]:
+    return [f'<path class="{style}" marker-end="url(#{tip})" d="{d}"/>' for d in paths.values()]
 
 
 def _spots(graph: Graph, layers: list[list[str]], wide: float, bottom: float) -> dict[str, Point]:
@@ -241,31 +271,15 @@ def _spots(graph: Graph, layers: list[list[str]], wide: float, bottom: float) ->
     return spots
 
 
-def _solid_lines(graph: Graph, spots: dict[str, Point]) -> list[str]:
-    return [
-        f'<path class="edge" marker-end="url(#tip)" d="{_across(spots[a], spots[n.name])}"/>'
-        for n in graph.nodes
-        for a in n.after
-    ]
-
-
-def _dashed_lines(graph: Graph, spots: dict[str, Point]) -> list[str]:
-    dashed = list(_dashed(graph))
-    return [
-        f'<path class="ref" marker-end="url(#ref)" d="{_down(graph, spots, a, b, dashed)}"/>'
-        for a, b in dashed
-    ]
-
-
-def _boxes(graph: Graph, spots: dict[str, Point]) -> list[str]:
-    boxes = [_box(n.name, _kind(n), *spots[n.name], _style(n)) for n in graph.nodes]
+def _boxes(graph: Graph, spots: Mapping[str, Point]) -> list[str]:
+    boxes = [_box(n.name, _kind(n), *spots[n.name], style_of(n)) for n in graph.nodes]
     for name, resource in graph.resources.items():
         boxes.append(_box(name, type(resource).__name__, *spots[name], "store"))
     return boxes
 
 
-def _style(node: Node) -> str:
-    """Return the class of a node's box in the style sheet."""
+def style_of(node: Node) -> str:
+    """Return the class of a node's box in a style sheet: ``queue``, ``clock`` or ``box``."""
     if node.op.queue:
         return "queue"
     return "clock" if node.op.reports else "box"

@@ -1,0 +1,1 @@
+"""The live page: a running algorithm as a graph in the browser."""

@@ -1,0 +1,115 @@
+"""Who may read a page: whoever opened its link, from a page of its own, at its own address."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+COOKIE = "flowrl-page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+WAY = "open the link that flowrl printed; each works once, and the browser is known from then on"
+
+
+class Guard:
+    """ASGI middleware that refuses every request that the page itself would not make.
+
+    Args:
+        app: what answers the others.
+        hosts: the names and ports by which the server is reached, such as ``127.0.0.1:8642``.
+    """
+
+    def __init__(self, app: Any, hosts: tuple[str, ...]) -> None:
+        self.app, self.hosts = app, hosts
+        self.token = secrets.token_urlsafe(24)
+        """What a link holds to let a browser in; None once it was used."""
+        self._session = secrets.token_urlsafe(24)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        response = self._refusal(scope)
+        if response is None:
+            await self.app(scope, receive, self._with_headers(send))
+            return
+        await response(scope, receive, self._with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = _headers(scope)
+        # A page of another site may reach this address by a name of its own.
+        if headers.get("host") not in self.hosts:
+            return PlainTextResponse("this host is not served here", 421)
+        own = {f"http://{host}" for host in self.hosts}
+        # A browser names the origin of whatever changes something.
+        absent = "" if scope["method"] == "POST" else next(iter(own))
+        if headers.get("origin", absent) not in own:
+            return PlainTextResponse("pages of other sites may not ask", 403)
+        # A link on another site leads here at most to the first page.
+        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if elsewhere and (scope["path"] != "/" or scope["method"] != "GET"):
+            return PlainTextResponse("pages of other sites may not ask", 403)
+        if scope["method"] not in ("GET", "POST"):
+            return PlainTextResponse("only GET and POST are served", 405)
+        if self._knows(headers.get("cookie", "")):
+            return None
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+        if scope["path"] == "/" and scope["method"] == "GET" and self._lets_in(given):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(COOKIE, self._session, httponly=True, samesite="strict")
+            return response
+        return PlainTextResponse(f"no token: {WAY}", 401)
+
+    def _knows(self, text: str) -> bool:
+        cookie: SimpleCookie = SimpleCookie()
+        try:
+            cookie.load(text)
+        except CookieError:
+            return False
+        found = cookie.get(COOKIE)
+        return found is not None and hmac.compare_digest(
+            found.value.encode(), self._session.encode()
+        )
+
+    def _lets_in(self, given: str) -> bool:
+        """Return whether a token is the one of the link, which works only once."""
+        if not self.token or not hmac.compare_digest(given.encode(), self.token.encode()):
+            return False
+        self.token = ""
+        return True
+
+    def _with_headers(self, send: Send) -> Send:
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        return with_headers
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}

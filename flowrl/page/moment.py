@@ -1,0 +1,104 @@
+"""What a run does now: shares of nodes, flow on edges, workers, and the bottleneck."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flowrl.core.profile import Profile, idle
+from flowrl.observe.breakdown import Share, shares
+from flowrl.observe.explain import explain, plain
+
+LOW, HIGH = 0.1, 0.5
+"""From these shares of its time on, a node that waits for capacity downstream has low or high
+back-pressure, as Flink calls it."""
+
+
+def moment(p: Profile) -> dict[str, Any]:
+    """Return a part of a run as plain data, which the page shows in the graph.
+
+    Args:
+        p: the profile of that part: the last seconds of a run that goes on, or all of one.
+
+    Returns:
+        ``nodes`` by name: the shares of time in which each is busy, starved and blocked, its
+        ``state`` and its seconds by kind of work; ``edges``: items and environment steps per
+        second, and the level and capacity of a queue; ``workers`` by resource; ``facts`` by
+        resource; ``findings``; and what `flowrl.observe.explain.plain` returns.
+    """
+    explanation = plain(explain(p))
+    slow = (
+        explanation["bottleneck"]["where"].partition(", ")[0] if explanation["bottleneck"] else ""
+    )
+    return {
+        "seconds": p.seconds,
+        "rows": p.rows,
+        "env_steps": p.env_steps,
+        "nodes": {share.node: _node(p, share, slow) for share in shares(p) if share.node in p.ops},
+        "edges": [_edge(p, edge) for edge in p.edges],
+        "workers": {name: found for name in p.facts if (found := _workers(p, name))},
+        "facts": {name: dict(facts) for name, facts in p.facts.items()},
+        "findings": list(p.findings),
+        **explanation,
+    }
+
+
+def _node(p: Profile, share: Share, slow: str) -> dict[str, Any]:
+    state = "busy"
+    if share.node == slow:
+        state = "bottleneck"
+    elif share.blocked >= max(LOW, share.busy, share.starved):
+        state = "blocked"
+    elif share.starved > share.busy:
+        state = "starved"
+    pressure = "high" if share.blocked > HIGH else "low" if share.blocked > LOW else "none"
+    return {
+        "busy": share.busy,
+        "starved": share.starved,
+        "blocked": share.blocked,
+        "state": state,
+        "pressure": pressure,
+        "kinds": _kinds(p, share.node),
+    }
+
+
+def _kinds(p: Profile, node: str) -> dict[str, float]:
+    """Return the share of its time that a node gives to each kind of work."""
+    thread = next(thread for thread, names in p.stages.items() if node in names)
+    work, wall = p.work(thread), p.uptime(thread)
+    return {kind: x / wall for (name, kind), x in work.items() if name == node and x > 0}
+
+
+def _edge(p: Profile, edge: tuple[str, str]) -> dict[str, Any]:
+    items, steps = p.edges[edge]
+    found = {
+        "from": edge[0],
+        "to": edge[1],
+        "items": items / p.going,
+        "steps": steps / p.going,
+    }
+    if edge[1] in p.queues:
+        found["level"], found["capacity"] = p.queues[edge[1]]
+    return found
+
+
+def _workers(p: Profile, resource: str) -> list[dict[str, Any]]:
+    """Return what each worker of a resource does, in their order."""
+    found = []
+    for name, spent in p.workers(resource).items():
+        wall = max(sum(spent.values()), 1e-9)
+        kinds = {kind: x for kind, x in spent.items() if x > 0}
+        found.append({"name": name, "busy": 1 - idle(spent) / wall, "kinds": kinds})
+    return found
+
+
+def without_nan(value: Any) -> Any:
+    """Return plain data with None in place of numbers that are not finite, as JSON wants it."""
+    match value:
+        case dict():
+            return {str(k): without_nan(x) for k, x in value.items()}
+        case list() | tuple():
+            return [without_nan(x) for x in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

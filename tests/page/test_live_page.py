@@ -1,0 +1,205 @@
+"""What a page is told of a run, and what a browser shows of it."""
+
+import re
+import shutil
+import signal
+import socket
+import threading
+from itertools import pairwise
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli.main import main
+from flowrl.core.events import Ended, Restarted, Warned
+from flowrl.page.source import Cursor, LiveRun, thinned
+
+SMALL = {"envs_per_runner": 2, "rollout_length": 16, "batch_size": 32, "minibatch_size": 16}
+
+
+def small():
+    return fl.ppo("CartPole-v1", policy=fl.Policy(fl.networks.MLP, hidden=(8,)), **SMALL)
+
+
+def test_a_page_is_told_of_each_row_and_event_once():
+    with fl.run(small()) as run:
+        source = LiveRun(run.plan, lambda: run.rows, run.profile)
+        run.observe(source)
+        next(run)
+        cursor, first = source.since(Cursor())
+        assert first["again"] and first["fresh"] and len(first["rows"]) == 1
+        next(run), next(run)
+        cursor, second = source.since(cursor)
+        assert not second["again"] and second["rows"] == [dict(x) for x in run.rows[1:]]
+        run.warn("odd")
+    for _ in range(100):
+        cursor, news = source.since(cursor)
+        if news["state"] != "running":
+            break
+        threading.Event().wait(0.05)
+    assert news["state"] == "closed" and source.since(cursor)[1]["events"] == []
+    _, whole = source.since(Cursor())
+    assert [e["kind"] for e in whole["events"]] == ["warned", "ended"]
+    assert len(whole["rows"]) == 3 and whole["events"][0]["text"] == "ppo: odd"
+
+
+def test_rows_that_a_run_makes_again_come_again():
+    rows = [{"env_steps": float(i)} for i in range(5)]
+    source = LiveRun(small().compile(), lambda: rows, lambda: None)
+    source._moment = dict
+    cursor, _ = source.since(Cursor())
+    del rows[2:]
+    cursor, news = source.since(cursor)
+    assert news["again"] and len(news["rows"]) == 2 and cursor.rows == 2
+
+
+def test_events_are_texts():
+    source = LiveRun(small().compile(), list, lambda: None)
+    source._moment = dict
+    for event in (
+        Restarted("runners", 1, "it died", 64),
+        Warned("odd"),
+        Ended("failed", OSError("x")),
+    ):
+        source(event)
+    _, news = source.since(Cursor())
+    assert [event["text"] for event in news["events"]] == [
+        "runners, runner 1 was restarted: it died; 64 steps were lost",
+        "odd",
+        "the run ended: x",
+    ]
+    assert news["state"] == "failed"
+
+
+def test_long_runs_are_thinned_and_keep_their_last_row():
+    rows = [{"env_steps": i} for i in range(12_345)]
+    found = thinned(rows, 1_000)
+    assert 500 <= len(found) <= 1_000 and found[-1] == rows[-1]
+    steps = {b["env_steps"] - a["env_steps"] for a, b in pairwise(found)}
+    assert len(steps) == 1 and thinned(rows[:7], 1_000) == rows[:7] and thinned([], 5) == []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium, with which the page is tested")
+    with api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens the page of a run in a browser; what goes wrong there fails the test."""
+    errors, tabs = [], []
+
+    def open_page(page):
+        tab = browser.new_page()
+        tab.on("console", lambda message: errors.append(message.text))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto(page.link)
+        tabs.append(tab)
+        return tab
+
+    yield open_page
+    for tab in tabs:
+        tab.close()
+    assert [text for text in errors if "ERR_" not in text] == []
+
+
+def training(run):
+    """A thread in which a run goes on until it is ended."""
+    thread = threading.Thread(target=lambda: list(run))
+    thread.start()
+    return thread
+
+
+def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
+    with fl.run(small()) as run:
+        page, thread = fl.serve(run), training(run)
+        try:
+            tab = opened(page)
+            tab.wait_for_selector("g.node.bottleneck")
+            names = tab.eval_on_selector_all("g.node", "all => all.map(x => x.dataset.name)")
+            assert names == [n.name for n in run.graph.nodes] + [*run.graph.resources]
+            assert "Bottleneck:" in tab.inner_text("#why")
+            tab.click("g.node[data-name=train]")
+            shown = tab.inner_text("#chosen")
+            assert "TrainOneStep" in shown and "minibatch_size" in shown
+            assert "back-pressure" in shown
+            tab.wait_for_selector("#curve canvas")
+            tab.select_option("#column", "loss")
+            tab.focus("g.node[data-name=learner]")
+            tab.keyboard.press("Enter")
+            assert "Learner" in tab.inner_text("#chosen h2 >> nth=0")
+        finally:
+            run.controls.stop()
+            thread.join()
+    tab.wait_for_selector("#state:text-is('closed')")
+    assert "the run ended: closed" in tab.inner_text("#events")
+    page.close()
+    tab.wait_for_selector("#state:text-is('connection lost')")
+
+
+def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
+    with fl.run(small()) as run:
+        page, thread = fl.serve(run), training(run)
+        try:
+            tab = opened(page)
+            tab.click("[data-verb=pause]")
+            tab.wait_for_selector("#state:text-is('paused')")
+            # The row that was under way when it was asked may still close.
+            threading.Event().wait(0.5)
+            rows = len(run.rows)
+            threading.Event().wait(0.5)
+            assert len(run.rows) == rows and tab.is_disabled("[data-verb=pause]")
+            tab.click("[data-verb=go_on]")
+            tab.wait_for_selector("#state:text-is('running')")
+            tab.on("dialog", lambda dialog: dialog.accept())
+            tab.click("[data-verb=stop]")
+            thread.join(30)
+            assert run.reason == "closed" and len(run.rows) > rows
+            tab.wait_for_selector("[data-verb=pause]:disabled")
+        finally:
+            run.controls.stop()
+            thread.join()
+    page.close()
+
+
+def test_a_run_that_is_paused_can_be_interrupted():
+    with pytest.raises(KeyboardInterrupt), fl.run(small()) as run:
+        next(run)
+        run.controls.pause()
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        next(run)
+    assert run.reason == "interrupted" and len(run.rows) == 1
+
+
+def test_a_snapshot_that_is_asked_for_is_kept_after_the_next_row(tmp_path):
+    seldom, folder = fl.Snapshots(every=3600), tmp_path / "run/snapshots"
+    with fl.run(small(), out=tmp_path / "run", snapshots=seldom) as run:
+        next(run)
+        assert [*folder.glob("row-*")] == []
+        run.controls.snapshot()
+        next(run)
+        next(run)
+        assert [path.name for path in folder.glob("row-*")] == ["row-0000000002.json"]
+
+
+def test_the_command_line_prints_the_link_of_the_page(tmp_path, capsys):
+    words = ["run", "ppo", "--steps", "2_000", "--ui", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert re.search(
+        r"live page: http://127.0.0.1:\d+/\?token=[\w-]{32}\n", capsys.readouterr().err
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main([*words[:-1], str(tmp_path / "other"), "--ui", port]) == 2
+    assert f"can't serve a page at 127.0.0.1:{port}" in capsys.readouterr().err
+    assert main([*words, "--seeds", "2"]) == 2
+    assert "--ui is of one run" in capsys.readouterr().err

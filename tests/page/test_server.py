@@ -1,0 +1,187 @@
+"""The server of the page refuses every request that the page itself would not make."""
+
+import http.client
+import json
+import re
+import socket
+import time
+
+import pytest
+
+import flowrl as fl
+from flowrl.page.guard import COOKIE, POLICY
+from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
+
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
+SERVED = {
+    re.sub(r"{name}", "page.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
+        "POST" if "POST" in route.methods else "GET"
+    )
+    for route in application({}).routes
+}
+"""Of every route that there is, one path that it serves, and its method."""
+PATHS = list(SERVED)
+
+
+class Counting:
+    """A source that only counts how often it is asked."""
+
+    asked = 0
+
+    def control(self, verb):
+        self.asked += 1
+        return verb == "pause"
+
+    def facts(self):
+        return {"graph": {"name": "g"}}
+
+    def since(self, cursor):
+        self.asked += 1
+        return cursor._replace(rows=self.asked), {"state": "running", "asked": self.asked}
+
+
+@pytest.fixture
+def page():
+    made = Page()
+    made.runs["run"] = Counting()
+    yield made
+    made.close()
+
+
+def ask(page, method="GET", path="/", **headers):
+    """The status, the headers and the body of an answer; of a stream its first event."""
+    connection = http.client.HTTPConnection(page.host, page.port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in {"Host": f"127.0.0.1:{page.port}", **headers}.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    got = connection.getresponse()
+    stream = got.headers.get("content-type", "").startswith("text/event-stream")
+    body = got.readline() if stream else got.read()
+    connection.close()
+    return got.status, got.headers, body.decode()
+
+
+def cookie_of(page):
+    """The cookie that the link gives to a browser."""
+    status, headers, _ = ask(page, path=page.link.partition(str(page.port))[2])
+    assert status == 303 and headers["location"] == "/"
+    found = headers["set-cookie"]
+    assert "HttpOnly" in found and "SameSite=strict" in found
+    return found.partition(";")[0]
+
+
+def test_a_link_lets_one_browser_in_and_only_once(page):
+    link = page.link
+    cookie = cookie_of(page)
+    assert ask(page, path=link.partition(str(page.port))[2])[0] == 401
+    assert "flowrl" in ask(page, Cookie=cookie)[2]
+    _, _, facts = ask(page, path="/runs/run", Cookie=cookie)
+    assert json.loads(facts)["graph"] == {"name": "g"}
+    assert json.loads(ask(page, path="/runs", Cookie=cookie)[2]) == ["run"]
+    event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
+    assert json.loads(event.removeprefix("data: "))["asked"] >= 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_route_refuses_what_the_page_would_not_ask(page, path, method):
+    cookie = cookie_of(page)
+    own = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
+    served = ask(page, method, path, **own)[0]
+    assert (served == 200) == (method == SERVED[path]) and served in (200, 404, 405)
+    refused = {
+        "no token": {},
+        "wrong token": {"Cookie": f"{COOKIE}=x"},
+        "foreign host": {**own, "Host": "evil.example"},
+        "no host of this port": {**own, "Host": "127.0.0.1:1"},
+        "foreign origin": {**own, "Origin": "http://evil.example"},
+        "an origin that hides": {**own, "Origin": "null"},
+        "another site": {**own, "Sec-Fetch-Site": "cross-site", "Origin": "http://127.0.0.1:1"},
+    }
+    before = page.runs["run"].asked
+    for what, headers in refused.items():
+        status, _, body = ask(page, method, path, **headers)
+        assert status in (401, 403, 405, 421), what
+        assert "asked" not in body and "flowrl-page" not in body, what
+    assert page.runs["run"].asked == before
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_of_another_site_can_neither_show_nor_read_it(page, path):
+    cookie = cookie_of(page)
+    method, own = SERVED[path], {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
+    status, headers, _ = ask(page, method, path, **own)
+    assert status == 200 and headers["content-security-policy"] == POLICY
+    assert headers["cache-control"] == "no-store" and headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in headers
+    crossed = ask(page, method, path, **own, **{"Sec-Fetch-Site": "cross-site"})[0]
+    assert crossed == (200 if path == "/" else 403)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/..", "/static/../page.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
+        "/static/%252e%252e%252fserver.py", "/static//etc/passwd", "/runs/../../etc/passwd",
+        "/runs/%2e%2e%2f", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_what_is_served(page, path):
+    status, _, body = ask(page, path=path, Cookie=cookie_of(page))
+    assert status == 404 and "root:" not in body and "import" not in body
+
+
+def test_what_changes_something_must_name_its_origin(page):
+    cookie = cookie_of(page)
+    assert ask(page, "POST", "/runs/run/pause", Cookie=cookie)[0] == 403
+    own = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
+    assert ask(page, "POST", "/runs/run/pause", **own)[0] == 200
+    for path in ("/runs/run/__class__", "/runs/run/wait", "/runs/other/pause"):
+        assert ask(page, "POST", path, **own)[0] == 404
+    assert page.runs["run"].asked == 3  # of which one was done
+
+
+def test_long_headers_end_the_connection(page):
+    with pytest.raises((http.client.HTTPException, OSError, AssertionError)):
+        assert ask(page, X_Long="x" * 1_000_000)[0] in (200, 401)
+    assert ask(page)[0] == 401
+
+
+def test_many_idle_connections_are_ended_and_others_served_again(page):
+    place = page.host, page.port
+    idle = [socket.create_connection(place, timeout=5) for _ in range(CONNECTIONS * 3)]
+    for connection in idle:
+        connection.close()
+    for _ in range(50):
+        try:
+            assert ask(page)[0] == 401
+            break
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.1)
+    else:
+        pytest.fail("it serves nothing any more")
+
+
+def test_too_many_pages_at_once_are_refused(page):
+    cookie = cookie_of(page)
+    open_ones = []
+    for _ in range(STREAMS):
+        connection = socket.create_connection((page.host, page.port), timeout=5)
+        connection.sendall(
+            f"GET /runs/run/stream HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n"
+            f"Cookie: {cookie}\r\n\r\n".encode()
+        )
+        assert b"200" in connection.recv(4096)
+        open_ones.append(connection)
+    assert ask(page, path="/runs/run/stream", Cookie=cookie)[0] == 503
+    for connection in open_ones:
+        connection.close()
+    assert ask(page, path="/runs", Cookie=cookie)[0] == 200
+
+
+def test_a_port_in_use_is_an_error_with_the_way_out(page):
+    with pytest.raises(
+        fl.errors.SettingError, match=f"can't serve a page at .*:{page.port}: .*0 for"
+    ):
+        Page(port=page.port)
