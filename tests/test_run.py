@@ -69,6 +69,7 @@ def test_a_runs_directory_holds_what_it_should(saved):
         "rows.jsonl",
         "events.jsonl",
         "graph.txt",
+        "graph.json",
         "plan.txt",
         "audit.txt",
         "explain.txt",

@@ -195,6 +195,33 @@ def explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def ui(args: argparse.Namespace) -> int:
+    """Serve a page of runs until Ctrl-C."""
+    from threading import Event
+
+    from flowrl.page.serving import serve_saved
+
+    page = serve_saved(args.dirs, port=args.port)
+    print(f"live page: {page.link}\nCtrl-C ends it", flush=True)
+    try:
+        # Not without end: a signal that another thread gets wakes nobody.
+        while not Event().wait(1.0):
+            pass
+    except KeyboardInterrupt:
+        page.close()
+    return 0
+
+
+def export_page(args: argparse.Namespace) -> int:
+    """Write the page of a run as one file."""
+    from flowrl.page.export import exported
+
+    check_new(args.file, "name another file: -o FILE")
+    Path(args.file).write_text(exported(args.dir), encoding="utf-8")
+    print(f"wrote {args.file}; a browser opens it")
+    return 0
+
+
 def compare(args: argparse.Namespace) -> int:
     """Print the last returns of saved runs in groups, and draw their curves if wanted."""
     import json

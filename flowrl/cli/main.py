@@ -215,11 +215,24 @@ def _add_run_readers(command: Command) -> None:
     )
     directory_argument(explain)
     explain.add_argument("--json", action="store_true", help="print JSON")
+    _add_pages(command)
     _add_compare(command)
     add_eval(command)
     add_match(command)
     _add_export(command)
     _add_record_readers(command)
+
+
+def _add_pages(command: Command) -> None:
+    """Add the commands that show runs in a browser."""
+    ui = command("ui", "serve a page of saved runs, or of runs that go on", commands.ui)
+    ui.add_argument("dirs", nargs="+", metavar="DIR", help="a run's directory, or one of several")
+    ui.add_argument("--port", type=int, default=0, help="port to serve at (default a free one)")
+    export = command(
+        "export-page", "write the page of a run as one file for browsers", commands.export_page
+    )
+    directory_argument(export)
+    export.add_argument("-o", metavar="FILE", dest="file", required=True, help="write to this file")
 
 
 def _add_compare(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,6 +19,7 @@ from flowrl.core.items import Row
 from flowrl.core.profile import Profile, to_text
 from flowrl.errors import SaveError
 from flowrl.graph import values
+from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
 from flowrl.observe import about
@@ -320,4 +322,5 @@ def first_files(plan: Plan) -> tuple[dict[str, str], str]:
     except SaveError as error:
         warning = f"graph.txt can't be read back: {error}"
         text = f"{UNREADABLE}{error}\n{graph.text(strict=False)}"
-    return {"graph.txt": text, "plan.txt": str(plan)}, warning
+    drawn = json.dumps(drawing(graph), separators=(",", ":")) + "\n"
+    return {"graph.txt": text, "graph.json": drawn, "plan.txt": str(plan)}, warning

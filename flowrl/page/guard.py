@@ -69,8 +69,8 @@ class Guard:
         if headers.get("origin", absent) not in own:
             return PlainTextResponse("pages of other sites may not ask", 403)
         # A link on another site leads here at most to the first page.
-        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        if elsewhere and (scope["path"] != "/" or scope["method"] != "GET"):
+        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if foreign and (scope["path"] != "/" or scope["method"] != "GET"):
             return PlainTextResponse("pages of other sites may not ask", 403)
         if scope["method"] not in ("GET", "POST"):
             return PlainTextResponse("only GET and POST are served", 405)

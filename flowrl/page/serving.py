@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowrl.page.saved import saved_runs
 from flowrl.page.server import Page
 
 if TYPE_CHECKING:
@@ -29,4 +32,22 @@ def serve(run: Run, *, host: str = "127.0.0.1", port: int = 0) -> Page:
     """
     page = Page(host, port)
     page.show(run)
+    return page
+
+
+def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: int = 0) -> Page:
+    """Serve the page of saved runs, of which some may go on in other processes.
+
+    Args:
+        paths: directories of runs, or directories that have such in them.
+        host: address to serve at (default this machine alone).
+        port: port to serve at; 0: a free one (default 0).
+
+    Raises:
+        SaveError: there is no run in a directory.
+        SettingError: the port is in use, or the host is none of this machine.
+    """
+    every = [run for path in paths for run in saved_runs(path)]
+    page = Page(host, port)
+    page.runs.update((str(number), run) for number, run in enumerate(every, 1))
     return page

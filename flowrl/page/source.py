@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from flowrl.core.controls import Controls
 from flowrl.core.events import Ended, Restarted, Warned
 from flowrl.core.profile import Profile
+from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
-from flowrl.page.drawing import drawing
 from flowrl.page.moment import moment, without_nan
 
 WINDOW = 3.0
@@ -41,6 +41,9 @@ class Source(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """Return what never changes, as plain data."""
+
+    def title(self) -> tuple[str, str]:
+        """Return what the run is called, and what it does, in a word."""
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return what is new since a moment as plain data, and what a page has then."""
@@ -81,9 +84,12 @@ class LiveRun:
 
     def __call__(self, event: Any) -> None:
         """Keep an event of the run."""
-        about = {"text": _text(event), "kind": type(event).__name__.lower(), "time": time.time()}
-        if isinstance(event, Restarted):
-            about |= {"resource": event.resource, "worker": event.worker}
+        kind = type(event).__name__.lower()
+        about = {
+            "text": text_of({"event": kind, **event._asdict()}),
+            "kind": kind,
+            "time": time.time(),
+        }
         with self._lock:
             self.number += 1
             self.events.append({"number": self.number, **about})
@@ -94,6 +100,11 @@ class LiveRun:
         """Return the graph and its plan."""
         verbs = VERBS if self.controls is not None else ()
         return {"graph": drawing(self.plan.graph), "plan": str(self.plan), "verbs": verbs}
+
+    def title(self) -> tuple[str, str]:
+        """Return the name of the graph, and what the run does."""
+        with self._lock:
+            return self.plan.graph.name, self._state()
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and what the run does now."""
@@ -154,11 +165,18 @@ def thinned(rows: Sequence[Mapping[str, float]], most: int) -> list[dict[str, fl
     return [dict(row) for row in rows[::-1][::step]][::-1]
 
 
-def _text(event: Any) -> str:
-    match event:
-        case Restarted():
-            lost = f"{event.lost_steps:,} steps were lost"
-            return f"{event.resource}, runner {event.worker} was restarted: {event.because}; {lost}"
-        case Ended():
-            return f"the run ended: {event.error or event.reason}"
-    return str(event.text)
+def text_of(event: Mapping[str, Any]) -> str:
+    """Return an event as a sentence; it is given as ``events.jsonl`` holds it."""
+    match event["event"]:
+        case "started":
+            return f"the run started: {event['plan']}"
+        case "ended":
+            return f"the run ended: {event['error'] or event['reason']}"
+        case "restarted":
+            who = f"{event['resource']}, runner {event['worker']}"
+            return (
+                f"{who} was restarted: {event['because']}; {event['lost_steps']:,} steps were lost"
+            )
+        case "dropped":
+            return f"queues dropped {sum(event['items'].values()):,} items so far"
+    return str(event["text"])

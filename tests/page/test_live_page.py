@@ -1,7 +1,6 @@
-"""What a page is told of a run, and what a browser shows of it."""
+"""What a page gets of a run, and what a browser shows of it."""
 
 import re
-import shutil
 import signal
 import socket
 import threading
@@ -13,15 +12,10 @@ import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.events import Ended, Restarted, Warned
 from flowrl.page.source import Cursor, LiveRun, thinned
-
-SMALL = {"envs_per_runner": 2, "rollout_length": 16, "batch_size": 32, "minibatch_size": 16}
-
-
-def small():
-    return fl.ppo("CartPole-v1", policy=fl.Policy(fl.networks.MLP, hidden=(8,)), **SMALL)
+from small_runs import small
 
 
-def test_a_page_is_told_of_each_row_and_event_once():
+def test_a_page_gets_each_row_and_event_once():
     with fl.run(small()) as run:
         source = LiveRun(run.plan, lambda: run.rows, run.profile)
         run.observe(source)
@@ -77,96 +71,6 @@ def test_long_runs_are_thinned_and_keep_their_last_row():
     assert 500 <= len(found) <= 1_000 and found[-1] == rows[-1]
     steps = {b["env_steps"] - a["env_steps"] for a, b in pairwise(found)}
     assert len(steps) == 1 and thinned(rows[:7], 1_000) == rows[:7] and thinned([], 5) == []
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium, with which the page is tested")
-    with api.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """Opens the page of a run in a browser; what goes wrong there fails the test."""
-    errors, tabs = [], []
-
-    def open_page(page):
-        tab = browser.new_page()
-        tab.on("console", lambda message: errors.append(message.text))
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.goto(page.link)
-        tabs.append(tab)
-        return tab
-
-    yield open_page
-    for tab in tabs:
-        tab.close()
-    assert [text for text in errors if "ERR_" not in text] == []
-
-
-def training(run):
-    """A thread in which a run goes on until it is ended."""
-    thread = threading.Thread(target=lambda: list(run))
-    thread.start()
-    return thread
-
-
-def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
-    with fl.run(small()) as run:
-        page, thread = fl.serve(run), training(run)
-        try:
-            tab = opened(page)
-            tab.wait_for_selector("g.node.bottleneck")
-            names = tab.eval_on_selector_all("g.node", "all => all.map(x => x.dataset.name)")
-            assert names == [n.name for n in run.graph.nodes] + [*run.graph.resources]
-            assert "Bottleneck:" in tab.inner_text("#why")
-            tab.click("g.node[data-name=train]")
-            shown = tab.inner_text("#chosen")
-            assert "TrainOneStep" in shown and "minibatch_size" in shown
-            assert "back-pressure" in shown
-            tab.wait_for_selector("#curve canvas")
-            tab.select_option("#column", "loss")
-            tab.focus("g.node[data-name=learner]")
-            tab.keyboard.press("Enter")
-            assert "Learner" in tab.inner_text("#chosen h2 >> nth=0")
-        finally:
-            run.controls.stop()
-            thread.join()
-    tab.wait_for_selector("#state:text-is('closed')")
-    assert "the run ended: closed" in tab.inner_text("#events")
-    page.close()
-    tab.wait_for_selector("#state:text-is('connection lost')")
-
-
-def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
-    with fl.run(small()) as run:
-        page, thread = fl.serve(run), training(run)
-        try:
-            tab = opened(page)
-            tab.click("[data-verb=pause]")
-            tab.wait_for_selector("#state:text-is('paused')")
-            # The row that was under way when it was asked may still close.
-            threading.Event().wait(0.5)
-            rows = len(run.rows)
-            threading.Event().wait(0.5)
-            assert len(run.rows) == rows and tab.is_disabled("[data-verb=pause]")
-            tab.click("[data-verb=go_on]")
-            tab.wait_for_selector("#state:text-is('running')")
-            tab.on("dialog", lambda dialog: dialog.accept())
-            tab.click("[data-verb=stop]")
-            thread.join(30)
-            assert run.reason == "closed" and len(run.rows) > rows
-            tab.wait_for_selector("[data-verb=pause]:disabled")
-        finally:
-            run.controls.stop()
-            thread.join()
-    page.close()
 
 
 def test_a_run_that_is_paused_can_be_interrupted():

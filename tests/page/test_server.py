@@ -26,11 +26,14 @@ PATHS = list(SERVED)
 class Counting:
     """A source that only counts how often it is asked."""
 
-    asked = 0
+    asked = controlled = 0
 
     def control(self, verb):
-        self.asked += 1
+        self.controlled += 1
         return verb == "pause"
+
+    def title(self):
+        return "g", "running"
 
     def facts(self):
         return {"graph": {"name": "g"}}
@@ -40,12 +43,17 @@ class Counting:
         return cursor._replace(rows=self.asked), {"state": "running", "asked": self.asked}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page():
     made = Page()
     made.runs["run"] = Counting()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def cookie(page):
+    return cookie_of(page)
 
 
 def ask(page, method="GET", path="/", **headers):
@@ -71,22 +79,28 @@ def cookie_of(page):
     return found.partition(";")[0]
 
 
-def test_a_link_lets_one_browser_in_and_only_once(page):
+def test_a_link_lets_one_browser_in_and_only_once():
+    page = Page()
+    page.runs["run"] = Counting()
     link = page.link
     cookie = cookie_of(page)
     assert ask(page, path=link.partition(str(page.port))[2])[0] == 401
     assert "flowrl" in ask(page, Cookie=cookie)[2]
     _, _, facts = ask(page, path="/runs/run", Cookie=cookie)
     assert json.loads(facts)["graph"] == {"name": "g"}
-    assert json.loads(ask(page, path="/runs", Cookie=cookie)[2]) == ["run"]
+    assert json.loads(ask(page, path="/runs", Cookie=cookie)[2]) == [
+        {"id": "run", "name": "g", "state": "running"}
+    ]
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
     assert json.loads(event.removeprefix("data: "))["asked"] >= 1
+    page.close()
+    with pytest.raises(OSError):
+        ask(page)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_route_refuses_what_the_page_would_not_ask(page, path, method):
-    cookie = cookie_of(page)
+def test_every_route_refuses_what_the_page_would_not_ask(page, cookie, path, method):
     own = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
     served = ask(page, method, path, **own)[0]
     assert (served == 200) == (method == SERVED[path]) and served in (200, 404, 405)
@@ -99,17 +113,16 @@ def test_every_route_refuses_what_the_page_would_not_ask(page, path, method):
         "an origin that hides": {**own, "Origin": "null"},
         "another site": {**own, "Sec-Fetch-Site": "cross-site", "Origin": "http://127.0.0.1:1"},
     }
-    before = page.runs["run"].asked
+    before = page.runs["run"].controlled
     for what, headers in refused.items():
         status, _, body = ask(page, method, path, **headers)
         assert status in (401, 403, 405, 421), what
         assert "asked" not in body and "flowrl-page" not in body, what
-    assert page.runs["run"].asked == before
+    assert page.runs["run"].controlled == before
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page_of_another_site_can_neither_show_nor_read_it(page, path):
-    cookie = cookie_of(page)
+def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path):
     method, own = SERVED[path], {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
     status, headers, _ = ask(page, method, path, **own)
     assert status == 200 and headers["content-security-policy"] == POLICY
@@ -127,19 +140,19 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, path):
         "/runs/%2e%2e%2f", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
     ],
 )  # fmt: skip
-def test_no_path_leads_out_of_what_is_served(page, path):
-    status, _, body = ask(page, path=path, Cookie=cookie_of(page))
+def test_no_path_leads_out_of_what_is_served(page, cookie, path):
+    status, _, body = ask(page, path=path, Cookie=cookie)
     assert status == 404 and "root:" not in body and "import" not in body
 
 
-def test_what_changes_something_must_name_its_origin(page):
-    cookie = cookie_of(page)
+def test_what_changes_something_must_name_its_origin(page, cookie):
+    before = page.runs["run"].controlled
     assert ask(page, "POST", "/runs/run/pause", Cookie=cookie)[0] == 403
     own = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{page.port}"}
     assert ask(page, "POST", "/runs/run/pause", **own)[0] == 200
     for path in ("/runs/run/__class__", "/runs/run/wait", "/runs/other/pause"):
         assert ask(page, "POST", path, **own)[0] == 404
-    assert page.runs["run"].asked == 3  # of which one was done
+    assert page.runs["run"].controlled == before + 3
 
 
 def test_long_headers_end_the_connection(page):
@@ -163,8 +176,7 @@ def test_many_idle_connections_are_ended_and_others_served_again(page):
         pytest.fail("it serves nothing any more")
 
 
-def test_too_many_pages_at_once_are_refused(page):
-    cookie = cookie_of(page)
+def test_too_many_pages_at_once_are_refused(page, cookie):
     open_ones = []
     for _ in range(STREAMS):
         connection = socket.create_connection((page.host, page.port), timeout=5)

@@ -241,6 +241,24 @@ function take(news) {
   drawCurve();
 }
 
+function drawRuns(runs) {
+  const list = $("runs");
+  list.hidden = runs.length < 2;
+  list.replaceChildren(...runs.map((run) => element("option", { value: run.id }, `${run.name} · ${run.state}`)));
+  list.value = page.run;
+}
+
+$("runs").addEventListener("change", () => { location.hash = $("runs").value; location.reload(); });
+
+function show(facts) {
+  page.facts = facts;
+  document.title = `${facts.graph.name} · flowrl`;
+  $("name").textContent = facts.graph.name;
+  if (facts.path) $("name").title = facts.path;
+  drawGraph(facts.graph);
+  drawControls(facts.verbs);
+}
+
 async function begin() {
   let runs = [];
   // Resources are opened before a run begins.
@@ -250,12 +268,10 @@ async function begin() {
     $("state").textContent = "starting";
     await new Promise((done) => setTimeout(done, 500));
   }
-  page.run = runs[0];
-  page.facts = await (await fetch(`/runs/${page.run}`)).json();
-  document.title = `${page.facts.graph.name} · flowrl`;
-  $("name").textContent = page.facts.graph.name;
-  drawGraph(page.facts.graph);
-  drawControls(page.facts.verbs);
+  const asked = decodeURIComponent(location.hash.slice(1));
+  page.run = runs.some((run) => run.id === asked) ? asked : runs[0].id;
+  drawRuns(runs);
+  show(await (await fetch(`/runs/${page.run}`)).json());
   const stream = new EventSource(`/runs/${page.run}/stream`);
   stream.addEventListener("message", (event) => take(JSON.parse(event.data)));
   stream.addEventListener("error", () => { $("state").textContent = "connection lost"; });
@@ -263,4 +279,11 @@ async function begin() {
 
 $("column").addEventListener("change", drawCurve);
 addEventListener("resize", () => { if (page.plot) drawCurve(); });
-begin().catch((error) => { $("state").textContent = `${error}`; });
+// A page that was exported holds all of its run.
+if ($("saved")) {
+  const saved = JSON.parse($("saved").textContent);
+  show(saved.facts);
+  take(saved.news);
+} else {
+  begin().catch((error) => { $("state").textContent = `${error}`; });
+}

@@ -1,4 +1,4 @@
-"""What never changes of a run: its graph, where everything stands in the picture, and settings."""
+"""A graph as plain data: where everything stands in its picture, and all settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 200
 
 
 def drawing(graph: Graph) -> dict[str, Any]:
-    """Return a graph as plain data: what the page draws of it, and what a click on it shows.
+    """Return a graph as plain data: what the live page draws, and what a click on a node shows.
 
     Args:
         graph: the graph.

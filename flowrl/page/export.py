@@ -1,0 +1,51 @@
+"""The page of a saved run as one file, which a browser opens from disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from flowrl.page.saved import SavedRun
+from flowrl.page.source import Cursor
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def exported(path: str | Path) -> str:
+    """Return the page of a saved run as HTML that needs no server, no other file and no network.
+
+    Args:
+        path: the directory of the run.
+
+    Raises:
+        SaveError: it is no run's, or one from before runs held their pictures.
+    """
+    run = SavedRun(path)
+    news = run.since(Cursor())[1]
+    data = {"facts": {**run.facts(), "path": Path(path).name}, "news": news}
+    # Within a script nothing may look like its end.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    static = files(__package__).joinpath("static")
+
+    def styled(match: re.Match[str]) -> str:
+        return f"<style>{static.joinpath(match[1]).read_text(encoding='utf-8')}</style>"
+
+    def scripted(match: re.Match[str]) -> str:
+        kind = ' type="module"' if "module" in match[2] else ""
+        source = static.joinpath(match[1]).read_text(encoding="utf-8")
+        return f"<script{kind}>{source}</script>"
+
+    page = static.joinpath("index.html").read_text(encoding="utf-8")
+    page = re.sub(r'<link rel="stylesheet" href="/static/([\w.]+)">', styled, page)
+    page = re.sub(r'<script src="/static/([\w.]+)"([^>]*)></script>', scripted, page)
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+        f'<script type="application/json" id="saved">{text}</script>'
+    )
+    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}', 1)

@@ -1,0 +1,139 @@
+"""What a real browser shows of runs, and what buttons do. Without Chromium these are skipped."""
+
+import shutil
+import threading
+
+import pytest
+
+import flowrl as fl
+from flowrl.cli.main import main
+from flowrl.page.serving import serve_saved
+from small_runs import small, two_runs
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The directory of a run that has ended, in a folder with another one."""
+    return two_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium, with which the page is tested")
+    with api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens the page of a run in a browser; what goes wrong there fails the test."""
+    errors, tabs = [], []
+
+    def open_page(page):
+        tab = browser.new_page()
+        tab.on("console", lambda message: errors.append(message.text))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto(page.link)
+        tabs.append(tab)
+        return tab
+
+    yield open_page
+    for tab in tabs:
+        tab.close()
+    assert [text for text in errors if "ERR_" not in text] == []
+
+
+def training(run):
+    """A thread in which a run goes on until it is ended."""
+    thread = threading.Thread(target=lambda: list(run))
+    thread.start()
+    return thread
+
+
+def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
+    with fl.run(small()) as run:
+        page, thread = fl.serve(run), training(run)
+        try:
+            tab = opened(page)
+            tab.wait_for_selector("g.node.bottleneck")
+            names = tab.eval_on_selector_all("g.node", "all => all.map(x => x.dataset.name)")
+            assert names == [n.name for n in run.graph.nodes] + [*run.graph.resources]
+            assert "Bottleneck:" in tab.inner_text("#why")
+            tab.click("g.node[data-name=train]")
+            shown = tab.inner_text("#chosen")
+            assert "TrainOneStep" in shown and "minibatch_size" in shown
+            assert "back-pressure" in shown
+            tab.wait_for_selector("#curve canvas")
+            tab.select_option("#column", "loss")
+            tab.focus("g.node[data-name=learner]")
+            tab.keyboard.press("Enter")
+            assert "Learner" in tab.inner_text("#chosen h2 >> nth=0")
+        finally:
+            run.controls.stop()
+            thread.join()
+    tab.wait_for_selector("#state:text-is('closed')")
+    assert "the run ended: closed" in tab.inner_text("#events")
+    page.close()
+    tab.wait_for_selector("#state:text-is('connection lost')")
+
+
+def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
+    with fl.run(small()) as run:
+        page, thread = fl.serve(run), training(run)
+        try:
+            tab = opened(page)
+            tab.click("[data-verb=pause]")
+            tab.wait_for_selector("#state:text-is('paused')")
+            # The row that was under way when it was asked may still close.
+            threading.Event().wait(0.5)
+            rows = len(run.rows)
+            threading.Event().wait(0.5)
+            assert len(run.rows) == rows and tab.is_disabled("[data-verb=pause]")
+            tab.click("[data-verb=go_on]")
+            tab.wait_for_selector("#state:text-is('running')")
+            tab.on("dialog", lambda dialog: dialog.accept())
+            tab.click("[data-verb=stop]")
+            thread.join(30)
+            assert run.reason == "closed" and len(run.rows) > rows
+            tab.wait_for_selector("[data-verb=pause]:disabled")
+        finally:
+            run.controls.stop()
+            thread.join()
+    page.close()
+
+
+def test_a_browser_opens_saved_runs_and_the_other_of_them(saved, opened):
+    page = serve_saved([saved.parent])
+    tab = opened(page)
+    tab.wait_for_selector("#state:text-is('steps')")
+    assert tab.inner_text("#runs option >> nth=1").endswith("second · steps")
+    assert tab.query_selector("#controls button") is None
+    tab.select_option("#runs", "2")
+    tab.wait_for_selector("#name[title$=second]")
+    tab.wait_for_selector("#curve canvas")
+    page.close()
+
+
+def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, tmp_path, capsys):
+    file = tmp_path / "run.html"
+    assert main(["export-page", str(saved), "-o", str(file)]) == 0
+    assert main(["export-page", str(saved), "-o", str(file)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    tab = browser.new_page()
+    asked, errors = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("#state:text-is('steps')")
+    tab.click("g.node[data-name=train]")
+    assert "TrainOneStep" in tab.inner_text("#chosen")
+    tab.wait_for_selector("#curve canvas")
+    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+    assert errors == []
+    tab.close()
