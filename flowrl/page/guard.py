@@ -16,6 +16,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 COOKIE = "flowrl-page"
+"""The beginning of the cookie's name. Its end is the port, for browsers keep no ports apart."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,6 +44,8 @@ class Guard:
         self.app, self.hosts = app, hosts
         self.token = secrets.token_urlsafe(24)
         """What a link holds to let a browser in; None once it was used."""
+        self.cookie = f"{COOKIE}-{hosts[0].rpartition(':')[2]}"
+        """The name of the cookie."""
         self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +82,7 @@ class Guard:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and scope["method"] == "GET" and self._lets_in(given):
             response = RedirectResponse("/", 303)
-            response.set_cookie(COOKIE, self._session, httponly=True, samesite="strict")
+            response.set_cookie(self.cookie, self._session, httponly=True, samesite="strict")
             return response
         return PlainTextResponse(f"no token: {WAY}", 401)
 
@@ -89,7 +92,7 @@ class Guard:
             cookie.load(text)
         except CookieError:
             return False
-        found = cookie.get(COOKIE)
+        found = cookie.get(self.cookie)
         return found is not None and hmac.compare_digest(
             found.value.encode(), self._session.encode()
         )

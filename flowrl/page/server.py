@@ -140,7 +140,9 @@ def application(runs: Mapping[str, Source]) -> Starlette:
         return asset(request.path_params["name"])
 
     async def every(_: Request) -> Response:
-        titles = [(run, *await run_in_threadpool(source.title)) for run, source in runs.items()]
+        titles = [
+            (run, *await run_in_threadpool(source.title)) for run, source in list(runs.items())
+        ]
         return JSONResponse([{"id": x, "name": name, "state": state} for x, name, state in titles])
 
     async def facts(request: Request) -> Response:

@@ -15,7 +15,7 @@ from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
 from flowrl.page.moment import moment, without_nan
 
-WINDOW = 3.0
+WINDOW = 2.0
 """The seconds of a run that the page shows as now."""
 MOST_EVENTS = 500
 """The newest events that are kept."""

@@ -2,13 +2,23 @@
 
 import shutil
 import threading
+import time
 
 import pytest
 
 import flowrl as fl
+from environments import Corridor
 from flowrl.cli.main import main
 from flowrl.page.serving import serve_saved
+from jax_teams import Corridors
 from small_runs import small, two_runs
+
+TINY = {
+    "envs_per_runner": 2,
+    "rollout_length": 16,
+    "batch_size": 32,
+    "policy": fl.Policy(fl.networks.MLP, hidden=(4,)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +86,61 @@ def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
         finally:
             run.controls.stop()
             thread.join()
-    tab.wait_for_selector("#state:text-is('closed')")
+    tab.wait_for_selector("#state:text-is('ended: closed')")
     assert "the run ended: closed" in tab.inner_text("#events")
     page.close()
     tab.wait_for_selector("#state:text-is('connection lost')")
+
+
+@pytest.mark.parametrize(
+    ("graph", "runtime", "slow", "shown"),
+    [
+        (lambda: fl.pg(Corridor, **TINY), "xla", "this process", ["sample", "learner"]),
+        (
+            lambda: fl.multi_ppo(Corridors, policies="separate", **TINY, minibatch_size=16),
+            "local",
+            "",
+            ["train_red", "select_blue", "red", "blue"],
+        ),
+    ],
+    ids=["a program", "two policies"],
+)
+def test_a_browser_shows_programs_and_several_policies(graph, runtime, slow, shown, opened):
+    with fl.run(graph(), runtime=runtime) as run:
+        for _ in range(3):
+            next(run)
+        page = fl.serve(run)
+        tab = opened(page)
+        tab.wait_for_selector("#why:has-text('Bottleneck:')")
+        assert slow in tab.inner_text("#why")
+        for name in shown:
+            tab.click(f"g.node[data-name={name}]")
+            assert name in tab.inner_text("#chosen h2 >> nth=0")
+        assert tab.inner_text("#updates") == f"{run.rows[-1]['updates']:,}"
+    page.close()
+
+
+def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
+    slow = threading.Event()
+
+    def maybe(batch):
+        if slow.is_set():
+            time.sleep(0.05)
+        return batch
+
+    with fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run:
+        page, thread = fl.serve(run), training(run)
+        try:
+            tab = opened(page)
+            tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+            slow.set()
+            tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+            run.warn("the fan is loud")
+            tab.wait_for_selector("#events li.warned:has-text('the fan is loud')")
+        finally:
+            run.controls.stop()
+            thread.join()
+    page.close()
 
 
 def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
@@ -110,7 +171,7 @@ def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
 def test_a_browser_opens_saved_runs_and_the_other_of_them(saved, opened):
     page = serve_saved([saved.parent])
     tab = opened(page)
-    tab.wait_for_selector("#state:text-is('steps')")
+    tab.wait_for_selector("#state:text-is('ended: steps')")
     assert tab.inner_text("#runs option >> nth=1").endswith("second · steps")
     assert tab.query_selector("#controls button") is None
     tab.select_option("#runs", "2")
@@ -130,7 +191,7 @@ def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, t
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text))
     tab.goto(file.as_uri())
-    tab.wait_for_selector("#state:text-is('steps')")
+    tab.wait_for_selector("#state:text-is('ended: steps')")
     tab.click("g.node[data-name=train]")
     assert "TrainOneStep" in tab.inner_text("#chosen")
     tab.wait_for_selector("#curve canvas")

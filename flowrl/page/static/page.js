@@ -17,7 +17,7 @@ function element(name, attributes = {}, text = "") {
 function amount(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  if (size >= 10000) return Math.round(x).toLocaleString("en");
+  if (size >= 10000 || Number.isInteger(x)) return Math.round(x).toLocaleString("en");
   return size >= 100 ? x.toFixed(0) : x.toPrecision(3);
 }
 
@@ -191,7 +191,8 @@ function enableControls(state) {
 
 function showNumbers(news) {
   const last = page.rows[page.rows.length - 1] || {};
-  $("state").textContent = news.state;
+  const goes = ["starting", "running", "paused", "killed"].includes(news.state);
+  $("state").textContent = goes ? news.state : `ended: ${news.state}`;
   enableControls(news.state);
   $("steps").textContent = amount(last.env_steps);
   $("updates").textContent = amount(last.updates);
