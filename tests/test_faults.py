@@ -375,6 +375,7 @@ class InFlight:
     def __init__(self):
         self.levels, self.bytes, self.requests, self.taken = [], set(), [], []
         self.runners = None
+        self.seconds = 0.02
 
     def __call__(self, event):
         match event:
@@ -383,7 +384,7 @@ class InFlight:
             case OperatorRan(node="batch", bytes=size, item=item) if item is not None:
                 self.bytes.add(size)
             case Took(node="train", item=batch):
-                time.sleep(0.02)
+                time.sleep(self.seconds)
                 self.requests.append(len(self.runners.requests))
                 obs = np.asarray(batch.data["obs"])[np.asarray(batch.data["valid"]) > 0]
                 self.taken += [tuple(numbers) for numbers in obs[:, :2].tolist()]
@@ -398,9 +399,9 @@ def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
         flight.runners = run._session.place.handles["runners"]
         for _ in range(40):
             next(run)
-        # The bound is reached once the learner is the slower one, which beside other busy
-        # processes takes longer.
+        # The bound is reached once the learner is the slower one, however busy the machine is.
         while runtime != "local" and (max(flight.levels), max(flight.requests)) != (3, 4):
+            flight.seconds = min(1.0, 1.1 * flight.seconds)
             next(run)
     per_batch, per_rollout = (
         bytes_of(plan.found.first_items[node]) for node in ("batch", "sample")

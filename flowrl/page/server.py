@@ -69,8 +69,9 @@ class Page:
         names = (host, "localhost") if host == "127.0.0.1" else (host,)
         hosts = tuple(f"{name}:{self.port}" for name in names)
         self.guard = Guard(application(self.runs), hosts)
+        # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
-            self.guard, log_level="critical", access_log=False, lifespan="off", ws="none",
+            self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
             http=Limited, timeout_keep_alive=5, h11_max_incomplete_event_size=LONGEST,
             server_header=False, date_header=False,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import re
 import resource
 import socket
@@ -204,6 +205,13 @@ def test_too_many_pages_at_once_are_refused(page, cookie):
     for connection in open_ones:
         connection.close()
     assert ask(page, path="/runs", Cookie=cookie)[0] == 200
+
+
+def test_the_handlers_of_a_users_logs_stay_open(tmp_path):
+    handler = logging.FileHandler(tmp_path / "own.log")
+    Page().close()
+    assert handler in [ref() for ref in logging._handlerList] and handler.stream is not None
+    handler.close()
 
 
 def test_a_port_in_use_is_an_error_with_the_way_out(page):
