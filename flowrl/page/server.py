@@ -71,8 +71,8 @@ class Page:
         self.guard = Guard(application(self.runs), hosts)
         # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
-            self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
-            http=Limited, timeout_keep_alive=5, h11_max_incomplete_event_size=LONGEST,
+            self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off",
+            ws="none", http=Limited, timeout_keep_alive=5, h11_max_incomplete_event_size=LONGEST,
             server_header=False, date_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
