@@ -399,8 +399,9 @@ def test_bytes_in_flight_never_exceed_what_the_plan_allows(runtime):
         flight.runners = run._session.place.handles["runners"]
         for _ in range(40):
             next(run)
-        # The bound is reached once the learner is the slower one, however busy the machine is.
-        while runtime != "local" and (max(flight.levels), max(flight.requests)) != (3, 4):
+        # The queue is full once the learner is the slower one, however busy the machine is. What
+        # was requested is then 3 or 4, for a full queue holds up the next request.
+        while runtime != "local" and (max(flight.levels) < 3 or max(flight.requests) < 3):
             flight.seconds = min(1.0, 1.1 * flight.seconds)
             next(run)
     per_batch, per_rollout = (

@@ -96,4 +96,4 @@ def test_every_command_has_a_section_in_the_reference():
 
     commands = next(a.choices for a in parser()._actions if isinstance(a.choices, dict))
     text = next(page for page in PAGES if page.stem == "command_line").read_text()
-    assert sorted(re.findall(r"^## ([a-z]+)$", text, re.MULTILINE)) == sorted(commands)
+    assert sorted(re.findall(r"^## ([a-z-]+)$", text, re.MULTILINE)) == sorted(commands)
