@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -58,34 +59,35 @@ def opened(browser):
     assert [text for text in errors if "ERR_" not in text] == []
 
 
-def training(run):
-    """A thread in which a run goes on until it is ended."""
+@contextmanager
+def served(run):
+    """The page of a run that goes on in a thread of its own, until it is to stop."""
+    page = fl.serve(run)
     thread = threading.Thread(target=lambda: list(run))
     thread.start()
-    return thread
+    try:
+        yield page, thread
+    finally:
+        run.controls.stop()
+        thread.join()
 
 
 def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
-    with fl.run(small()) as run:
-        page, thread = fl.serve(run), training(run)
-        try:
-            tab = opened(page)
-            tab.wait_for_selector("g.node.bottleneck")
-            names = tab.eval_on_selector_all("g.node", "all => all.map(x => x.dataset.name)")
-            assert names == [n.name for n in run.graph.nodes] + [*run.graph.resources]
-            assert "Bottleneck:" in tab.inner_text("#why")
-            tab.click("g.node[data-name=train]")
-            shown = tab.inner_text("#chosen")
-            assert "TrainOneStep" in shown and "minibatch_size" in shown
-            assert "back-pressure" in shown
-            tab.wait_for_selector("#curve canvas")
-            tab.select_option("#column", "loss")
-            tab.focus("g.node[data-name=learner]")
-            tab.keyboard.press("Enter")
-            assert "Learner" in tab.inner_text("#chosen h2 >> nth=0")
-        finally:
-            run.controls.stop()
-            thread.join()
+    with fl.run(small()) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.wait_for_selector("g.node.bottleneck")
+        names = tab.eval_on_selector_all("g.node", "all => all.map(x => x.dataset.name)")
+        assert names == [n.name for n in run.graph.nodes] + [*run.graph.resources]
+        assert "Bottleneck:" in tab.inner_text("#why")
+        tab.click("g.node[data-name=train]")
+        shown = tab.inner_text("#chosen")
+        assert "TrainOneStep" in shown and "minibatch_size" in shown
+        assert "back-pressure" in shown
+        tab.wait_for_selector("#curve canvas")
+        tab.select_option("#column", "loss")
+        tab.focus("g.node[data-name=learner]")
+        tab.keyboard.press("Enter")
+        assert "Learner" in tab.inner_text("#chosen h2 >> nth=0")
     tab.wait_for_selector("#state:text-is('ended: closed')")
     assert "the run ended: closed" in tab.inner_text("#events")
     page.close()
@@ -128,43 +130,36 @@ def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
             time.sleep(0.05)
         return batch
 
-    with fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run:
-        page, thread = fl.serve(run), training(run)
-        try:
-            tab = opened(page)
-            tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
-            slow.set()
-            tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
-            run.warn("the fan is loud")
-            tab.wait_for_selector("#events li.warned:has-text('the fan is loud')")
-        finally:
-            run.controls.stop()
-            thread.join()
+    with (
+        fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run,
+        served(run) as (page, _),
+    ):
+        tab = opened(page)
+        tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+        slow.set()
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        run.warn("the fan is loud")
+        tab.wait_for_selector("#events li.warned:has-text('the fan is loud')")
     page.close()
 
 
 def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
-    with fl.run(small()) as run:
-        page, thread = fl.serve(run), training(run)
-        try:
-            tab = opened(page)
-            tab.click("[data-verb=pause]")
-            tab.wait_for_selector("#state:text-is('paused')")
-            # The row that was under way when it was asked may still close.
-            threading.Event().wait(0.5)
-            rows = len(run.rows)
-            threading.Event().wait(0.5)
-            assert len(run.rows) == rows and tab.is_disabled("[data-verb=pause]")
-            tab.click("[data-verb=go_on]")
-            tab.wait_for_selector("#state:text-is('running')")
-            tab.on("dialog", lambda dialog: dialog.accept())
-            tab.click("[data-verb=stop]")
-            thread.join(30)
-            assert run.reason == "closed" and len(run.rows) > rows
-            tab.wait_for_selector("[data-verb=pause]:disabled")
-        finally:
-            run.controls.stop()
-            thread.join()
+    with fl.run(small()) as run, served(run) as (page, thread):
+        tab = opened(page)
+        tab.click("[data-verb=pause]")
+        tab.wait_for_selector("#state:text-is('paused')")
+        # The row that was under way when it was asked may still close.
+        threading.Event().wait(0.5)
+        rows = len(run.rows)
+        threading.Event().wait(0.5)
+        assert len(run.rows) == rows and tab.is_disabled("[data-verb=pause]")
+        tab.click("[data-verb=go_on]")
+        tab.wait_for_selector("#state:text-is('running')")
+        tab.on("dialog", lambda dialog: dialog.accept())
+        tab.click("[data-verb=stop]")
+        thread.join(30)
+        assert run.reason == "closed" and len(run.rows) > rows
+        tab.wait_for_selector("[data-verb=pause]:disabled")
     page.close()
 
 
