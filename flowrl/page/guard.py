@@ -43,16 +43,13 @@ class Guard:
     def __init__(self, app: Any, hosts: tuple[str, ...]) -> None:
         self.app, self.hosts = app, hosts
         self.token = secrets.token_urlsafe(24)
-        """What a link holds to let a browser in; None once it was used."""
+        """What a link holds to let a browser in; empty once it was used."""
         self.cookie = f"{COOKIE}-{hosts[0].rpartition(':')[2]}"
         """The name of the cookie."""
         self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
             return
         response = self._refusal(scope)
