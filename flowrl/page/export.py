@@ -37,13 +37,11 @@ def exported(path: str | Path) -> str:
         return f"<style>{static.joinpath(match[1]).read_text(encoding='utf-8')}</style>"
 
     def scripted(match: re.Match[str]) -> str:
-        kind = ' type="module"' if "module" in match[2] else ""
-        source = static.joinpath(match[1]).read_text(encoding="utf-8")
-        return f"<script{kind}>{source}</script>"
+        return f"<script>{static.joinpath(match[1]).read_text(encoding='utf-8')}</script>"
 
     page = static.joinpath("index.html").read_text(encoding="utf-8")
     page = re.sub(r'<link rel="stylesheet" href="/static/([\w.]+)">', styled, page)
-    page = re.sub(r'<script src="/static/([\w.]+)"([^>]*)></script>', scripted, page)
+    page = re.sub(r'<script src="/static/([\w.]+)"></script>', scripted, page)
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
         f'<script type="application/json" id="saved">{text}</script>'

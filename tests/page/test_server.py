@@ -16,7 +16,7 @@ from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 SERVED = {
-    re.sub(r"{name}", "page.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
+    re.sub(r"{name}", "main.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
         "POST" if "POST" in route.methods else "GET"
     )
     for route in application({}).routes
@@ -146,7 +146,7 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path)
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/..", "/static/../page.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
+        "/static/..", "/static/../main.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
         "/static/%252e%252e%252fserver.py", "/static//etc/passwd", "/runs/../../etc/passwd",
         "/runs/%2e%2e%2f", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
     ],

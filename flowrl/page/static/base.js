@@ -1,0 +1,24 @@
+"use strict";
+// What all parts of the page share. They are plain scripts, so that one file can hold them all.
+
+const SVG = "http://www.w3.org/2000/svg";
+const $ = (id) => document.getElementById(id);
+const page = { rows: [], chosen: null, now: null, facts: null, plot: null, events: [] };
+
+function element(name, attributes = {}, text = "") {
+  const made = name.startsWith("svg:")
+    ? document.createElementNS(SVG, name.slice(4))
+    : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== "") made.textContent = text;
+  return made;
+}
+
+function amount(x) {
+  if (x === null || x === undefined) return "–";
+  const size = Math.abs(x);
+  if (size >= 10000 || Number.isInteger(x)) return Math.round(x).toLocaleString("en");
+  return size >= 100 ? x.toFixed(0) : x.toPrecision(3);
+}
+
+const percent = (x) => `${Math.round(100 * x)} %`;

@@ -1,0 +1,25 @@
+"use strict";
+// The buttons by which a run is controlled.
+
+const VERBS = { pause: "pause", go_on: "go on", snapshot: "snapshot now", stop: "stop" };
+
+async function ask(verb) {
+  if (verb === "stop" && !confirm("End this run after its next row?")) return;
+  await fetch(`/runs/${page.run}/${verb}`, { method: "POST" });
+}
+
+function drawControls(verbs) {
+  $("controls").replaceChildren(...verbs.map((verb) => {
+    const button = element("button", { type: "button", "data-verb": verb }, VERBS[verb]);
+    button.addEventListener("click", () => ask(verb));
+    return button;
+  }));
+}
+
+function enableControls(state) {
+  for (const button of document.querySelectorAll("[data-verb]")) {
+    const verb = button.dataset.verb;
+    button.disabled = !["running", "paused"].includes(state)
+      || (verb === "pause" && state === "paused") || (verb === "go_on" && state === "running");
+  }
+}
