@@ -69,6 +69,18 @@ class FlowrlError(Exception):
         return self
 
 
+def address_of(error: BaseException | None) -> str:
+    """Return the address of an error, such as ``ppo.train``; empty if it has none.
+
+    Args:
+        error: one of flowrl, or another one, to which the address was added as a note.
+    """
+    if isinstance(error, FlowrlError):
+        return error.where
+    notes: list[str] = getattr(error, "__notes__", [])
+    return next((note.removeprefix("in ") for note in notes if note.startswith("in ")), "")
+
+
 class GraphError(FlowrlError):
     """A graph is built wrongly: a name, an edge or an edit does not fit."""
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from flowrl.observe.snapshots import (
 )
 from flowrl.observe.tracing import Tracing
 from flowrl.run_arguments import RUNTIMES, as_runtime, check_arguments, checked_observers
-from flowrl.running import Run
+from flowrl.running import Run, started
 from flowrl.runtime.base import Runtime
 
 StepsAndUntil = tuple[int | None, Callable[[Row], bool] | None]
@@ -52,6 +53,7 @@ def resume(
     trace: str | Path | None = None,
     otlp: str | None = None,
     allow: Collection[str] = (),
+    ui: bool | int | str = False,
 ) -> Run:
     """Go on with a saved run from its newest good snapshot, and return it as `run` does.
 
@@ -73,6 +75,7 @@ def resume(
         trace: as of `run`; of what comes from now on (default None).
         otlp: as of `run` (default None).
         allow: packages beyond flowrl that the saved graph may be made of (default none).
+        ui: as of `run` (default False).
 
     Raises:
         SaveError: there is no such run or no good snapshot, another process is at work on it, or
@@ -82,7 +85,7 @@ def resume(
     forbid_while_importing()
     checked = checked_observers(observers)
     found = resumable(path, graph, runtime=runtime, steps=steps, until=until, allow=allow)
-    return found.start(observers=checked, trace=trace, otlp=otlp)
+    return found.start(observers=checked, trace=trace, otlp=otlp, ui=ui)
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,12 @@ class Resumable:
         observers: Iterable[Observer] = (),
         trace: str | Path | None = None,
         otlp: str | None = None,
+        ui: bool | int | str = False,
     ) -> Run:
         """Open the run, and return it; `resume` describes the arguments."""
         try:
-            run = Run(
+            start = partial(
+                Run,
                 self.plan,
                 self.runtime,
                 self.facts["seed"],
@@ -120,6 +125,7 @@ class Resumable:
                 self.resumed,
                 init_of(self.facts.get("init")),
             )
+            run = started(start, ui)
         except BaseException:
             self.close()
             raise

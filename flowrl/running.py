@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import jax
 
 from flowrl.core.controls import Controls
 from flowrl.core.curves import Curves
-from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
+from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Warned, with_warnings
 from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
@@ -95,13 +94,15 @@ class Run:
         self._steps, self._until = steps, until
         self.controls = Controls()
         """By which other threads pause, stop and keep it."""
+        self.page: Any = None
+        """Its live page, a `Page`, if `ui` was given."""
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
         self._saver, self._tracing = saver, tracing
         self._runtime, self._seed = runtime, seed
         self._losses: deque[int] = deque(maxlen=LOSSES)
         """The rows that there were when a process was lost, of the newest losses."""
-        self._stream = Stream((*(saver.observers if saver else ()), *_with_warnings(observers)))
+        self._stream = Stream((*(saver.observers if saver else ()), *with_warnings(observers)))
         self._warned_of_cut = False
         """Whether there was a warning that evaluated episodes were cut."""
         self._results: Results | None = None
@@ -347,9 +348,10 @@ class Run:
         with self._session.handle(learner_of(self.graph)[0]) as handle:
             return policy_of(self.graph, handle.core, weights)
 
-    def observe(self, observer: Observer) -> None:
-        """Pass the events of the run to an observer, too, from now on."""
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Pass the events of the run to an observer, too, from now on; return what ends that."""
         self._stream.add(observer)
+        return partial(self._stream.remove, observer)
 
     def counts(self) -> Counter[str]:
         """Return what was done so far, by counter, such as ``updates`` or ``sampled_steps``."""
@@ -483,15 +485,14 @@ class Run:
         )
 
 
-def _with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
-    """Return the observers, with one that logs warnings if none of them takes these.
+def started(start: Callable[[], Run], ui: bool | int | str) -> Run:
+    """Start a run, with its live page if `ui` asks for one."""
+    if ui is False:
+        return start()
+    # Starlette and uvicorn are imported only where there is a page.
+    from flowrl.page.serving import with_page
 
-    So a warning always reaches somebody: standard error, if nobody set `logging` up.
-    """
-    if any(Warned in observer.kinds for observer in observers):
-        return observers
-    logger = logging.getLogger("flowrl")
-    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))
+    return with_page(ui, start)
 
 
 def _reason_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from flowrl.core.events import Observer
@@ -23,7 +24,7 @@ from flowrl.run_arguments import (
     checked_snapshots,
     recorder_of,
 )
-from flowrl.running import Run
+from flowrl.running import Run, started
 from flowrl.runtime.base import Runtime
 
 
@@ -41,6 +42,7 @@ def run(
     record: bool | Record = False,
     snapshots: bool | Snapshots = True,
     init: str | Path | TrainedPolicy | Init | None = None,
+    ui: bool | int | str = False,
 ) -> Run:
     """Start a run of a graph, and return it: iterate over it for its rows of results.
 
@@ -71,6 +73,9 @@ def run(
         init: directory of a saved run, or a policy, with whose weights the learner begins, and so
             its target network and its runners; `fl.Init` takes a part of them. None: its own first
             weights (default None).
+        ui: whether a live page of the run is served, whose link is printed and which is `Run.page`
+            then: True for a free port of this machine, a port, or ``HOST:PORT``, for which the
+            environment variable ``FLOWRL_UI_TOKEN`` holds a token; False: no page (default False).
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
@@ -90,7 +95,8 @@ def run(
     plan = graph if isinstance(graph, Plan) else graph.compile()
     checked = checked_observers(observers)
     recorder = recorder_of(record, out, seed)
-    return Run(
+    start = partial(
+        Run,
         plan,
         as_runtime(runtime),
         seed,
@@ -102,3 +108,4 @@ def run(
         checked_snapshots(snapshots, plan),
         init=checked_init(init, plan),
     )
+    return started(start, ui)

@@ -201,7 +201,7 @@ def ui(args: argparse.Namespace) -> int:
 
     from flowrl.page.serving import serve_saved
 
-    page = serve_saved(args.dirs, port=args.port)
+    page = serve_saved(args.dirs, host=args.host, port=args.port)
     print(f"live page: {page.link}\nCtrl-C ends it", flush=True)
     try:
         # Not without end: a signal that another thread gets wakes nobody.

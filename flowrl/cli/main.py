@@ -228,6 +228,12 @@ def _add_pages(command: Command) -> None:
     ui = command("ui", "serve a page of saved runs, or of runs that go on", commands.ui)
     ui.add_argument("dirs", nargs="+", metavar="DIR", help="a run's directory, or one of several")
     ui.add_argument("--port", type=int, default=0, help="port to serve at (default a free one)")
+    ui.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at (default this machine alone); another one needs a token in "
+        "FLOWRL_UI_TOKEN",
+    )
     export = command(
         "export-page", "write the page of a run as one file for browsers", commands.export_page
     )

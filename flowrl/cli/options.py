@@ -95,11 +95,11 @@ def output_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--ui",
         nargs="?",
-        type=int,
-        const=0,
-        metavar="PORT",
+        const="0",
+        metavar="[HOST:]PORT",
         help="serve a live page of the run to this machine's browsers, and print its link; at a "
-        "free port where none is named",
+        "free port where none is named. With a HOST other machines reach it, too; it then needs a "
+        "token in FLOWRL_UI_TOKEN",
     )
     run.add_argument(
         "--to",

@@ -266,22 +266,14 @@ def _start(args: argparse.Namespace, start: Callable[..., Run], sinks: Sequence[
             progress = Progress(steps=args.steps)
             observers.append(progress)
             on_failure.callback(progress.close)
-        page = None
-        if args.ui is not None:
-            from flowrl.page.server import Page
-
-            page = Page(port=args.ui)
-            on_failure.callback(page.close)
-            print(f"live page: {page.link}", file=sys.stderr)
         save_when_ended()
+        ui = False if args.ui is None else args.ui
         try:
-            started = start(observers=observers, trace=args.trace, otlp=args.otlp)
+            started = start(observers=observers, trace=args.trace, otlp=args.otlp, ui=ui)
         except KeyboardInterrupt:
             text = "interrupted while it was being opened; nothing was trained or saved"
             print(text, file=sys.stderr)
             raise
-        if page is not None:
-            page.show(started)
         on_failure.pop_all()
     return started
 

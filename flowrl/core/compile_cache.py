@@ -63,6 +63,12 @@ def cache_folder() -> Path:
     Several machines may share a home directory, and what is compiled for one processor may not run
     on another.
     """
+    machine = hashlib.sha256(_processor().encode()).hexdigest()[:8]
+    return users_cache() / "compiled" / f"jax-{jax.__version__}-{platform.machine()}-{machine}"
+
+
+def users_cache() -> Path:
+    """Return flowrl's folder in the user's cache folder."""
     home = Path.home()
     if sys.platform == "darwin":
         base = home / "Library" / "Caches"
@@ -70,8 +76,7 @@ def cache_folder() -> Path:
         base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    machine = hashlib.sha256(_processor().encode()).hexdigest()[:8]
-    return base / "flowrl" / "compiled" / f"jax-{jax.__version__}-{platform.machine()}-{machine}"
+    return base / "flowrl"
 
 
 def _processor() -> str:

@@ -5,6 +5,7 @@ Nothing else in a run reports.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -320,32 +321,45 @@ class Stream:
         self._threaded: dict[type, list[Mailbox]] = {}
         self._mailboxes: list[Mailbox] = []
         """Those of all observers that are not live."""
-        for observer in observers:
-            self.add(observer)
         self.silent = False
         """Whether no events are passed on: see `muted`."""
-        self.took = Took in self._live
-        """Whether anybody listens for `Took`."""
-        self.ran = self.wants(OperatorRan)
-        """Whether anybody listens for `OperatorRan`."""
-        self.levels = self.wants(QueueLevel)
-        """Whether anybody listens for `QueueLevel`."""
+        self.took = self.ran = self.levels = False
+        """Whether anybody listens for `Took`, for `OperatorRan`, and for `QueueLevel`. These are
+        looked up for every item, so they are attributes."""
+        for observer in observers:
+            self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Pass events from now on to one observer more, who asks for no frequent kinds."""
+        """Pass events from now on to one observer more."""
         if getattr(observer, "live", False) is True:
             for kind in observer.kinds:
                 self._live.setdefault(kind, []).append(observer)
-            return
-        # One that blocks, such as a service that does not answer, must not hold the others up.
-        mailbox = Mailbox(observer, self._switch_off)
-        self._mailboxes.append(mailbox)
-        for kind in observer.kinds:
-            self._threaded.setdefault(kind, []).append(mailbox)
+        else:
+            # One that blocks, such as a service that does not answer, must not hold the others up.
+            mailbox = Mailbox(observer, self._switch_off)
+            self._mailboxes.append(mailbox)
+            for kind in observer.kinds:
+                self._threaded.setdefault(kind, []).append(mailbox)
+        self._note_kinds()
+
+    def remove(self, observer: Observer) -> None:
+        """Pass no more events on to an observer."""
+        for listeners in self._live.values():
+            listeners[:] = [other for other in listeners if other is not observer]
+        for mailboxes in self._threaded.values():
+            mailboxes[:] = [other for other in mailboxes if other.observer is not observer]
+        self._note_kinds()
 
     def wants(self, kind: type) -> bool:
         """Return whether anybody listens for this kind."""
-        return kind in self._live or kind in self._threaded
+        return bool(self._live.get(kind) or self._threaded.get(kind))
+
+    def _note_kinds(self) -> None:
+        """Note for which of the frequent kinds somebody listens."""
+        heard = not self.silent
+        self.took = heard and bool(self._live.get(Took))
+        self.ran = heard and self.wants(OperatorRan)
+        self.levels = heard and self.wants(QueueLevel)
 
     def emit(self, event: Event) -> None:
         """Pass one event to all who listen for its kind."""
@@ -369,12 +383,13 @@ class Stream:
 
         It is for the time in which a program is traced: what it will do does not happen yet.
         """
-        before = self.took, self.ran, self.levels
-        self.silent, self.took, self.ran, self.levels = True, False, False, False
+        self.silent = True
+        self._note_kinds()
         try:
             yield
         finally:
-            self.silent, (self.took, self.ran, self.levels) = False, before
+            self.silent = False
+            self._note_kinds()
 
     def advanced(self, node: str, seconds: float, item: Any) -> None:
         """Emit that a node was advanced and yielded an item, in so many seconds of its own."""
@@ -420,10 +435,7 @@ class Stream:
 
     def _switch_off(self, observer: Observer, error: Exception) -> None:
         """Remove an observer that failed, and warn the others."""
-        for listeners in self._live.values():
-            listeners[:] = [other for other in listeners if other is not observer]
-        for mailboxes in self._threaded.values():
-            mailboxes[:] = [other for other in mailboxes if other.observer is not observer]
+        self.remove(observer)
         name = type(observer).__name__
         reason = f"{type(error).__name__}: {error}"
         self.emit(Warned(f"observer {name} failed and is switched off: {reason}"))
@@ -436,3 +448,14 @@ def _not_taken(mailbox: Mailbox, seconds: float) -> str:
         f"observer {type(mailbox.observer).__name__} did not take {events:,} events within "
         f"{seconds:g} s of the end of the run, {rows:,} rows among them, so it lacks these"
     )
+
+
+def with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+    """Return the observers, with one that logs warnings if none of them takes these.
+
+    So a warning always reaches somebody: standard error, if nobody set `logging` up.
+    """
+    if any(Warned in observer.kinds for observer in observers):
+        return observers
+    logger = logging.getLogger("flowrl")
+    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -140,14 +141,20 @@ def stats(x: Array) -> tuple[float, float, float, float]:
     """
     if not any(jnp.issubdtype(x.dtype, kind) for kind in (np.floating, np.integer, np.bool_)):
         return np.nan, np.nan, np.nan, np.nan
-    every = np.asarray(x).astype(np.float64)
-    known = every[~np.isnan(every)]
-    missing = float(every.size - known.size)
+    known = np.asarray(x)
+    # Types such as bfloat16 are NumPy's only by name.
+    if known.dtype.kind not in "fiub":
+        known = known.astype(np.float64)
+    missing = 0
+    # Nothing else is copied, for an array of images may be large.
+    if known.dtype.kind == "f" and (missing := int(np.isnan(known).sum())):
+        known = known[~np.isnan(known)]
     if not known.size:
-        return np.nan, np.nan, np.nan, missing
+        return np.nan, np.nan, np.nan, float(missing)
     # Sums of very large or infinite values overflow, which is no error here.
     with np.errstate(all="ignore"):
-        return float(np.min(known)), float(np.mean(known)), float(np.max(known)), missing
+        mean = float(np.mean(known, dtype=np.float64))
+    return float(known.min()), mean, float(known.max()), float(missing)
 
 
 # -- as text
@@ -193,12 +200,44 @@ def whole(item: Any) -> str:
     return "\n".join([brief(item), *parts])
 
 
+def plain(item: Any) -> dict[str, Any]:
+    """Return an item as plain data.
+
+    Args:
+        item: as it flows, or with shapes in place of arrays.
+
+    Returns:
+        ``brief``, the item in a few words; ``fields``, a list with the name, shape, type and
+        `STATS` of each array, as texts; ``numbers`` by name; and ``text``, how it prints if its
+        type is not flowrl's.
+    """
+    own = isinstance(item, Batch | MultiBatch | Trained | Row)
+    arrays = fields(item)
+    numbers = [x for x in scalars(item) if not x.endswith("steps")]
+    known = not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(item))
+    return {
+        "brief": brief(item),
+        "fields": [*_rows(arrays)] if known else [*map(_shape, arrays, arrays.values())],
+        "numbers": {name: number(item, name) for name in numbers} if known else {},
+        "text": "" if own or not known else repr(item)[:LONGEST],
+    }
+
+
+def _shape(name: str, x: Array) -> tuple[str, ...]:
+    return name, str(list(x.shape)), str(x.dtype)
+
+
+def _rows(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
+    """Yield the name, shape, type and statistics of each array."""
+    for name, x in arrays.items():
+        numbers = ["-" if math.isnan(n) else f"{n:.4g}" for n in stats(x)]
+        yield (*_shape(name, x), *numbers)
+
+
 def _table(head: str, arrays: Mapping[str, Array]) -> str:
     """Return arrays as a table with a line for each, under a header that begins with `head`."""
     rows: list[tuple[str, ...]] = [(head, "shape", "type", "min", "mean", "max", "NaN")]
-    for name, x in arrays.items():
-        numbers = ["-" if math.isnan(n) else f"{n:.4g}" for n in stats(x)]
-        rows.append((name, str(list(x.shape)), str(x.dtype), *numbers))
+    rows += _rows(arrays)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 

@@ -19,11 +19,11 @@ from flowrl.core.items import Row
 from flowrl.core.profile import Profile, to_text
 from flowrl.errors import SaveError
 from flowrl.graph import values
-from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
 from flowrl.learner.learner import Learner
 from flowrl.observe import about
 from flowrl.observe.best import Best, best_of
+from flowrl.observe.drawn import drawn
 from flowrl.observe.explain import explain
 from flowrl.observe.saved_policies import save_policy
 from flowrl.observe.saving import RunDir, check_free, failure, to_json
@@ -322,5 +322,5 @@ def first_files(plan: Plan) -> tuple[dict[str, str], str]:
     except SaveError as error:
         warning = f"graph.txt can't be read back: {error}"
         text = f"{UNREADABLE}{error}\n{graph.text(strict=False)}"
-    drawn = json.dumps(drawing(graph), separators=(",", ":")) + "\n"
-    return {"graph.txt": text, "graph.json": drawn, "plan.txt": str(plan)}, warning
+    picture = json.dumps(drawn(plan), separators=(",", ":")) + "\n"
+    return {"graph.txt": text, "graph.json": picture, "plan.txt": str(plan)}, warning

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TextIO
 from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
 from flowrl.core.items import COLUMNS, Row, Tally, Trained
 from flowrl.core.metrics import names_of
-from flowrl.errors import SettingError, install, unknown
+from flowrl.errors import SettingError, address_of, install, unknown
 from flowrl.graph.plan import Plan
 from flowrl.observe.settings import settings_of
 from flowrl.rollout.handle import EVALUATED
@@ -116,7 +116,7 @@ class EventLog:
                 return
             if isinstance(event, Ended):
                 self._report_drops(0.0)
-            self._write(type(event).__name__.lower(), **_facts(event))
+            self._write(**plain_event(event))
 
     def _report_drops(self, seconds: float) -> None:
         """Write what was dropped, if that is new and the last report so many seconds ago."""
@@ -136,23 +136,25 @@ class EventLog:
             self._file.flush()
 
 
-def _facts(event: Any) -> dict[str, Any]:
-    """Return what the log holds about an event."""
+def plain_event(event: Any) -> dict[str, Any]:
+    """Return what the log holds of an event, as plain data; ``event`` is its kind.
+
+    Of the end of a run that failed ``where`` is the address of the error, empty if it has none.
+    """
+    kind = type(event).__name__.lower()
     match event:
         case Started(plan=plan):
             counters = ("sampled_steps", "updates", "gradient_steps")
             return {
+                "event": kind,
                 "graph": plan.graph.name,
                 "plan": str(plan).partition("\n")[0],
                 "per_row": {name: plan.per_row(name) for name in counters},
             }
         case Ended(reason=reason, error=error):
-            return {
-                "reason": reason,
-                "error": None if error is None else f"{type(error).__name__}: {error}",
-            }
-    facts: dict[str, Any] = event._asdict()
-    return facts
+            text = None if error is None else f"{type(error).__name__}: {error}"
+            return {"event": kind, "reason": reason, "error": text, "where": address_of(error)}
+    return {"event": kind, **event._asdict()}
 
 
 class Sink(ABC):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from flowrl.core.clock import IDLE
 from flowrl.core.profile import Profile
 
+TIMES = (1, 2, 3, 4, 6, 8)
+"""How many times as much of something `sliders` predicts."""
 FULL = 0.9
 """The cores of this machine count as full if at least this share of their time is used."""
 
@@ -22,6 +24,18 @@ class WhatIf:
     """The predicted environment steps per second; None if nothing can be promised."""
     because: str
     """What the run would then wait for, or why nothing can be promised."""
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A number of a run that could be changed, and what several values of it would bring."""
+
+    name: str
+    """The number, such as ``runners``."""
+    values: tuple[int, ...]
+    """The values, that of the run first; of the batch, how many times as large it is."""
+    predictions: tuple[WhatIf, ...]
+    """What each of them would bring."""
 
 
 @dataclass(frozen=True)
@@ -58,32 +72,74 @@ def what_if(p: Profile) -> Iterator[WhatIf]:
         The predictions in this order, the last only if a node trains. There are none if no runner
         has collected a rollout.
     """
+    cost = _cost(p)
+    if cost is None:
+        return
+    yield _runners(p, cost, cost.facts["count"] + 1)
+    yield _envs(cost, 2)
+    if cost.trainer:
+        yield _batch(cost, 2)
+
+
+def sliders(p: Profile) -> Iterator[Slider]:
+    """Predict what several numbers of runners and environments, and larger batches would bring.
+
+    Args:
+        p: the profile of a run, or of a part of it.
+
+    Returns:
+        As of `what_if`, but for each of them several values. Runners in this process are left out.
+    """
+    cost = _cost(p)
+    if cost is None:
+        return
+    count, envs = cost.facts["count"], cost.facts["envs"]
+    if cost.facts["remote"]:
+        counts = tuple(sorted({count + 1, *(n * count for n in TIMES)}))
+        yield Slider("runners", counts, tuple(_runners(p, cost, n) for n in counts))
+    more = tuple(n * envs for n in TIMES)
+    yield Slider("environments per runner", more, tuple(_envs(cost, n) for n in TIMES))
+    if cost.trainer:
+        yield Slider("batch", TIMES, tuple(_batch(cost, n) for n in TIMES))
+
+
+def _cost(p: Profile) -> _Cost | None:
+    """Return what a rollout cost; None if no runner has collected one."""
     name = next((n for n, facts in p.facts.items() if any(facts.get("rollouts", ()))), None)
     if name is None or not p.env_steps:
-        return
-    cost = _Cost(p, name, sum(p.facts[name]["rollouts"]))
-    yield _one_more_runner(p, cost)
-    yield WhatIf(
-        f"twice the environments ({name}.envs_per_runner={2 * cost.facts['envs']})",
-        cost.speed(envs=2.0),
-        cost.limit(envs=2.0),
-    )
-    if cost.trainer:
-        yield WhatIf("twice the batch", cost.speed(batch=2.0), cost.limit(batch=2.0))
+        return None
+    return _Cost(p, name, sum(p.facts[name]["rollouts"]))
 
 
-def _one_more_runner(p: Profile, cost: _Cost) -> WhatIf:
-    """Predict what one more runner would bring, as far as the cores of this machine allow it.
+def _times(number: int) -> str:
+    return "twice" if number == 2 else f"{number} times"
+
+
+def _envs(cost: _Cost, times: int) -> WhatIf:
+    """Predict what so many times the environments would bring."""
+    setting = f"{cost.name}.envs_per_runner={times * cost.facts['envs']}"
+    change = f"{_times(times)} the environments ({setting})"
+    return WhatIf(change, cost.speed(envs=times), cost.limit(envs=times))
+
+
+def _batch(cost: _Cost, times: int) -> WhatIf:
+    """Predict what so many times the batch would bring."""
+    return WhatIf(f"{_times(times)} the batch", cost.speed(batch=times), cost.limit(batch=times))
+
+
+def _runners(p: Profile, cost: _Cost, number: int) -> WhatIf:
+    """Predict what so many runners would bring, as far as the cores of this machine allow it.
 
     The speed grows at most until all cores are in use, in proportion to their use.
     """
     count = cost.facts["count"]
-    more = f"one more runner ({cost.name}.num_runners={count + 1})"
+    name = "one more runner" if number == count + 1 else f"{number} runners"
+    more = f"{name} ({cost.name}.num_runners={number})"
     if not cost.facts["remote"]:
         return WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
     used = p.busy / max(p.seconds * p.cores, 1e-9)
     now = cost.measured_speed
-    predicted = cost.speed(runners=(count + 1) / count)
+    predicted = cost.speed(runners=number / count)
     # If something else than the runners is the limit, that is named even where the cores are full.
     if used >= FULL and predicted > 1.02 * now:
         full = f"the {p.cores} cores of this machine are full ({used:.0%})"
@@ -92,7 +148,7 @@ def _one_more_runner(p: Profile, cost: _Cost) -> WhatIf:
     if predicted > with_full_cores:
         limit = "then the cores are full"
     else:
-        limit = cost.limit(runners=(count + 1) / count)
+        limit = cost.limit(runners=number / count)
     return WhatIf(more, min(predicted, max(with_full_cores, now)), limit)
 
 

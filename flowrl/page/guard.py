@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from flowrl.core.compile_cache import users_cache
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -38,15 +42,25 @@ class Guard:
     Args:
         app: what answers the others.
         hosts: the names and ports by which the server is reached, such as ``127.0.0.1:8642``.
+        token: what lets browsers in, as often as it is given; None for a new one, which lets one
+            browser in, once.
+        key: what the cookie is made of, so that a browser that was let in is known to a server
+            that is started again at the same port; None for a new one.
     """
 
-    def __init__(self, app: Any, hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: Any, hosts: tuple[str, ...], token: str | None = None, key: bytes | None = None
+    ) -> None:
         self.app, self.hosts = app, hosts
-        self.token = secrets.token_urlsafe(24)
-        """What a link holds to let a browser in; empty once it was used."""
+        self.token = token or secrets.token_urlsafe(24)
+        """What a link holds to let a browser in; empty once it was used, if it works once."""
+        self.once = token is None
+        """Whether the token works once."""
         self.cookie = f"{COOKIE}-{hosts[0].rpartition(':')[2]}"
         """The name of the cookie."""
-        self._session = secrets.token_urlsafe(24)
+        # A token of the user's own is what the cookie stands for: with another one it is void.
+        made_of = f"{self.cookie} {token or ''}".encode()
+        self._session = hmac.new(key or secrets.token_bytes(32), made_of, "sha256").hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -95,10 +109,11 @@ class Guard:
         )
 
     def _lets_in(self, given: str) -> bool:
-        """Return whether a token is the one of the link, which works only once."""
+        """Return whether a token is the one of the link."""
         if not self.token or not hmac.compare_digest(given.encode(), self.token.encode()):
             return False
-        self.token = ""
+        if self.once:
+            self.token = ""
         return True
 
     def _with_headers(self, send: Send) -> Send:
@@ -109,6 +124,22 @@ class Guard:
             await send(message)
 
         return with_headers
+
+
+def users_key() -> bytes | None:
+    """Return the key of this user's pages, made at the first call; None where none can be kept."""
+    file = users_cache() / "page.key"
+    with suppress(OSError):
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                # Nobody else may read it, not even for a moment.
+                made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(made, "wb") as opened:
+                    opened.write(secrets.token_bytes(32))
+        key = file.read_bytes()
+        return key if len(key) == 32 else None
+    return None
 
 
 def _headers(scope: Scope) -> dict[str, str]:

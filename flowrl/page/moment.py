@@ -8,23 +8,29 @@ from typing import Any
 from flowrl.core.profile import Profile, idle
 from flowrl.observe.breakdown import Share, shares
 from flowrl.observe.explain import explain, plain
+from flowrl.observe.what_if import Slider, sliders
 
+IDLE = 0.01
+"""A node that is busy for less than this share of its time, and waits for nothing, is idle."""
 LOW, HIGH = 0.1, 0.5
 """From these shares of its time on, a node that waits for capacity downstream has low or high
 back-pressure, as Flink calls it."""
 
 
-def moment(p: Profile) -> dict[str, Any]:
+def moment(p: Profile, whole: Profile | None = None) -> dict[str, Any]:
     """Return a part of a run as plain data, which the page shows in the graph.
 
     Args:
         p: the profile of that part: the last seconds of a run that goes on, or all of one.
+        whole: the profile of the run from its beginning to the end of this part; None: `p`.
 
     Returns:
         ``nodes`` by name: the shares of time in which each is busy, starved and blocked, its
         ``state`` and its seconds by kind of work; ``edges``: items and environment steps per
-        second, and the level and capacity of a queue; ``workers`` by resource; ``facts`` by
-        resource; ``findings``; and what `flowrl.observe.explain.plain` returns.
+        second, and the level and capacity of a queue; ``workers`` by resource; ``resources``: what
+        was counted of each, in all and per second; ``facts`` by resource; ``findings``;
+        ``sliders``: what several values of a number would bring; and what
+        `flowrl.observe.explain.plain` returns.
     """
     explanation = plain(explain(p))
     slow = (
@@ -37,8 +43,10 @@ def moment(p: Profile) -> dict[str, Any]:
         "nodes": {share.node: _node(p, share, slow) for share in shares(p) if share.node in p.ops},
         "edges": [_edge(p, edge) for edge in p.edges],
         "workers": {name: found for name in p.facts if (found := _workers(p, name))},
+        "resources": _resources(p, whole or p),
         "facts": {name: dict(facts) for name, facts in p.facts.items()},
         "findings": list(p.findings),
+        "sliders": [*map(_slider, sliders(p))],
         **explanation,
     }
 
@@ -51,6 +59,8 @@ def _node(p: Profile, share: Share, slow: str) -> dict[str, Any]:
         state = "blocked"
     elif share.starved > share.busy:
         state = "starved"
+    elif share.busy < IDLE:
+        state = "idle"
     pressure = "high" if share.blocked > HIGH else "low" if share.blocked > LOW else "none"
     return {
         "busy": share.busy,
@@ -80,6 +90,25 @@ def _edge(p: Profile, edge: tuple[str, str]) -> dict[str, Any]:
     if edge[1] in p.queues:
         found["level"], found["capacity"] = p.queues[edge[1]]
     return found
+
+
+def _resources(p: Profile, whole: Profile) -> dict[str, dict[str, tuple[int, float]]]:
+    """Return, by resource, what was counted of it: in all, and per second of this part."""
+    found: dict[str, dict[str, tuple[int, float]]] = {}
+    for (node, resource), numbers in whole.counts.items():
+        lately, of_resource = p.counts.get((node, resource), {}), found.setdefault(resource, {})
+        for name, number in numbers.items():
+            total, rate = of_resource.get(name, (0, 0.0))
+            of_resource[name] = total + number, rate + lately.get(name, 0) / p.going
+    return found
+
+
+def _slider(slider: Slider) -> dict[str, Any]:
+    predictions = [
+        {"change": w.change, "steps_per_second": w.steps_per_second, "because": w.because}
+        for w in slider.predictions
+    ]
+    return {"name": slider.name, "values": slider.values, "predictions": predictions}
 
 
 def _workers(p: Profile, resource: str) -> list[dict[str, Any]]:

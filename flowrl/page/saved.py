@@ -15,7 +15,7 @@ from flowrl.errors import SaveError
 from flowrl.observe.about import FILE
 from flowrl.observe.saving import profiles
 from flowrl.page.moment import moment, without_nan
-from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, text_of, thinned
+from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, event_of, thinned
 
 
 class SavedRun:
@@ -44,13 +44,19 @@ class SavedRun:
 
     def facts(self) -> dict[str, Any]:
         """Return the graph, its plan, and where it was saved."""
-        graph = json.loads((self.path / "graph.json").read_text(encoding="utf-8"))
         plan = (self.path / "plan.txt").read_text(encoding="utf-8")
-        return {"graph": graph, "plan": plan, "verbs": (), "path": str(self.path)}
+        return {"graph": self._graph(), "plan": plan, "verbs": (), "path": str(self.path)}
 
     def control(self, verb: str) -> bool:
         """Return False: what this process does not run it can't control."""
         return False
+
+    def _graph(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._again("graph.json", lambda: self._json("graph.json"))
+        return found
+
+    def item(self, node: str) -> None:
+        """Return None: the items of a run are not saved."""
 
     def title(self) -> tuple[str, str]:
         """Return the directory, and what the run does."""
@@ -111,14 +117,16 @@ class SavedRun:
     def _events(self) -> Iterator[dict[str, Any]]:
         if not (self.path / "events.jsonl").is_file():
             return
+        graph = self._graph()
         for number, line in enumerate(json_lines(self.path / "events.jsonl"), 1):
             when = datetime.fromisoformat(line["time"]).timestamp()
-            yield {"number": number, "text": text_of(line), "kind": line["event"], "time": when}
+            yield {"number": number, "time": when, **event_of(line, graph)}
 
 
 NOTHING: dict[str, Any] = {
     "seconds": 0.0, "rows": 0, "env_steps": 0, "nodes": {}, "edges": [], "workers": {}, "facts": {},
-    "findings": [], "steps_per_second": None, "bottleneck": None, "what_if": [],
+    "resources": {}, "findings": [], "sliders": [], "what_if": [], "steps_per_second": None,
+    "bottleneck": None,
 }  # fmt: skip
 """What `moment` returns of a run of which nothing was measured."""
 

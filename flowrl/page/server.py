@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,7 +20,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import SettingError
-from flowrl.page.guard import Guard
+from flowrl.page.address import Address, checked_token
+from flowrl.page.guard import Guard, users_key
 from flowrl.page.source import Cursor, LiveRun, Source
 
 if TYPE_CHECKING:
@@ -45,12 +47,18 @@ class Page:
     Args:
         host: the address to serve at (default this machine alone).
         port: the port; 0 for a free one (default 0).
+        token: what lets browsers in, as often as it is given; None for that of the environment
+            variable ``FLOWRL_UI_TOKEN`` or, on this machine alone, for a new one that works once
+            (default None).
 
     Raises:
-        SettingError: the port is in use, or the host is none of this machine.
+        SettingError: the port is in use, the host is none of this machine, or other machines reach
+            it and there is no token.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        address = Address(host, port)
+        token = checked_token(token, address)
         self.runs: dict[str, Source] = {}
         """What it shows, by the id under which it finds each."""
         self._socket = socket.socket()
@@ -66,9 +74,8 @@ class Page:
                 "for a free one"
             ) from None
         self.host, self.port = host, self._socket.getsockname()[1]
-        names = (host, "localhost") if host == "127.0.0.1" else (host,)
-        hosts = tuple(f"{name}:{self.port}" for name in names)
-        self.guard = Guard(application(self.runs), hosts)
+        hosts = tuple(f"{name}:{self.port}" for name in address.names())
+        self.guard = Guard(application(self.runs), hosts, token, users_key())
         # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
             self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off",
@@ -83,12 +90,13 @@ class Page:
 
     @property
     def link(self) -> str:
-        """The link that lets a browser in, once."""
-        return f"http://{self.host}:{self.port}/?token={self.guard.token}"
+        """The link that lets a browser in; the address alone once it was used, if it works once."""
+        token = f"?token={quote(self.guard.token)}" if self.guard.token else ""
+        return f"http://{self.guard.hosts[0]}/{token}"
 
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
-        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls)
+        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls, run.observe)
         if run.reason is None:
             run.observe(source)
         else:
@@ -152,6 +160,12 @@ def application(runs: Mapping[str, Source]) -> Starlette:
             return PlainTextResponse("there is no such run", 404)
         return JSONResponse(await run_in_threadpool(source.facts))
 
+    async def item(request: Request) -> Response:
+        source = runs.get(request.path_params["run"])
+        node = request.path_params["node"]
+        found = None if source is None else await run_in_threadpool(source.item, node)
+        return Response(status_code=204) if found is None else JSONResponse(found)
+
     async def control(request: Request) -> Response:
         source = runs.get(request.path_params["run"])
         if source is None or not source.control(request.path_params["verb"]):
@@ -173,6 +187,7 @@ def application(runs: Mapping[str, Source]) -> Starlette:
             Route("/runs", every),
             Route("/runs/{run}", facts),
             Route("/runs/{run}/stream", stream),
+            Route("/runs/{run}/items/{node}", item),
             Route("/runs/{run}/{verb}", control, methods=["POST"]),
         ]
     )

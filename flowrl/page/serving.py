@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flowrl.errors import SettingError
+from flowrl.page.address import Address
 from flowrl.page.saved import saved_runs
 from flowrl.page.server import Page
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from flowrl.running import Run
 
 
-def serve(run: Run, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+def serve(run: Run, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> Page:
     """Serve the live page of a run: its graph, what each node does now, and what it learns.
 
     The page is read from the run about once a second while somebody looks at it, and goes on
@@ -23,16 +26,52 @@ def serve(run: Run, *, host: str = "127.0.0.1", port: int = 0) -> Page:
         run: a run that goes on, or has ended.
         host: address to serve at (default this machine alone).
         port: port to serve at; 0: a free one (default 0).
+        token: what lets browsers in, as often as it is given, at least 16 characters; None: that
+            of the environment variable ``FLOWRL_UI_TOKEN`` or, on this machine alone, a new one
+            that works once (default None).
 
     Returns:
-        The page; its `link` opens it in a browser, once, and `close` ends it.
+        The page; its `link` opens it in a browser, and `close` ends it.
 
     Raises:
-        SettingError: the port is in use, or the host is none of this machine.
+        SettingError: the port is in use, the host is none of this machine, or other machines reach
+            it and there is no token.
     """
-    page = Page(host, port)
+    page = Page(host, port, token)
     page.show(run)
     return page
+
+
+def with_page(ui: bool | int | str, start: Callable[[], Run]) -> Run:
+    """Start a run, serve its page, and print the link of the page to standard error.
+
+    The page is there before the run is, for resources may take long to open.
+
+    Args:
+        ui: as `fl.run` takes it.
+        start: starts the run.
+
+    Raises:
+        SettingError: the page can't be served there.
+    """
+    page = Page(*_address(ui))
+    sys.stderr.write(f"live page: {page.link}\n")
+    try:
+        run = start()
+    except BaseException:
+        page.close()
+        raise
+    page.show(run)
+    run.page = page
+    return run
+
+
+def _address(ui: Any) -> Address:
+    if isinstance(ui, bool):
+        return Address()
+    if isinstance(ui, int | str):
+        return Address.of(str(ui))
+    raise SettingError(f"ui must be True, False, a port or 'HOST:PORT', got {ui!r}")
 
 
 def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: int = 0) -> Page:
@@ -45,7 +84,7 @@ def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: i
 
     Raises:
         SaveError: there is no run in a directory.
-        SettingError: the port is in use, or the host is none of this machine.
+        SettingError: the page can't be served there, as of `serve`.
     """
     every = [run for path in paths for run in saved_runs(path)]
     page = Page(host, port)

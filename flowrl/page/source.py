@@ -9,10 +9,13 @@ from threading import Lock
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from flowrl.core.controls import Controls
-from flowrl.core.events import Ended, Restarted, Warned
+from flowrl.core.events import Ended, Observer, Restarted, Warned
 from flowrl.core.profile import Profile
-from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
+from flowrl.observe.drawn import drawn
+from flowrl.observe.looking import plain
+from flowrl.observe.sinks import plain_event
+from flowrl.page.items import LastItems
 from flowrl.page.moment import moment, without_nan
 
 WINDOW = 2.0
@@ -48,6 +51,9 @@ class Source(Protocol):
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return what is new since a moment as plain data, and what a page has then."""
 
+    def item(self, node: str) -> dict[str, Any] | None:
+        """Return the newest item of a node as plain data; None where there is none."""
+
     def control(self, verb: str) -> bool:
         """Do what a page asks of the run, one of `VERBS`; return whether that can be done."""
 
@@ -60,6 +66,8 @@ class LiveRun:
         rows: returns the rows so far.
         profile: returns the run's profile so far; any thread may call it.
         controls: by which it is paused and stopped; None for a run that nobody controls.
+        observe: begins to pass the events of the run to an observer, and returns what ends that;
+            None if its items can't be shown.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Restarted, Warned, Ended)
@@ -70,9 +78,12 @@ class LiveRun:
         rows: Callable[[], Sequence[Mapping[str, float]]],
         profile: Callable[[], Profile],
         controls: Controls | None = None,
+        observe: Callable[[Observer], Callable[[], None]] | None = None,
     ) -> None:
         self.plan, self.rows, self.profile = plan, rows, profile
         self.controls = controls
+        self._drawn = drawn(plan)
+        self._items = None if observe is None else LastItems(observe)
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.number = 0
         """The number of the newest event."""
@@ -84,22 +95,17 @@ class LiveRun:
 
     def __call__(self, event: Any) -> None:
         """Keep an event of the run."""
-        kind = type(event).__name__.lower()
-        about = {
-            "text": text_of({"event": kind, **event._asdict()}),
-            "kind": kind,
-            "time": time.time(),
-        }
+        about = event_of(plain_event(event), self._drawn)
         with self._lock:
             self.number += 1
-            self.events.append({"number": self.number, **about})
+            self.events.append({"number": self.number, "time": time.time(), **about})
             if isinstance(event, Ended):
                 self.state = event.reason
 
     def facts(self) -> dict[str, Any]:
         """Return the graph and its plan."""
         verbs = VERBS if self.controls is not None else ()
-        return {"graph": drawing(self.plan.graph), "plan": str(self.plan), "verbs": verbs}
+        return {"graph": self._drawn, "plan": str(self.plan), "verbs": verbs}
 
     def title(self) -> tuple[str, str]:
         """Return the name of the graph, and what the run does."""
@@ -142,6 +148,23 @@ class LiveRun:
         getattr(self.controls, verb)()
         return True
 
+    def item(self, node: str) -> dict[str, Any] | None:
+        """Return the newest item of a node as plain data; None before there is one.
+
+        Args:
+            node: its name.
+        """
+        if self._items is None or self.state != "running":
+            return None
+        if all(node != known["name"] for known in self._drawn["nodes"]):
+            return None
+        item = self._items.look(node)
+        try:
+            return None if item is None else without_nan(plain(item))
+        except RuntimeError:
+            # The arrays of an item may be given to an update meanwhile.
+            return None
+
     def _moment(self) -> dict[str, Any]:
         """Return what the run does now. It is measured once a second, however many pages ask."""
         now = time.monotonic()
@@ -155,7 +178,7 @@ class LiveRun:
         newest = profiles[-1][1]
         part = newest - profiles[0][1] if len(profiles) > 1 else newest
         # Where no row closed meanwhile, the whole run says more than an empty part of it.
-        self._now = moment(part if part.env_steps else newest)
+        self._now = moment(part if part.env_steps else newest, newest)
         return self._now
 
 
@@ -163,6 +186,24 @@ def thinned(rows: Sequence[Mapping[str, float]], most: int) -> list[dict[str, fl
     """Return at most about so many rows, evenly spread and the last one among them."""
     step = -(-len(rows) // most) if rows else 1
     return [dict(row) for row in rows[::-1][::step]][::-1]
+
+
+def event_of(event: Mapping[str, Any], graph: Mapping[str, Any]) -> dict[str, str]:
+    """Return an event as a page shows it.
+
+    Args:
+        event: the event, as ``events.jsonl`` holds it.
+        graph: the graph, as `drawn` returns it.
+
+    Returns:
+        Its ``kind``; ``text``, a sentence; and ``part``, the node or resource that it is about,
+        empty if there is none.
+    """
+    kind, text = event["event"], text_of(event)
+    address = str(event.get("resource") or event.get("where") or text.partition(":")[0])
+    parts = address.removeprefix(f"{graph['name']}.").split(".")
+    names = {part["name"] for part in (*graph["nodes"], *graph["resources"])}
+    return {"kind": kind, "text": text, "part": parts[0] if parts[0] in names else ""}
 
 
 def text_of(event: Mapping[str, Any]) -> str:

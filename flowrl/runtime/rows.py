@@ -73,7 +73,7 @@ class RowMaker(Keeping):
         for name, number in episodes.pop("since_last", {}).items():
             self.totals[name] = self.totals.get(name, 0) + int(number)
         updates = [_named_metrics(update) for update in tally.updates]
-        self._check_updates(updates)
+        self._check_updates(updates, [update.learner for update in tally.updates])
         metrics = self._metrics(tally.updates, updates)
         steps = int(episodes.pop("env_steps"))
         self._count(tally, updates, steps, int(episodes.pop("episodes")))
@@ -155,16 +155,17 @@ class RowMaker(Keeping):
             row=step - 1,
         )
 
-    def _check_updates(self, updates: list[dict[str, float]]) -> None:
+    def _check_updates(self, updates: list[dict[str, float]], learners: list[str]) -> None:
         """Raise for the first update whose loss or weights were not finite."""
-        for number, update in enumerate(updates, self.totals["updates"] + 1):
+        numbered = enumerate(zip(updates, learners, strict=True), self.totals["updates"] + 1)
+        for number, (update, learner) in numbered:
             if update["bad"]:
                 raise NotFiniteError(
                     f"update {number}, of row {self.totals['row'] + 1}, gave a loss or weights "
                     f"that are not finite (loss {update['loss']}); the weights were left as they "
                     "were before it. Usual causes: too high a learning rate, large rewards, a "
                     "division by zero in a loss",
-                    self.graph,
+                    f"{self.graph}.{learner}",
                     update=number,
                 )
 

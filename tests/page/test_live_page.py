@@ -6,12 +6,16 @@ import socket
 import threading
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.events import Ended, Restarted, Warned
-from flowrl.page.source import Cursor, LiveRun, thinned
+from flowrl.observe.drawn import drawn
+from flowrl.observe.sinks import plain_event
+from flowrl.page import items
+from flowrl.page.source import Cursor, LiveRun, event_of, thinned
 from small_runs import small
 
 
@@ -60,9 +64,111 @@ def test_events_are_texts():
     assert [event["text"] for event in news["events"]] == [
         "runners, runner 1 was restarted: it died; 64 steps were lost",
         "odd",
-        "the run ended: x",
+        "the run ended: OSError: x",
     ]
     assert news["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("event", "part"),
+    [
+        (Restarted("runners", 1, "it died", 64), "runners"),
+        (Warned("runners: 3 cores are idle"), "runners"),
+        (Warned("ppo.train: slow"), "train"),
+        (Warned("ppo: odd"), ""),
+        (Warned("nothing of this graph: odd"), ""),
+        (Ended("failed", fl.errors.NotFiniteError("NaN", "ppo.learner")), "learner"),
+        (Ended("closed"), ""),
+    ],
+)
+def test_events_name_the_node_or_the_resource_that_they_are_about(event, part):
+    plan = small().compile()
+    assert event_of(plain_event(event), drawn(plan))["part"] == part
+
+
+@pytest.mark.parametrize("values", [1.0, float("nan")])
+def test_a_run_that_fails_names_the_node_or_the_learner(values):
+    def odd(batch):
+        if values == 1.0:
+            raise ZeroDivisionError("odd")
+        return batch.with_(reward=batch["reward"] * values)
+
+    with (
+        pytest.raises((ZeroDivisionError, fl.errors.NotFiniteError)),
+        fl.run(small().insert(after="batch", odd=fl.Map(Late(odd)))) as run,
+    ):
+        source = LiveRun(run.plan, lambda: run.rows, run.profile)
+        run.observe(source)
+        list(run)
+    events = source.since(Cursor())[1]["events"]
+    assert [e["part"] for e in events] == ["odd" if values == 1.0 else "learner"]
+
+
+class Late:
+    """A function that does what it should from the third call on; the first is that of the plan."""
+
+    def __init__(self, fn):
+        self.fn, self.calls = fn, 0
+
+    def __call__(self, batch):
+        self.calls += 1
+        return batch if self.calls < 4 else self.fn(batch)
+
+
+def test_the_newest_item_of_a_node_is_kept_only_while_somebody_looks(monkeypatch):
+    with fl.run(small()) as run:
+        source = LiveRun(run.plan, list, run.profile, observe=run.observe)
+        next(run)
+        assert not run._stream.ran, "nobody looked"
+        assert source.item("sample") is None and run._stream.ran
+        next(run)
+        item = source.item("sample")
+        assert item["brief"] == "a Batch [16, 2], 32 steps"
+        fields = {name: (shape, missing) for name, shape, _, *_, missing in item["fields"]}
+        assert fields["obs"] == ("[16, 2, 4]", "0")
+        assert source.item("train") is None and source.item("nothing") is None
+        next(run)
+        assert source.item("train")["numbers"]["loss"] == pytest.approx(run.rows[-1]["loss"])
+        monkeypatch.setattr(items, "LOOKING", 0.0)
+        next(run)
+        assert not run._stream.ran and source._items._items == {}
+    assert source.item("sample") is None
+
+
+def test_a_plan_says_what_nodes_yield_and_which_node_reports_a_metric():
+    graph = small().insert(after="batch", odd=fl.Map(lambda batch: batch))
+    found = drawn(graph.insert(after="odd", fan=Fan()).compile())
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert nodes["sample"]["yields"]["brief"] == "a Batch [16, 2], 32 steps"
+    assert ("obs", "[16, 2, 4]", "float32") in nodes["sample"]["yields"]["fields"]
+    assert found["metrics"]["fan"] == "fan"
+
+
+class Fan(fl.extend.Operator):
+    """Reports a metric that is no number from the fourth batch on."""
+
+    def init(self):
+        return {"seen": 0}
+
+    def step(self, state, batch, ctx):
+        state["seen"] = min(state["seen"] + 1, 4)
+        ctx.metric("fan", np.float32(1.0 if state["seen"] < 4 else np.nan))
+        yield batch
+
+
+def test_a_run_serves_its_page_if_it_is_asked_to(capsys, tmp_path):
+    with fl.run(small(), steps=400, out=tmp_path / "run", ui=True) as run:
+        assert run.page.link in capsys.readouterr().err
+        list(run)
+    run.page.close()
+    with fl.resume(tmp_path / "run", steps=800, ui=0) as again:
+        assert len(again.rows) == len(run.rows) and again.page.port != 0
+    again.page.close()
+    for odd in (1.5, "nowhere", "70000", None):
+        with pytest.raises(fl.errors.SettingError, match="ui must be|HOST:PORT"):
+            fl.run(small(), ui=odd)
+    with pytest.raises(fl.errors.SettingError, match="FLOWRL_UI_TOKEN"):
+        fl.run(small(), ui="0.0.0.0:0")
 
 
 def test_long_runs_are_thinned_and_keep_their_last_row():

@@ -3,7 +3,6 @@
 import http.client
 import json
 import logging
-import re
 import resource
 import socket
 import time
@@ -11,12 +10,12 @@ import time
 import pytest
 
 import flowrl as fl
-from flowrl.page.guard import POLICY
+from flowrl.page.guard import POLICY, users_key
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 SERVED = {
-    re.sub(r"{name}", "main.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
+    route.path.format(name="main.js", run="run", verb="pause", node="sample"): (
         "POST" if "POST" in route.methods else "GET"
     )
     for route in application({}).routes
@@ -33,6 +32,9 @@ class Counting:
     def control(self, verb):
         self.controlled += 1
         return verb == "pause"
+
+    def item(self, node):
+        return {"brief": "a Batch"} if node == "sample" else None
 
     def title(self):
         return "g", "running"
@@ -219,3 +221,49 @@ def test_a_port_in_use_is_an_error_with_the_way_out(page):
         fl.errors.SettingError, match=f"can't serve a page at .*:{page.port}: .*0 for"
     ):
         Page(port=page.port)
+
+
+def test_other_machines_need_a_token_which_works_as_often_as_it_is_given(monkeypatch):
+    for token in (None, "short", "\u00e4" * 20):
+        with pytest.raises(fl.errors.SettingError, match="token"):
+            Page("0.0.0.0", 0, token)
+    monkeypatch.setenv("FLOWRL_UI_TOKEN", "a token of my own")
+    page = Page("0.0.0.0")
+    try:
+        assert page.link.endswith("?token=a%20token%20of%20my%20own")
+        assert page.link.startswith(f"http://{socket.gethostname()}:{page.port}/")
+        page.host, path = "127.0.0.1", page.link.partition(str(page.port))[2]
+        for _ in range(2):
+            assert ask(page, path=path)[0] == 303
+        assert ask(page, path="/?token=a token of mine".replace(" ", "%20"))[0] == 401
+        assert ask(page, path=path, Host="example.com")[0] == 421
+        assert ask(page, path=path, Host=f"{socket.gethostname()}:{page.port}")[0] == 303
+    finally:
+        page.close()
+
+
+def test_a_browser_is_known_to_a_server_that_is_started_again():
+    first = Page()
+    cookie = cookie_of(first)
+    assert first.link == f"http://127.0.0.1:{first.port}/", "the token was used"
+    first.close()
+    second = Page(port=first.port)
+    assert ask(second, path="/runs", Cookie=cookie)[0] == 200
+    second.close()
+    with_token = Page(port=first.port, token="a token of my own")
+    assert ask(with_token, path="/runs", Cookie=cookie)[0] == 401
+    with_token.close()
+    other = Page()
+    renamed = cookie.replace(str(first.port), str(other.port))
+    assert ask(other, path="/runs", Cookie=renamed)[0] == 401, "a cookie is of one port"
+    other.close()
+
+
+def test_the_key_of_a_users_pages_is_read_by_nobody_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key, file = users_key(), tmp_path / "flowrl" / "page.key"
+    assert key == users_key() == file.read_bytes() and file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(b"cut")
+    assert users_key() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert users_key() is None

@@ -209,7 +209,7 @@ def test_a_loss_of_nan_keeps_the_last_good_weights_stops_at_the_next_row_and_nam
     with (
         pytest.raises(
             fl.errors.NotFiniteError,
-            match=r"ppo: update 3, of row 2, gave a loss or weights that are not finite",
+            match=r"ppo\.learner: update 3, of row 2, gave a loss or weights that are not finite",
         ),
         fl.run(graph, runtime=runtime) as run,
     ):

@@ -33,3 +33,6 @@ function drawCurve() {
   }, data, $("curve"));
   page.plot = { column: select.value, made };
 }
+
+$("column").addEventListener("change", drawCurve);
+addEventListener("resize", () => { if (page.plot) drawCurve(); });

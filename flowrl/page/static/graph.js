@@ -1,6 +1,9 @@
 "use strict";
 // The picture of the graph: drawn once, and coloured by what its nodes do.
 
+// The smallest size at which it is shown, as a share of its own.
+const SMALLEST = 0.72;
+
 function drawGraph(graph) {
   const [wide, high] = graph.size;
   const [boxWide, boxHigh] = graph.box;
@@ -22,27 +25,59 @@ function drawGraph(graph) {
     }
   }
   for (const edge of graph.edges) {
+    // A line is thin, so a wider one that nobody sees takes the clicks.
+    svg.append(button("svg:path", `${edge.from} ${edge.to}`, {
+      class: "hit", d: edge.path, "aria-label": `edge from ${edge.from} to ${edge.to}`,
+    }));
     const from = graph.nodes.find((n) => n.name === edge.from).spot;
     const to = graph.nodes.find((n) => n.name === edge.to).spot;
     svg.append(element("svg:text", {
       class: "flow", x: (from[0] + boxWide + to[0]) / 2, y: (from[1] + to[1]) / 2 + boxHigh / 2 - 6,
-      "data-edge": `${edge.from} ${edge.to}`,
+      "data-flow": `${edge.from} ${edge.to}`,
     }));
   }
   for (const part of [...graph.nodes, ...graph.resources]) {
     const [x, y] = part.spot;
-    const group = element("svg:g", { class: "node", tabindex: 0, role: "button", "data-name": part.name });
+    const group = button("svg:g", part.name, { class: "node", "data-name": part.name });
     group.append(element("svg:rect", { class: "box", x, y, width: boxWide, height: boxHigh, rx: 8 }));
     group.append(element("svg:rect", { class: "bar", x: x + 8, y: y + boxHigh - 6, width: 0, height: 3, rx: 1.5 }));
     group.append(element("svg:text", { x: x + boxWide / 2, y: y + 19 }, part.name));
     group.append(element("svg:text", { class: "kind", x: x + boxWide / 2, y: y + 34 }, part.kind));
-    group.addEventListener("click", () => choose(part.name));
-    group.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(part.name); }
-    });
+    group.append(element("svg:text", { class: "badge", x: x + boxWide - 4, y: y - 4 }));
     svg.append(group);
   }
+  // A large graph scrolls, for its names must stay readable.
+  svg.style.minWidth = `${Math.round(SMALLEST * wide)}px`;
   $("picture").replaceChildren(svg);
+}
+
+// What can be chosen by a click, or by Enter and the space bar.
+function button(kind, chosen, attributes) {
+  const made = element(kind, { ...attributes, tabindex: 0, role: "button" });
+  made.addEventListener("click", () => choose(chosen));
+  made.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(chosen); }
+  });
+  return made;
+}
+
+// What happened to a node or a resource: how often it was restarted, warnings, and its failure.
+function marksOf(name) {
+  const found = { restarts: 0, warnings: 0, failure: "" };
+  for (const event of page.events) {
+    if (event.part !== name) continue;
+    if (event.kind === "restarted") found.restarts += 1;
+    else if (event.kind === "ended") found.failure = event.text;
+    else found.warnings += 1;
+  }
+  const broken = [...page.broken].filter(([, node]) => node === name).map(([column]) => column);
+  found.words = [
+    found.failure && "failed", broken.length && `NaN in ${broken.join(", ")}`,
+    found.restarts && `${found.restarts} ${found.restarts === 1 ? "restart" : "restarts"}`,
+    found.warnings && `${found.warnings} ${found.warnings === 1 ? "warning" : "warnings"}`,
+  ].filter(Boolean).join(", ");
+  found.bad = Boolean(found.failure || broken.length);
+  return found;
 }
 
 function colourGraph(now) {
@@ -51,13 +86,16 @@ function colourGraph(now) {
     const name = group.dataset.name;
     const node = now.nodes[name];
     const state = node ? node.state : now.bottleneck && now.bottleneck.where.split(", ")[0] === name ? "bottleneck" : "";
-    group.setAttribute("class", ["node", state, page.chosen === name ? "chosen" : ""].join(" ").trim());
+    const marks = marksOf(name);
+    const classes = ["node", state, page.chosen === name && "chosen", marks.bad && "failed"];
+    group.setAttribute("class", classes.filter(Boolean).join(" "));
+    group.querySelector("text.badge").textContent = marks.words;
     const busy = node ? node.busy : 0;
     group.querySelector("rect.bar").setAttribute("width", Math.max(0, Math.min(1, busy)) * (boxWide - 16));
-    group.setAttribute("aria-label", node ? `${name}: ${state}, ${percent(node.busy)} busy` : name);
+    group.setAttribute("aria-label", [node ? `${name}: ${state}, ${percent(node.busy)} busy` : name, marks.words].filter(Boolean).join(", "));
   }
   for (const edge of now.edges) {
-    const label = document.querySelector(`[data-edge="${edge.from} ${edge.to}"]`);
+    const label = document.querySelector(`[data-flow="${edge.from} ${edge.to}"]`);
     if (!label) continue;
     label.textContent = `${amount(edge.items)}/s`;
     if ("level" in edge) {

@@ -3,15 +3,19 @@
 
 function take(news) {
   if (news.again) page.rows = [];
-  if (news.fresh) page.events = [];
+  if (news.fresh) { page.events = []; page.broken.clear(); }
   page.rows.push(...news.rows);
+  noteBroken(news.rows);
+  takeEvents(news.events);
   // Long runs are thinned and not cut.
   if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
   page.now = news.now;
   showNumbers(news);
   colourGraph(news.now);
-  showLists(news);
+  showWorkers(news.now);
+  showSliders(news.now);
   if (page.chosen) showChosen();
+  askItem();
   drawCurve();
 }
 
@@ -33,31 +37,48 @@ function show(facts) {
   drawControls(facts.verbs);
 }
 
+async function asked(path) {
+  const answer = await fetch(path);
+  // A server that was started again at this port with another key knows this browser no more.
+  if (answer.status === 401) throw new Error("open the link that flowrl printed");
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
 async function begin() {
   let runs = [];
   // Resources are opened before a run begins.
   for (;;) {
-    runs = await (await fetch("/runs")).json();
+    runs = await asked("/runs");
     if (runs.length) break;
     $("state").textContent = "starting";
     await new Promise((done) => setTimeout(done, 500));
   }
-  const asked = decodeURIComponent(location.hash.slice(1));
-  page.run = runs.some((run) => run.id === asked) ? asked : runs[0].id;
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  page.run = runs.some((run) => run.id === wanted) ? wanted : runs[0].id;
   drawRuns(runs);
-  show(await (await fetch(`/runs/${page.run}`)).json());
+  show(await asked(`/runs/${page.run}`));
   const stream = new EventSource(`/runs/${page.run}/stream`);
   stream.addEventListener("message", (event) => take(JSON.parse(event.data)));
-  stream.addEventListener("error", () => { $("state").textContent = "connection lost"; });
+  stream.addEventListener("error", () => { stream.close(); beginAgain("connection lost"); });
 }
 
-$("column").addEventListener("change", drawCurve);
-addEventListener("resize", () => { if (page.plot) drawCurve(); });
+// The server may have been started again, with another run: everything is asked for anew.
+function beginAgain(why) {
+  page.state = "";
+  $("state").textContent = why;
+  setTimeout(() => begin().catch(lost), 1500);
+}
+
+function lost(error) {
+  beginAgain(error instanceof TypeError ? "connection lost" : error.message);
+}
+
 // A page that was exported holds all of its run.
 if ($("saved")) {
   const saved = JSON.parse($("saved").textContent);
   show(saved.facts);
   take(saved.news);
 } else {
-  begin().catch((error) => { $("state").textContent = `${error}`; });
+  begin().catch(lost);
 }
