@@ -1,5 +1,7 @@
 """Runs that take a second, which several files of tests show."""
 
+import numpy as np
+
 import flowrl as fl
 
 SMALL = {"envs_per_runner": 2, "rollout_length": 16, "batch_size": 32, "minibatch_size": 16}
@@ -17,3 +19,15 @@ def two_runs(folder):
                 if len(run.rows) == 3:
                     run.warn("odd")
     return folder / "first"
+
+
+class Fan(fl.extend.Operator):
+    """Reports a metric that is no number from the fourth batch on."""
+
+    def init(self):
+        return {"seen": 0}
+
+    def step(self, state, batch, ctx):
+        state["seen"] = min(state["seen"] + 1, 4)
+        ctx.metric("fan", np.float32(1.0 if state["seen"] < 4 else np.nan))
+        yield batch

@@ -1,4 +1,4 @@
-"""The page of a saved run as one file, which a browser opens from disk."""
+"""The page of a run as one file, which a browser opens from disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from flowrl.page.saved import SavedRun
-from flowrl.page.source import Cursor
+from flowrl.page.source import Cursor, Source
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -26,9 +26,18 @@ def exported(path: str | Path) -> str:
     Raises:
         SaveError: it is no run's, or one from before runs held their pictures.
     """
-    run = SavedRun(path)
-    news = run.since(Cursor())[1]
-    data = {"facts": {**run.facts(), "path": Path(path).name}, "news": news}
+    return as_one_file(SavedRun(path), Path(path).name)
+
+
+def as_one_file(source: Source, name: str) -> str:
+    """Return the page of a run, as it is now, as HTML that needs nothing else.
+
+    Args:
+        source: the run.
+        name: what it is called.
+    """
+    news = source.since(Cursor())[1]
+    data = {"facts": {**source.facts(), "path": name, "verbs": ()}, "news": news}
     # Within a script nothing may look like its end.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     static = files(__package__).joinpath("static")

@@ -46,7 +46,8 @@ def moment(p: Profile, whole: Profile | None = None) -> dict[str, Any]:
         "resources": _resources(p, whole or p),
         "facts": {name: dict(facts) for name, facts in p.facts.items()},
         "findings": list(p.findings),
-        "sliders": [*map(_slider, sliders(p))],
+        # In a short part of a run there may be no rollout, by which they are predicted.
+        "sliders": [*map(_slider, sliders(p))] or [*map(_slider, sliders(whole or p))],
         **explanation,
     }
 

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
+from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import SettingError
 from flowrl.page.address import Address, checked_token
+from flowrl.page.export import as_one_file
 from flowrl.page.guard import Guard, users_key
 from flowrl.page.source import Cursor, LiveRun, Source
 
@@ -102,6 +104,17 @@ class Page:
         else:
             source.state = run.reason
         self.runs["run"] = source
+
+    def _repr_html_(self) -> str:
+        # A notebook shows this: the page as it is now, which needs no server. Another site, such as
+        # the notebook's, can't show the live page within its own.
+        if not self.runs:
+            return f"<p>live page: {escape(self.link)}</p>"
+        source = next(iter(self.runs.values()))
+        text = escape(as_one_file(source, source.title()[0]))
+        style = "width:100%;height:800px;border:1px solid #8884;border-radius:6px"
+        frame = f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{text}"></iframe>'
+        return f"<p>as it is now; live: {escape(self.link)}</p>{frame}"
 
     def close(self) -> None:
         """Serve no more."""

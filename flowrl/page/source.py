@@ -196,14 +196,16 @@ def event_of(event: Mapping[str, Any], graph: Mapping[str, Any]) -> dict[str, st
         graph: the graph, as `drawn` returns it.
 
     Returns:
-        Its ``kind``; ``text``, a sentence; and ``part``, the node or resource that it is about,
-        empty if there is none.
+        Its ``kind``; ``text``, a sentence; ``part``, the node or resource that it is about, empty
+        if there is none; and ``worker``, which worker of a resource, as profiles name it.
     """
     kind, text = event["event"], text_of(event)
     address = str(event.get("resource") or event.get("where") or text.partition(":")[0])
     parts = address.removeprefix(f"{graph['name']}.").split(".")
     names = {part["name"] for part in (*graph["nodes"], *graph["resources"])}
-    return {"kind": kind, "text": text, "part": parts[0] if parts[0] in names else ""}
+    worker = f"{event['resource']}, {event['worker']}" if "worker" in event else ""
+    part = parts[0] if parts[0] in names else ""
+    return {"kind": kind, "text": text, "part": part, "worker": worker}
 
 
 def text_of(event: Mapping[str, Any]) -> str:

@@ -1,18 +1,22 @@
 """What a real browser shows of runs, and what buttons do. Without Chromium these are skipped."""
 
+import os
 import shutil
+import signal
 import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 import flowrl as fl
+from conftest import runner_pids
 from environments import Corridor
 from flowrl.cli.main import main
 from flowrl.page.serving import serve_saved
 from jax_teams import Corridors
-from small_runs import small, two_runs
+from small_runs import Fan, small, two_runs
 
 TINY = {
     "envs_per_runner": 2,
@@ -122,6 +126,125 @@ def test_a_browser_shows_programs_and_several_policies(graph, runtime, slow, sho
     page.close()
 
 
+def test_a_browser_shows_dqn_as_a_program(opened):
+    graph = fl.dqn(
+        Corridor,
+        fl.DQNSettings(envs_per_runner=2, learning_starts=32, batch_size=8, buffer_size=64),
+    )
+    with fl.run(graph, runtime="xla") as run:
+        for _ in range(3):
+            next(run)
+        page = fl.serve(run)
+        tab = opened(page)
+        tab.wait_for_selector("#why:has-text('Bottleneck:')")
+        tab.click("g.node[data-name=replay]")
+        shown = tab.inner_text("#chosen")
+        assert "Replay" in shown and "added steps" in shown and "batches sampled" in shown
+        tab.click("g.node[data-name=learner]")
+        assert "updates (policy versions)" in tab.inner_text("#chosen")
+    page.close()
+
+
+def test_a_browser_shows_items_edges_and_predictions(opened):
+    with fl.run(small()) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.wait_for_selector("g.node.bottleneck")
+        tab.click("g.node[data-name=sample]")
+        tab.wait_for_selector("#chosen h2:text-is('newest item')")
+        fields = tab.inner_text("table.fields")
+        assert "obs\n[16, 2, 4] float32" in fields and "NaN" not in fields
+        assert "chosen: sample: " in tab.inner_text("#said")
+        tab.click("g.node[data-name=train]")
+        tab.wait_for_selector("#chosen td:text-is('entropy')")
+        tab.focus("[aria-label='edge from sample to batch']")
+        tab.keyboard.press("Enter")
+        assert "sample → batch" in tab.inner_text("#chosen h2 >> nth=0")
+        assert "items/s" in tab.inner_text("#chosen")
+        slider = "[data-slider='environments per runner']"
+        assert "as it is" in tab.inner_text(slider)
+        tab.focus(f"{slider} input")
+        tab.keyboard.press("ArrowRight")
+        assert tab.inner_text(f"{slider} output") == "4"
+        assert "steps/s (" in tab.inner_text(f"{slider} small")
+    page.close()
+
+
+def test_nan_is_shown_at_its_node_and_a_failure_where_it_was(opened):
+    broken = threading.Event()
+
+    def odd(batch):
+        return (
+            batch.with_(reward=batch["reward"] * np.float32(np.nan)) if broken.is_set() else batch
+        )
+
+    graph = small().insert(after="batch", odd=fl.Map(odd)).insert(after="odd", fan=Fan())
+    with fl.run(graph) as run:
+        page = fl.serve(run)
+        tab = opened(page)
+        for _ in range(3):
+            next(run)
+        tab.wait_for_selector("#updates:text-is('3')")
+        assert tab.query_selector("g.node.failed") is None
+        next(run)
+        tab.wait_for_selector("g.node.failed[data-name=fan]")
+        assert "NaN in fan" in tab.get_attribute("g.node[data-name=fan]", "aria-label")
+        tab.click("g.node[data-name=odd]")
+        tab.wait_for_timeout(500)
+        broken.set()
+        with pytest.raises(fl.errors.NotFiniteError):
+            next(run)
+        tab.wait_for_selector("g.node.failed[data-name=learner]")
+        tab.wait_for_selector("#state:text-is('ended: failed')")
+        tab.click("g.node[data-name=learner]")
+        assert "not finite" in tab.inner_text("#chosen ol.marks")
+    page.close()
+
+
+def test_a_field_with_nan_is_marked_at_the_node_that_yields_it(opened):
+    def odd(batch):
+        return batch.with_(odd=np.full(batch.shape, np.nan, np.float32))
+
+    with fl.run(small().insert(after="batch", odd=fl.Map(odd))) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.click("g.node[data-name=odd]")
+        tab.wait_for_selector("table.fields .missing:text-is('32 NaN')")
+    page.close()
+
+
+def test_a_page_finds_the_server_again(opened):
+    with fl.run(small()) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.wait_for_selector("#state:text-is('running')")
+        page.close()
+        tab.wait_for_selector("#state:text-is('connection lost')")
+        again = fl.serve(run, port=page.port)
+        tab.wait_for_selector("#state:text-is('running')")
+        tab.wait_for_selector("g.node.bottleneck")
+    tab.wait_for_selector("#state:text-is('ended: closed')")
+    again.close()
+
+
+def test_a_large_graph_and_a_phone_stay_readable(opened):
+    graph = small()
+    for i in range(53):
+        graph = graph.insert(after="batch", **{f"more_{i}": fl.Map(lambda batch: batch)})
+    with fl.run(graph) as run:
+        next(run)
+        page = fl.serve(run)
+        tab = opened(page)
+        tab.wait_for_selector("g.node.busy")
+        assert len(tab.query_selector_all("g.node")) == 62
+        for width in (1_000, 360):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            # Names are at least nine pixels high, and the graph scrolls.
+            assert (
+                tab.evaluate("document.querySelector('g.node text').getBoundingClientRect().height")
+                >= 9
+            )
+    page.close()
+
+
 def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
     slow = threading.Event()
 
@@ -175,6 +298,27 @@ def test_a_browser_opens_saved_runs_and_the_other_of_them(saved, opened):
     page.close()
 
 
+def test_a_notebook_shows_the_page_inline(browser):
+    with fl.run(small()) as run:
+        for _ in range(3):
+            next(run)
+        page = fl.serve(run)
+        text = page._repr_html_()
+        page.close()
+    tab = browser.new_page()
+    errors = []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text))
+    tab.set_content(text)
+    frame = tab.frame_locator("iframe")
+    frame.locator("#state:text-is('running')").wait_for()
+    frame.locator("g.node[data-name=train]").click()
+    assert "TrainOneStep" in frame.locator("#chosen").inner_text()
+    frame.locator("#curve canvas").wait_for()
+    assert errors == []
+    tab.close()
+
+
 def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, tmp_path, capsys):
     file = tmp_path / "run.html"
     assert main(["export-page", str(saved), "-o", str(file)]) == 0
@@ -193,3 +337,34 @@ def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, t
     assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
     assert errors == []
     tab.close()
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+def test_a_browser_shows_impala_on_ray_and_a_runner_that_is_killed(opened):
+    settings = fl.IMPALASettings(
+        num_runners=2,
+        envs_per_runner=2,
+        rollout_length=20,
+        batch_size=80,
+        report_every=5,
+        policy=fl.Policy(fl.networks.MLP, hidden=(8,)),
+    )
+    graph = fl.impala("CartPole-v1", settings)
+    with (
+        fl.run(graph, runtime=fl.RayRuntime(processes=2)) as run,
+        served(run) as (page, _),
+    ):
+        tab = opened(page)
+        tab.wait_for_selector("#workers meter >> nth=1")
+        tab.wait_for_selector("g.node[data-name=queue] text.kind:has-text(' of ')")
+        tab.focus("[aria-label='edge from batch to queue']")
+        tab.keyboard.press("Enter")
+        assert "policy lag, mean" in tab.inner_text("#chosen")
+        tab.wait_for_selector("#sliders [data-slider=runners]")
+        os.kill(runner_pids()[0], signal.SIGKILL)
+        tab.wait_for_selector("#workers li.again")
+        assert "1 restart" in tab.get_attribute("g.node[data-name=runners]", "aria-label")
+        tab.click("g.node[data-name=runners]")
+        assert "was restarted" in tab.inner_text("#chosen ol.marks")
+    page.close()

@@ -6,7 +6,6 @@ import socket
 import threading
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 import flowrl as fl
@@ -16,7 +15,7 @@ from flowrl.observe.drawn import drawn
 from flowrl.observe.sinks import plain_event
 from flowrl.page import items
 from flowrl.page.source import Cursor, LiveRun, event_of, thinned
-from small_runs import small
+from small_runs import Fan, small
 
 
 def test_a_page_gets_each_row_and_event_once():
@@ -142,18 +141,6 @@ def test_a_plan_says_what_nodes_yield_and_which_node_reports_a_metric():
     assert nodes["sample"]["yields"]["brief"] == "a Batch [16, 2], 32 steps"
     assert ("obs", "[16, 2, 4]", "float32") in nodes["sample"]["yields"]["fields"]
     assert found["metrics"]["fan"] == "fan"
-
-
-class Fan(fl.extend.Operator):
-    """Reports a metric that is no number from the fourth batch on."""
-
-    def init(self):
-        return {"seen": 0}
-
-    def step(self, state, batch, ctx):
-        state["seen"] = min(state["seen"] + 1, 4)
-        ctx.metric("fan", np.float32(1.0 if state["seen"] < 4 else np.nan))
-        yield batch
 
 
 def test_a_run_serves_its_page_if_it_is_asked_to(capsys, tmp_path):

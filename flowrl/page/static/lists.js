@@ -42,7 +42,7 @@ function noteBroken(rows) {
 function showWorkers(now) {
   const workers = Object.values(now.workers).flat();
   const items = workers.map((worker) => {
-    const again = page.events.filter((e) => e.kind === "restarted" && e.text.startsWith(`${worker.name} `));
+    const again = page.events.filter((e) => e.worker === worker.name);
     const item = element("li", { class: again.length ? "again" : "" });
     item.append(
       element("span", {}, worker.name),
