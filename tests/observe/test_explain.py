@@ -20,7 +20,7 @@ from flowrl.observe.breakdown import shares
 from flowrl.observe.explain import explain
 from flowrl.observe.saving import profiles
 from flowrl.observe.table import Window, live_table
-from flowrl.observe.what_if import what_if
+from flowrl.observe.what_if import TIMES, sliders, what_if
 
 SECONDS = 1.0
 
@@ -173,6 +173,23 @@ def test_many_runners_and_a_learner_that_is_nearly_as_slow():
         first.steps_per_second / 400 == pytest.approx(20 / 18.75)
         and first.because == "stage of queue then takes longest"
     )
+
+
+def test_sliders_begin_at_what_is_and_agree_with_the_predictions():
+    p = profile(count=4, update=0.5)
+    runners, envs, batch = sliders(p)
+    assert runners.values == (4, 5, 8, 12, 16, 24, 32) and batch.values == TIMES
+    for slider in (runners, envs, batch):
+        now = slider.predictions[0].steps_per_second
+        assert now == pytest.approx(p.env_steps / p.going)
+        assert len(slider.values) == len(slider.predictions)
+    found = runners.predictions[1], envs.predictions[1], batch.predictions[1]
+    assert found == tuple(what_if(p)), "one more, and twice as many"
+    speeds = [w.steps_per_second for w in runners.predictions]
+    assert speeds == sorted(speeds), "more runners never slow a run down"
+    here = replace(p, facts={"runners": {**p.facts["runners"], "remote": False}})
+    assert [s.name for s in sliders(here)] == ["environments per runner", "batch"]
+    assert [*sliders(replace(p, facts={}))] == []
 
 
 def test_a_learner_that_runs_freely_holds_no_sampling_up():
