@@ -232,16 +232,24 @@ def test_a_large_graph_and_a_phone_stay_readable(opened):
         next(run)
         page = fl.serve(run)
         tab = opened(page)
-        tab.wait_for_selector("g.node.busy")
+        tab.wait_for_selector("#why button")
         assert len(tab.query_selector_all("g.node")) == 62
         for width in (1_000, 360):
             tab.set_viewport_size({"width": width, "height": 800})
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            tab.click("#why button")
+            name = tab.inner_text("#why button")
+            assert name in tab.inner_text("#chosen h2 >> nth=0")
+            box = tab.locator(f"g.node[data-name={name}]").bounding_box()
+            assert 0 <= box["x"] < width, "it is in view"
             # Names are at least nine pixels high, and the graph scrolls.
             assert (
                 tab.evaluate("document.querySelector('g.node text').getBoundingClientRect().height")
                 >= 9
             )
+            tab.click("#fit")
+            assert tab.locator("#picture svg").bounding_box()["width"] < width
+            tab.click("#fit")
     page.close()
 
 

@@ -14,6 +14,7 @@ from flowrl.core.events import Ended, Restarted, Warned
 from flowrl.observe.drawn import drawn
 from flowrl.observe.sinks import plain_event
 from flowrl.page import items
+from flowrl.page.moment import moment
 from flowrl.page.source import Cursor, LiveRun, event_of, thinned
 from small_runs import Fan, small
 
@@ -132,6 +133,17 @@ def test_the_newest_item_of_a_node_is_kept_only_while_somebody_looks(monkeypatch
         next(run)
         assert not run._stream.ran and source._items._items == {}
     assert source.item("sample") is None
+
+
+def test_a_moment_counts_in_all_and_lately():
+    with fl.run(small()) as run:
+        next(run)
+        first = run.profile()
+        next(run), next(run)
+        whole = run.profile()
+    found = moment(whole - first, whole)["resources"]["learner"]
+    total, rate = found["updates"]
+    assert total == 3 and rate == pytest.approx(2 / (whole - first).going)
 
 
 def test_a_plan_says_what_nodes_yield_and_which_node_reports_a_metric():

@@ -47,8 +47,30 @@ function drawGraph(graph) {
     svg.append(group);
   }
   // A large graph scrolls, for its names must stay readable.
-  svg.style.minWidth = `${Math.round(SMALLEST * wide)}px`;
+  svg.dataset.least = `${Math.round(SMALLEST * wide)}px`;
   $("picture").replaceChildren(svg);
+  fitGraph();
+}
+
+// What is wider than its place can be seen as a whole, in small, to find where it is red.
+function fitGraph() {
+  const svg = $("picture").firstElementChild, whole = $("fit").getAttribute("aria-pressed") === "true";
+  svg.style.minWidth = whole ? "0" : svg.dataset.least;
+  $("fit").hidden = parseInt(svg.dataset.least, 10) <= $("picture").clientWidth;
+}
+
+$("fit").addEventListener("click", () => {
+  $("fit").setAttribute("aria-pressed", $("fit").getAttribute("aria-pressed") !== "true");
+  fitGraph();
+});
+addEventListener("resize", () => { if (page.facts) fitGraph(); });
+
+// Choose a node or a resource, and bring it into view.
+function goTo(name) {
+  const spot = document.querySelector(`g.node[data-name="${name}"]`);
+  if (!spot) return;
+  choose(name);
+  spot.scrollIntoView({ block: "nearest", inline: "center" });
 }
 
 // What can be chosen by a click, or by Enter and the space bar.

@@ -11,10 +11,23 @@ function showNumbers(news) {
   $("updates").textContent = amount(last.updates);
   $("return").textContent = amount(last.return_mean);
   $("speed").textContent = amount(news.now.steps_per_second);
-  const b = news.now.bottleneck;
-  $("why").textContent = b
-    ? `Bottleneck: ${b.where}, ${percent(b.share)} of the time. ${b.why} ${b.advice}`
-    : "Nothing was measured yet.";
+  showWhy(news.now.bottleneck);
+}
+
+function showWhy(b) {
+  if (!b) { $("why").textContent = "Nothing was measured yet."; return; }
+  const text = `, ${percent(b.share)} of the time. ${b.why} ${b.advice}`;
+  const name = b.where.split(", ")[0];
+  const known = document.querySelector(`g.node[data-name="${name}"]`);
+  let link = $("why").querySelector("button");
+  // The button is made anew only for another node, so that it keeps the focus.
+  if (!known) $("why").textContent = `Bottleneck: ${b.where}${text}`;
+  else if (link && link.textContent === b.where) link.nextSibling.textContent = text;
+  else {
+    link = element("button", { type: "button" }, b.where);
+    link.addEventListener("click", () => goTo(name));
+    $("why").replaceChildren("Bottleneck: ", link, text);
+  }
 }
 
 function eventItem(event) {
