@@ -55,8 +55,9 @@ class SavedRun:
         found: dict[str, Any] = self._again("graph.json", lambda: self._json("graph.json"))
         return found
 
-    def item(self, node: str) -> None:
-        """Return None: the items of a run are not saved."""
+    def item(self, node: str) -> dict[str, Any] | None:
+        """Return an empty dict, for the items of a run are not saved; None if there is no node."""
+        return {} if any(node == known["name"] for known in self._graph()["nodes"]) else None
 
     def title(self) -> tuple[str, str]:
         """Return the directory, and what the run does."""

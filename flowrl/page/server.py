@@ -177,7 +177,9 @@ def application(runs: Mapping[str, Source]) -> Starlette:
         source = runs.get(request.path_params["run"])
         node = request.path_params["node"]
         found = None if source is None else await run_in_threadpool(source.item, node)
-        return Response(status_code=204) if found is None else JSONResponse(found)
+        if found is None:
+            return PlainTextResponse("there is no such node", 404)
+        return JSONResponse(found) if found else Response(status_code=204)
 
     async def control(request: Request) -> Response:
         source = runs.get(request.path_params["run"])

@@ -52,7 +52,7 @@ class Source(Protocol):
         """Return what is new since a moment as plain data, and what a page has then."""
 
     def item(self, node: str) -> dict[str, Any] | None:
-        """Return the newest item of a node as plain data; None where there is none."""
+        """Return the newest item of a node, empty before there is one; None for an unknown node."""
 
     def control(self, verb: str) -> bool:
         """Do what a page asks of the run, one of `VERBS`; return whether that can be done."""
@@ -149,21 +149,25 @@ class LiveRun:
         return True
 
     def item(self, node: str) -> dict[str, Any] | None:
-        """Return the newest item of a node as plain data; None before there is one.
+        """Return the newest item of a node as plain data.
 
         Args:
             node: its name.
+
+        Returns:
+            As `flowrl.observe.looking.plain` returns it; an empty dict before there is one, and
+            None where there is no such node.
         """
-        if self._items is None or self.state != "running":
-            return None
         if all(node != known["name"] for known in self._drawn["nodes"]):
             return None
+        if self._items is None or self.state != "running":
+            return {}
         item = self._items.look(node)
         try:
-            return None if item is None else without_nan(plain(item))
+            return {} if item is None else dict(without_nan(plain(item)))
         except RuntimeError:
             # The arrays of an item may be given to an update meanwhile.
-            return None
+            return {}
 
     def _moment(self) -> dict[str, Any]:
         """Return what the run does now. It is measured once a second, however many pages ask."""

@@ -150,7 +150,8 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path)
     [
         "/static/..", "/static/../main.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
         "/static/%252e%252e%252fserver.py", "/static//etc/passwd", "/runs/../../etc/passwd",
-        "/runs/%2e%2e%2f", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
+        "/runs/%2e%2e%2f", "/runs/run/items/%2e%2e",
+        "/runs/run/items/../..", "/runs/run/items/", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
     ],
 )  # fmt: skip
 def test_no_path_leads_out_of_what_is_served(page, cookie, path):
