@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import jax
 
 from flowrl.core.controls import Controls
 from flowrl.core.curves import Curves
-from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Tap, Warned
+from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Warned, with_warnings
 from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile
@@ -26,7 +25,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.observe.about import FILE, about, ending, to_text
+from flowrl.observe.about import FILE, about, ending, goal_of, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.initial import Init, beginning
 from flowrl.observe.learned import learner_of, policy_of
@@ -78,8 +77,14 @@ class Run:
         """
         self.plan = plan
         self.graph = plan.graph
-        started, noted = time.time(), None if init is None else init.noted()
-        self._about = partial(about, plan, runtime, seed, steps, until, started, snapshots, noted)
+        self.started = time.time()
+        """When it was started, by `time.time`."""
+        self.goal = goal_of(steps, until)
+        """When it ends, as text; empty if it goes on until it is closed."""
+        noted = None if init is None else init.noted()
+        self._about = partial(
+            about, plan, runtime, seed, steps, until, self.started, snapshots, noted
+        )
         # What goes on has weights of its own.
         goes_on = resumed is not None and resumed.rows
         self._begin = None if init is None or goes_on else beginning(init)
@@ -101,7 +106,7 @@ class Run:
         self._runtime, self._seed = runtime, seed
         self._losses: deque[int] = deque(maxlen=LOSSES)
         """The rows that there were when a process was lost, of the newest losses."""
-        self._stream = Stream((*(saver.observers if saver else ()), *_with_warnings(observers)))
+        self._stream = Stream((*(saver.observers if saver else ()), *with_warnings(observers)))
         self._warned_of_cut = False
         """Whether there was a warning that evaluated episodes were cut."""
         self._results: Results | None = None
@@ -481,17 +486,6 @@ class Run:
         return Results(
             self.policies, self._session.audit(), whole, steady, self.curves() if many else None
         )
-
-
-def _with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
-    """Return the observers, with one that logs warnings if none of them takes these.
-
-    So a warning always reaches somebody: standard error, if nobody set `logging` up.
-    """
-    if any(Warned in observer.kinds for observer in observers):
-        return observers
-    logger = logging.getLogger("flowrl")
-    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))
 
 
 def _reason_of(error: BaseException) -> str:

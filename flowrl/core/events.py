@@ -5,6 +5,7 @@ Nothing else in a run reports.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -436,3 +437,14 @@ def _not_taken(mailbox: Mailbox, seconds: float) -> str:
         f"observer {type(mailbox.observer).__name__} did not take {events:,} events within "
         f"{seconds:g} s of the end of the run, {rows:,} rows among them, so it lacks these"
     )
+
+
+def with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
+    """Return the observers, with one that logs warnings if none of them takes these.
+
+    So a warning always reaches somebody: standard error, if nobody set `logging` up.
+    """
+    if any(Warned in observer.kinds for observer in observers):
+        return observers
+    logger = logging.getLogger("flowrl")
+    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import SettingError
+from flowrl.page import several
 from flowrl.page.guard import Guard
+from flowrl.page.several import Look, Runs
 from flowrl.page.source import Cursor, LiveRun, Source
 
 if TYPE_CHECKING:
@@ -45,13 +47,15 @@ class Page:
     Args:
         host: the address to serve at (default this machine alone).
         port: the port; 0 for a free one (default 0).
+        look: brings the runs up to date, and is called with them before they are listed; None for
+            those that `show` adds (the default).
 
     Raises:
         SettingError: the port is in use, or the host is none of this machine.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.runs: dict[str, Source] = {}
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, look: Look | None = None) -> None:
+        self.runs: Runs = {}
         """What it shows, by the id under which it finds each."""
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +72,7 @@ class Page:
         self.host, self.port = host, self._socket.getsockname()[1]
         names = (host, "localhost") if host == "127.0.0.1" else (host,)
         hosts = tuple(f"{name}:{self.port}" for name in names)
-        self.guard = Guard(application(self.runs), hosts)
+        self.guard = Guard(application(self.runs, look), hosts)
         # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
             self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off",
@@ -88,7 +92,14 @@ class Page:
 
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
-        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls)
+        source = LiveRun(
+            run.plan,
+            lambda: run.rows,
+            run.profile,
+            run.controls,
+            goal=run.goal,
+            started=run.started,
+        )
         if run.reason is None:
             run.observe(source)
         else:
@@ -122,8 +133,13 @@ class Limited(H11Protocol):
             self.transport.abort()
 
 
-def application(runs: Mapping[str, Source]) -> Starlette:
-    """Return what answers requests that are allowed; runs are found by id, never by a path."""
+def application(runs: Runs, look: Look | None = None) -> Starlette:
+    """Return what answers requests that are allowed; runs are found by id, never by a path.
+
+    Args:
+        runs: the runs by their ids.
+        look: brings them up to date before they are listed; None: they are (the default).
+    """
     static = {
         entry.name: entry.read_bytes() for entry in files(__package__).joinpath("static").iterdir()
     }
@@ -139,12 +155,6 @@ def application(runs: Mapping[str, Source]) -> Starlette:
 
     async def file(request: Request) -> Response:
         return asset(request.path_params["name"])
-
-    async def every(_: Request) -> Response:
-        titles = [
-            (run, *await run_in_threadpool(source.title)) for run, source in list(runs.items())
-        ]
-        return JSONResponse([{"id": x, "name": name, "state": state} for x, name, state in titles])
 
     async def facts(request: Request) -> Response:
         source = runs.get(request.path_params["run"])
@@ -170,9 +180,9 @@ def application(runs: Mapping[str, Source]) -> Starlette:
         routes=[
             Route("/", index),
             Route("/static/{name}", file),
-            Route("/runs", every),
             Route("/runs/{run}", facts),
             Route("/runs/{run}/stream", stream),
+            *several.routes(runs, look),
             Route("/runs/{run}/{verb}", control, methods=["POST"]),
         ]
     )

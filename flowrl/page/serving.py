@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.page.saved import saved_runs
+from flowrl.page.saved import SavedRuns
 from flowrl.page.server import Page
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def serve(run: Run, *, host: str = "127.0.0.1", port: int = 0) -> Page:
 def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: int = 0) -> Page:
     """Serve the page of saved runs, of which some may go on in other processes.
 
+    Runs that are added to a directory, or removed from it, come and go in the list on the page.
+
     Args:
         paths: directories of runs, or directories that have such in them.
         host: address to serve at (default this machine alone).
@@ -47,7 +49,7 @@ def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: i
         SaveError: there is no run in a directory.
         SettingError: the port is in use, or the host is none of this machine.
     """
-    every = [run for path in paths for run in saved_runs(path)]
-    page = Page(host, port)
-    page.runs.update((str(number), run) for number, run in enumerate(every, 1))
+    found = SavedRuns(paths)
+    page = Page(host, port, found.look)
+    found.look(page.runs)
     return page

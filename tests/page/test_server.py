@@ -3,7 +3,6 @@
 import http.client
 import json
 import logging
-import re
 import resource
 import socket
 import time
@@ -13,10 +12,11 @@ import pytest
 import flowrl as fl
 from flowrl.page.guard import POLICY
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
+from small_runs import small
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 SERVED = {
-    re.sub(r"{name}", "main.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
+    route.path.format(name="main.js", run="run", other="run", verb="pause"): (
         "POST" if "POST" in route.methods else "GET"
     )
     for route in application({}).routes
@@ -34,15 +34,21 @@ class Counting:
         self.controlled += 1
         return verb == "pause"
 
-    def title(self):
-        return "g", "running"
+    def summary(self):
+        return {"name": "g", "state": "running"}
+
+    def graph(self):
+        return small()
 
     def facts(self):
         return {"graph": {"name": "g"}}
 
     def since(self, cursor):
         self.asked += 1
-        return cursor._replace(rows=self.asked), {"state": "running", "asked": self.asked}
+        return cursor._replace(rows=self.asked), {
+            "state": "running",
+            "rows": [{"asked": self.asked}],
+        }
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +100,7 @@ def test_a_link_lets_one_browser_in_and_only_once():
         {"id": "run", "name": "g", "state": "running"}
     ]
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
-    assert json.loads(event.removeprefix("data: "))["asked"] >= 1
+    assert json.loads(event.removeprefix("data: "))["rows"][0]["asked"] >= 1
     page.close()
     with pytest.raises(OSError):
         ask(page)

@@ -15,15 +15,6 @@ function take(news) {
   drawCurve();
 }
 
-function drawRuns(runs) {
-  const list = $("runs");
-  list.hidden = runs.length < 2;
-  list.replaceChildren(...runs.map((run) => element("option", { value: run.id }, `${run.name} · ${run.state}`)));
-  list.value = page.run;
-}
-
-$("runs").addEventListener("change", () => { location.hash = $("runs").value; location.reload(); });
-
 function show(facts) {
   page.facts = facts;
   document.title = `${facts.graph.name} · flowrl`;
@@ -42,17 +33,15 @@ async function begin() {
     $("state").textContent = "starting";
     await new Promise((done) => setTimeout(done, 500));
   }
-  const asked = decodeURIComponent(location.hash.slice(1));
-  page.run = runs.some((run) => run.id === asked) ? asked : runs[0].id;
-  drawRuns(runs);
+  const [wanted, ...others] = decodeURIComponent(location.hash.slice(1)).split(",");
+  page.run = runs.some((run) => run.id === wanted) ? wanted : runs[0].id;
+  beginRuns(runs, others);
   show(await (await fetch(`/runs/${page.run}`)).json());
   const stream = new EventSource(`/runs/${page.run}/stream`);
   stream.addEventListener("message", (event) => take(JSON.parse(event.data)));
   stream.addEventListener("error", () => { $("state").textContent = "connection lost"; });
 }
 
-$("column").addEventListener("change", drawCurve);
-addEventListener("resize", () => { if (page.plot) drawCurve(); });
 // A page that was exported holds all of its run.
 if ($("saved")) {
   const saved = JSON.parse($("saved").textContent);
