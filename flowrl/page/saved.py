@@ -198,8 +198,9 @@ class SavedRuns:
                     with suppress(SaveError):
                         self._note(SavedRun(folder))
             there = dict(self._known[folder] for folder in now if folder in self._known)
-            for gone in {*runs} - {*there}:
-                del runs[gone]
+            for name, _ in self._known.values():
+                if name not in there:
+                    runs.pop(name, None)
             runs.update(there)
 
     def _note(self, run: SavedRun) -> None:
