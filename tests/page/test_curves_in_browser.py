@@ -105,7 +105,7 @@ def slide(tab, value):
     )
 
 
-def test_columns_of_any_size_are_shown_at_once_and_can_be_told_apart(folder, opened):
+def test_columns_of_any_size_are_shown_at_once_and_look_different(folder, opened):
     with served([folder / "first"]) as page:
         tab = opened(page)
         tab.wait_for_selector("#curve canvas")
