@@ -186,26 +186,25 @@ class SavedRuns:
         self._lock = Lock()
         for path in self.paths:
             for run in saved_runs(path):
-                self._note(run)
+                self._note(run.path)
 
     def look(self, runs: Runs) -> None:
         """Bring runs by their ids up to date: a run that comes back has its id again."""
         with self._lock:
             now = [folder for path in self.paths for folder in _folders(path)]
             for folder in now:
-                if folder not in self._known:
-                    # A directory may be removed while it is looked at.
-                    with suppress(SaveError):
-                        self._note(SavedRun(folder))
+                # A directory may be removed while it is looked at.
+                with suppress(SaveError):
+                    self._note(folder)
             there = dict(self._known[folder] for folder in now if folder in self._known)
             for name, _ in self._known.values():
                 if name not in there:
                     runs.pop(name, None)
             runs.update(there)
 
-    def _note(self, run: SavedRun) -> None:
-        if run.path not in self._known:
-            self._known[run.path] = str(len(self._known) + 1), run
+    def _note(self, folder: Path) -> None:
+        if folder not in self._known:
+            self._known[folder] = str(len(self._known) + 1), SavedRun(folder)
 
 
 def saved_runs(path: str | Path) -> list[SavedRun]:

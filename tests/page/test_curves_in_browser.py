@@ -279,8 +279,8 @@ def test_runs_that_are_added_are_listed_and_those_that_go_on_are_drawn_again(fol
         page.runs["2"].state = lambda: "running"
         tab.wait_for_selector("[data-run='2'] td:text-is('running')", timeout=20_000)
         tab.focus("#runs [type=checkbox][value='2']")
-        write_rows(folder / "second", [{**row, "return_mean": 3.0} for row in ROWS])
-        until(tab, "page.plot.made.data[2].some((x) => x === 3)")
+        write_rows(folder / "second", [{**row, "return_mean": 3.5} for row in ROWS])
+        until(tab, "page.plot.made.data[2].some((x) => x === 3.5)")
         # Whoever moves through the table by keys is where they were.
         assert tab.evaluate("document.activeElement.value") == "2"
         shutil.rmtree(folder / "second")

@@ -232,7 +232,7 @@ function updateCurve(plot, data) {
   const { min, max } = plot.scales.x, [xs] = plot.data;
   const zoomed = min > xs[0] || max < xs[xs.length - 1];
   plot.batch(() => {
-    plot.setData(data, !zoomed);
+    plot.setData(data);
     if (zoomed) plot.setScale("x", { min, max });
   });
   showValues(plot);
