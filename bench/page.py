@@ -43,7 +43,8 @@ def main() -> None:
     about = (
         "Written by `make bench` ([bench/page.py](../../bench/page.py)): "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
-        f"jax {jax.__version__}.\n\nOne run on CartPole-v1 with tuned settings. Pages are opened and closed again in turns of "
+        f"jax {jax.__version__}.\n\n"
+        "One run on CartPole-v1 with tuned settings. Pages are opened and closed again in turns of "
         f"{SECONDS:g} s, in an order drawn anew each time, by a process that reads their streams "
         "as a browser would, but draws nothing. Ratios of steps per second to the turn without "
         f"pages beside it: the median of {TURNS}, and its 95 % bootstrap interval."

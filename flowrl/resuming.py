@@ -34,8 +34,14 @@ from flowrl.observe.snapshots import (
     start_of,
 )
 from flowrl.observe.tracing import Tracing
-from flowrl.run_arguments import RUNTIMES, as_runtime, check_arguments, checked_observers
-from flowrl.running import Run, started
+from flowrl.run_arguments import (
+    RUNTIMES,
+    as_runtime,
+    check_arguments,
+    checked_observers,
+    started,
+)
+from flowrl.running import Run
 from flowrl.runtime.base import Runtime
 
 StepsAndUntil = tuple[int | None, Callable[[Row], bool] | None]
@@ -125,7 +131,7 @@ class Resumable:
                 self.resumed,
                 init_of(self.facts.get("init")),
             )
-            run = started(start, ui)
+            run: Run = started(start, ui)
         except BaseException:
             self.close()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +109,13 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
     module, name = RUNTIMES[runtime]
     made: Runtime = getattr(importlib.import_module(module), name)()
     return made
+
+
+def started(start: Callable[[], Any], ui: bool | int | str) -> Any:
+    """Start a run, with its live page if `ui` asks for one, and return it."""
+    if ui is False:
+        return start()
+    # Starlette and uvicorn are imported only where there is a page.
+    from flowrl.page.serving import with_page
+
+    return with_page(ui, start)

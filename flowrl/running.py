@@ -25,7 +25,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import Learner, LearnerHandle
-from flowrl.observe.about import FILE, about, ending, to_text
+from flowrl.observe.about import FILE, about, ending, goal_of, to_text
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.initial import Init, beginning
 from flowrl.observe.learned import learner_of, policy_of
@@ -77,8 +77,14 @@ class Run:
         """
         self.plan = plan
         self.graph = plan.graph
-        started, noted = time.time(), None if init is None else init.noted()
-        self._about = partial(about, plan, runtime, seed, steps, until, started, snapshots, noted)
+        self.started = time.time()
+        """When it was started, by `time.time`."""
+        self.goal = goal_of(steps, until)
+        """When it ends, as text; empty if it goes on until it is closed."""
+        noted = None if init is None else init.noted()
+        self._about = partial(
+            about, plan, runtime, seed, steps, until, self.started, snapshots, noted
+        )
         # What goes on has weights of its own.
         goes_on = resumed is not None and resumed.rows
         self._begin = None if init is None or goes_on else beginning(init)
@@ -483,16 +489,6 @@ class Run:
         return Results(
             self.policies, self._session.audit(), whole, steady, self.curves() if many else None
         )
-
-
-def started(start: Callable[[], Run], ui: bool | int | str) -> Run:
-    """Start a run, with its live page if `ui` asks for one."""
-    if ui is False:
-        return start()
-    # Starlette and uvicorn are imported only where there is a page.
-    from flowrl.page.serving import with_page
-
-    return with_page(ui, start)
 
 
 def _reason_of(error: BaseException) -> str:

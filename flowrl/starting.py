@@ -23,8 +23,9 @@ from flowrl.run_arguments import (
     checked_observers,
     checked_snapshots,
     recorder_of,
+    started,
 )
-from flowrl.running import Run, started
+from flowrl.running import Run
 from flowrl.runtime.base import Runtime
 
 
@@ -108,4 +109,5 @@ def run(
         checked_snapshots(snapshots, plan),
         init=checked_init(init, plan),
     )
-    return started(start, ui)
+    run: Run = started(start, ui)
+    return run

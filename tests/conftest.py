@@ -47,6 +47,7 @@ import psutil
 import pytest
 
 import flowrl as fl
+from browsers import browser, opened  # noqa: F401 - fixtures
 from flowrl.core import compile_cache, compiled
 
 # Tracing makes very many objects that live on. To search them for cycles as often as Python does by

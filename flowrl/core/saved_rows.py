@@ -168,9 +168,12 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, TypeError):
             # The last line of a killed run may be half written.
             if number <= text.count("\n"):
-                raise SaveError(
-                    f"{path}, line {number} is damaged: it is not the JSON that was written"
-                ) from None
+                raise damaged_line(path, number) from None
+
+
+def damaged_line(path: Path, number: int) -> SaveError:
+    """Return the error that names a line of a file, of which the first has number 1."""
+    return SaveError(f"{path}, line {number} is damaged: it is not the JSON that was written")
 
 
 def _numbers(path: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, float], ...]:

@@ -59,12 +59,11 @@ def about(
         snapshots: how often it is kept; None for never.
         init: where its first weights come from, as plain values; None for its own.
     """
-    goal = None if until is None else getattr(until, "text", OF_PYTHON)
     return {
         "graph": plan.graph.name,
         "seed": int(seed),
         "steps": steps,
-        "until": goal,
+        "until": _goal_text(until),
         "runtime": runtime_name(runtime),
         "runtime_settings": runtime_settings(runtime),
         "runtime_left_out": _left_out(runtime),
@@ -166,6 +165,25 @@ def machine() -> dict[str, Any]:
         "cores": usable_cores(),
         "devices": devices,
     }
+
+
+def goal_of(steps: int | None, until: Any) -> str:
+    """Return when a run ends, as text; empty for one that goes on until it is closed.
+
+    Args:
+        steps: the environment steps after which it ends; None for no limit.
+        until: its goal, a function of a row or the text that a saved run notes; None for none.
+    """
+    goal = _goal_text(until)
+    found = [] if goal is None else [goal]
+    return " or ".join(found if steps is None else [*found, f"{steps:,} steps"])
+
+
+def _goal_text(until: Any) -> str | None:
+    """Return a goal as text: as it was written, if it was."""
+    if until is None or isinstance(until, str):
+        return until
+    return str(getattr(until, "text", OF_PYTHON))
 
 
 def to_text(facts: dict[str, Any]) -> str:

@@ -110,6 +110,50 @@ def diff(
     return Diff(names or (one.name, other.name), tuple(parts))
 
 
+def differences(one: Graph, other: Graph) -> dict[str, Any]:
+    """Return what differs between two graphs as plain data; nothing is compiled for it.
+
+    Args:
+        one: graph.
+        other: other graph.
+
+    Returns:
+        ``nodes``, those and the resources that only one graph has or that are of another kind or
+        in another place: each its ``name``, ``change`` (``added``, ``removed`` or ``changed``),
+        and what is on each side as ``one`` and ``other``; ``settings``, each an ``address`` with
+        ``one`` and ``other``; and ``edges``, each ``from`` a node ``to`` another one, with its
+        ``change``. What only the other graph has was added.
+    """
+    nodes = _part("nodes", "node", _nodes(one, other), _nodes(other, one))
+    settings = _part("settings", "setting", _settings(one, other), _settings(other, one))
+    edges = [
+        *({"from": a, "to": b, "change": "removed"} for a, b in _edges(one) - _edges(other)),
+        *({"from": a, "to": b, "change": "added"} for a, b in _edges(other) - _edges(one)),
+    ]
+    return {
+        "nodes": [
+            {"name": name, "change": _change(here, there), "one": here, "other": there}
+            for name, here, there in nodes.lines
+        ],
+        "settings": [
+            {"address": address, "one": here, "other": there}
+            for address, here, there in settings.lines
+        ],
+        "edges": sorted(edges, key=lambda edge: (edge["from"], edge["to"])),
+    }
+
+
+def _change(here: str, there: str) -> str:
+    """Return what was done to a node from one graph to another one."""
+    if here == LACKS:
+        return "added"
+    return "removed" if there == LACKS else "changed"
+
+
+def _edges(graph: Graph) -> set[tuple[str, str]]:
+    return {(before, node.name) for node in graph.nodes for before in node.after}
+
+
 def _graph(value: Graph | Plan) -> Graph:
     graph = value.graph if isinstance(value, Plan) else value
     if not isinstance(graph, Graph):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from flowrl.core.saved_rows import json_lines, way_to_runs
+from flowrl.core.growing_lines import GrowingLines, last_object
+from flowrl.core.saved_rows import way_to_runs
 from flowrl.errors import SaveError
-from flowrl.observe.about import FILE
+from flowrl.graph.graph import Graph
+from flowrl.observe.about import FILE, goal_of
+from flowrl.observe.saver import UNREADABLE
 from flowrl.observe.saving import profiles
 from flowrl.page.moment import moment, without_nan
-from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, event_of, thinned
+from flowrl.page.routes import Runs
+from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, ends_at, event_of, thinned
 
 
 class SavedRun:
@@ -41,48 +48,79 @@ class SavedRun:
             )
         self._read: dict[str, tuple[Any, Any]] = {}
         """By file: what changes with it, and what was made of it."""
+        self._rows = GrowingLines(self.path / "rows.jsonl")
+        self._events = GrowingLines(self.path / "events.jsonl")
+        self._lock = Lock()
+        """Several pages may look at once."""
 
     def facts(self) -> dict[str, Any]:
         """Return the graph, its plan, and where it was saved."""
         plan = (self.path / "plan.txt").read_text(encoding="utf-8")
-        return {"graph": self._graph(), "plan": plan, "verbs": (), "path": str(self.path)}
+        return {"graph": self._drawn(), "plan": plan, "verbs": (), "path": str(self.path)}
 
     def control(self, verb: str) -> bool:
         """Return False: what this process does not run it can't control."""
         return False
 
-    def _graph(self) -> dict[str, Any]:
+    def _drawn(self) -> dict[str, Any]:
+        """Return the graph as plain data."""
         found: dict[str, Any] = self._again("graph.json", lambda: self._json("graph.json"))
         return found
 
     def item(self, node: str) -> dict[str, Any] | None:
         """Return an empty dict, for the items of a run are not saved; None if there is no node."""
-        return {} if any(node == known["name"] for known in self._graph()["nodes"]) else None
+        return {} if any(node == known["name"] for known in self._drawn()["nodes"]) else None
 
-    def title(self) -> tuple[str, str]:
-        """Return the directory, and what the run does."""
-        return str(self.path), self.state()
+    def graph(self) -> Graph:
+        """Return the graph, parsed from its text.
+
+        Raises:
+            FlowrlError: it can't be read back.
+        """
+        file = self.path / "graph.txt"
+        text = file.read_text(encoding="utf-8")
+        if text.startswith(UNREADABLE):
+            why = text.partition("\n")[0].removeprefix(UNREADABLE)
+            raise SaveError(f"the graph of {self.path} can't be read back from its text: {why}")
+        return Graph.from_text(text, source=str(file))
+
+    def summary(self) -> dict[str, Any]:
+        """Return a line about the run; of its rows only the last one is read."""
+        about = self._about()
+        row = self._again("rows.jsonl", lambda: last_object(self.path / "rows.jsonl"))
+        return {
+            "name": str(self.path),
+            "state": self.state(),
+            "graph": about.get("graph"),
+            "goal": goal_of(about.get("steps"), about.get("until")),
+            **ends_at(row),
+            "started": _seconds(about.get("started")),
+        }
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and where the time went."""
-        rows = self._again("rows.jsonl", lambda: list(json_lines(self.path / "rows.jsonl")))
-        events = self._again("events.jsonl", lambda: list(self._events()))
-        again = cursor.rows > len(rows) or cursor == Cursor()
-        found = {
-            "state": self.state(),
-            "fresh": cursor == Cursor(),
-            "again": again,
-            "rows": thinned(rows[0 if again else cursor.rows :], MOST_ROWS),
-            "count": len(rows),
-            "events": events[cursor.events :][-MOST_EVENTS:],
-            "now": self._again("profile.json", self._moment),
-        }
-        return Cursor(len(rows), len(events)), without_nan(found)
+        rows, events = self._rows, self._events
+        with self._lock:
+            rows.look()
+            events.look()
+            moved = cursor.rows > len(rows) or cursor.begun != rows.begun
+            again = moved or cursor == Cursor()
+            new = range(0 if again else cursor.rows, len(rows))
+            numbers = range(cursor.events, len(events))[-MOST_EVENTS:]
+            found = {
+                "state": self.state(),
+                "fresh": cursor == Cursor(),
+                "again": again,
+                "rows": rows.parsed(thinned(new, MOST_ROWS)),
+                "count": len(rows),
+                "events": list(map(_shown, numbers, events.parsed(numbers), repeat(self._drawn()))),
+                "now": self._again("profile.json", self._moment),
+            }
+            return Cursor(len(rows), len(events), rows.begun), without_nan(found)
 
     def state(self) -> str:
         """Return ``running``, the reason for which it ended, or ``killed``."""
-        about = self._again(FILE, lambda: self._json(FILE))
-        if reason := about.get("ended", {}).get("reason"):
+        if reason := self._about().get("ended", {}).get("reason"):
             return str(reason)
         with (self.path / "rows.jsonl").open(encoding="utf-8") as file:
             try:
@@ -102,6 +140,10 @@ class SavedRun:
             self._read[name] = key, read()
         return self._read[name][1]
 
+    def _about(self) -> dict[str, Any]:
+        """Return what ``run.json`` says of the run."""
+        return dict(self._again(FILE, lambda: self._json(FILE)))
+
     def _json(self, name: str) -> dict[str, Any]:
         """Return what a file of JSON holds; nothing where it is not there."""
         with suppress(OSError, ValueError):
@@ -115,13 +157,18 @@ class SavedRun:
         except SaveError as error:
             return {**NOTHING, "findings": [error.message]}
 
-    def _events(self) -> Iterator[dict[str, Any]]:
-        if not (self.path / "events.jsonl").is_file():
-            return
-        graph = self._graph()
-        for number, line in enumerate(json_lines(self.path / "events.jsonl"), 1):
-            when = datetime.fromisoformat(line["time"]).timestamp()
-            yield {"number": number, "time": when, **event_of(line, graph)}
+
+def _shown(index: int, line: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
+    """Return an event as a page shows it, from its line of ``events.jsonl``."""
+    when = datetime.fromisoformat(line["time"]).timestamp()
+    return {"number": index + 1, "time": when, **event_of(line, drawn)}
+
+
+def _seconds(text: Any) -> float | None:
+    """Return a time that ``run.json`` notes in seconds since the epoch; None if it has none."""
+    with suppress(TypeError, ValueError):
+        return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 NOTHING: dict[str, Any] = {
@@ -130,6 +177,44 @@ NOTHING: dict[str, Any] = {
     "bottleneck": None,
 }  # fmt: skip
 """What `moment` returns of a run of which nothing was measured."""
+
+
+class SavedRuns:
+    """The runs in directories, to which others may be added while a page is open.
+
+    Args:
+        paths: directories of runs, or directories that have such in them.
+
+    Raises:
+        SaveError: there is no run in one of them that a page can show.
+    """
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self.paths = [Path(path) for path in paths]
+        self._known: dict[Path, tuple[str, SavedRun]] = {}
+        """Each run that was ever found, and its id."""
+        self._lock = Lock()
+        for path in self.paths:
+            for run in saved_runs(path):
+                self._note(run.path)
+
+    def look(self, runs: Runs) -> None:
+        """Bring runs by their ids up to date: a run that comes back has its id again."""
+        with self._lock:
+            now = [folder for path in self.paths for folder in _folders(path)]
+            for folder in now:
+                # A directory may be removed while it is looked at.
+                with suppress(SaveError):
+                    self._note(folder)
+            there = dict(self._known[folder] for folder in now if folder in self._known)
+            for name, _ in self._known.values():
+                if name not in there:
+                    runs.pop(name, None)
+            runs.update(there)
+
+    def _note(self, folder: Path) -> None:
+        if folder not in self._known:
+            self._known[folder] = str(len(self._known) + 1), SavedRun(folder)
 
 
 def saved_runs(path: str | Path) -> list[SavedRun]:
@@ -141,8 +226,20 @@ def saved_runs(path: str | Path) -> list[SavedRun]:
     root = Path(path)
     if (root / "rows.jsonl").is_file() or not root.is_dir():
         return [SavedRun(root)]
-    found = sorted(file.parent for file in root.rglob("graph.json"))
-    runs = [SavedRun(folder) for folder in found if (folder / "rows.jsonl").is_file()]
+    runs = [SavedRun(folder) for folder in _folders(root)]
     if not runs:
         raise SaveError(f"{path} has no runs in it; {way_to_runs(root)}")
     return runs
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the directories of runs that a page can show: this one, or those within it."""
+    return sorted(_found(root))
+
+
+def _found(root: Path) -> Iterator[Path]:
+    for folder, within, files in os.walk(root):
+        if {"graph.json", "rows.jsonl"} <= {*files}:
+            # A run's own directory may hold many files, and no other run.
+            within.clear()
+            yield Path(folder)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -24,6 +24,7 @@ from flowrl.errors import SettingError
 from flowrl.page.address import Address, checked_token
 from flowrl.page.export import as_one_file
 from flowrl.page.guard import Guard, users_key
+from flowrl.page.routes import Look, Runs, routes
 from flowrl.page.source import Cursor, LiveRun, Source
 
 if TYPE_CHECKING:
@@ -52,16 +53,24 @@ class Page:
         token: what lets browsers in, as often as it is given; None for that of the environment
             variable ``FLOWRL_UI_TOKEN`` or, on this machine alone, for a new one that works once
             (default None).
+        look: brings the runs up to date, and is called with them before they are listed; None for
+            those that `show` adds (the default).
 
     Raises:
         SettingError: the port is in use, the host is none of this machine, or other machines reach
             it and there is no token.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        look: Look | None = None,
+    ) -> None:
         address = Address(host, port)
         token = checked_token(token, address)
-        self.runs: dict[str, Source] = {}
+        self.runs: Runs = {}
         """What it shows, by the id under which it finds each."""
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,7 +86,7 @@ class Page:
             ) from None
         self.host, self.port = host, self._socket.getsockname()[1]
         hosts = tuple(f"{name}:{self.port}" for name in address.names())
-        self.guard = Guard(application(self.runs), hosts, token, users_key())
+        self.guard = Guard(application(self.runs, look), hosts, token, users_key())
         # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
             self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off",
@@ -98,7 +107,15 @@ class Page:
 
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
-        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls, run.observe)
+        source = LiveRun(
+            run.plan,
+            lambda: run.rows,
+            run.profile,
+            run.controls,
+            observe=run.observe,
+            goal=run.goal,
+            started=run.started,
+        )
         if run.reason is None:
             run.observe(source)
         else:
@@ -111,7 +128,7 @@ class Page:
         if not self.runs:
             return f"<p>live page: {escape(self.link)}</p>"
         source = next(iter(self.runs.values()))
-        text = escape(as_one_file(source, source.title()[0]))
+        text = escape(as_one_file(source, source.summary()["name"]))
         style = "width:100%;height:800px;border:1px solid #8884;border-radius:6px"
         frame = f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{text}"></iframe>'
         return f"<p>as it is now; live: {escape(self.link)}</p>{frame}"
@@ -143,8 +160,13 @@ class Limited(H11Protocol):
             self.transport.abort()
 
 
-def application(runs: Mapping[str, Source]) -> Starlette:
-    """Return what answers requests that are allowed; runs are found by id, never by a path."""
+def application(runs: Runs, look: Look | None = None) -> Starlette:
+    """Return what answers requests that are allowed; runs are found by id, never by a path.
+
+    Args:
+        runs: the runs by their ids.
+        look: brings them up to date before they are listed; None: they are (the default).
+    """
     static = {
         entry.name: entry.read_bytes() for entry in files(__package__).joinpath("static").iterdir()
     }
@@ -161,32 +183,6 @@ def application(runs: Mapping[str, Source]) -> Starlette:
     async def file(request: Request) -> Response:
         return asset(request.path_params["name"])
 
-    async def every(_: Request) -> Response:
-        titles = [
-            (run, *await run_in_threadpool(source.title)) for run, source in list(runs.items())
-        ]
-        return JSONResponse([{"id": x, "name": name, "state": state} for x, name, state in titles])
-
-    async def facts(request: Request) -> Response:
-        source = runs.get(request.path_params["run"])
-        if source is None:
-            return PlainTextResponse("there is no such run", 404)
-        return JSONResponse(await run_in_threadpool(source.facts))
-
-    async def item(request: Request) -> Response:
-        source = runs.get(request.path_params["run"])
-        node = request.path_params["node"]
-        found = None if source is None else await run_in_threadpool(source.item, node)
-        if found is None:
-            return PlainTextResponse("there is no such node", 404)
-        return JSONResponse(found) if found else Response(status_code=204)
-
-    async def control(request: Request) -> Response:
-        source = runs.get(request.path_params["run"])
-        if source is None or not source.control(request.path_params["verb"]):
-            return PlainTextResponse("this can't be done", 404)
-        return PlainTextResponse("done")
-
     async def stream(request: Request) -> Response:
         source = runs.get(request.path_params["run"])
         if source is None:
@@ -199,11 +195,8 @@ def application(runs: Mapping[str, Source]) -> Starlette:
         routes=[
             Route("/", index),
             Route("/static/{name}", file),
-            Route("/runs", every),
-            Route("/runs/{run}", facts),
             Route("/runs/{run}/stream", stream),
-            Route("/runs/{run}/items/{node}", item),
-            Route("/runs/{run}/{verb}", control, methods=["POST"]),
+            *routes(runs, look),
         ]
     )
     # A path that is not served is not found, whatever is like it.

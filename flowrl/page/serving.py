@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.errors import SettingError
 from flowrl.page.address import Address
-from flowrl.page.saved import saved_runs
+from flowrl.page.saved import SavedRuns
 from flowrl.page.server import Page
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def _address(ui: Any) -> Address:
 def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: int = 0) -> Page:
     """Serve the page of saved runs, of which some may go on in other processes.
 
+    Runs that are added to a directory, or removed from it, come and go in the list on the page.
+
     Args:
         paths: directories of runs, or directories that have such in them.
         host: address to serve at (default this machine alone).
@@ -86,7 +88,7 @@ def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: i
         SaveError: there is no run in a directory.
         SettingError: the page can't be served there, as of `serve`.
     """
-    every = [run for path in paths for run in saved_runs(path)]
-    page = Page(host, port)
-    page.runs.update((str(number), run) for number, run in enumerate(every, 1))
+    found = SavedRuns(paths)
+    page = Page(host, port, look=found.look)
+    found.look(page.runs)
     return page

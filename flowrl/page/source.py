@@ -6,11 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from flowrl.core.controls import Controls
 from flowrl.core.events import Ended, Observer, Restarted, Warned
 from flowrl.core.profile import Profile
+from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.drawn import drawn
 from flowrl.observe.looking import plain
@@ -18,6 +19,7 @@ from flowrl.observe.sinks import plain_event
 from flowrl.page.items import LastItems
 from flowrl.page.moment import moment, without_nan
 
+T = TypeVar("T")
 WINDOW = 2.0
 """The seconds of a run that the page shows as now."""
 MOST_EVENTS = 500
@@ -37,6 +39,8 @@ class Cursor(NamedTuple):
     """The rows of the run that it was shown."""
     events: int = 0
     """The number of the newest event that it was shown."""
+    begun: int = 0
+    """How often the rows had been begun again: those that it was shown are others since then."""
 
 
 class Source(Protocol):
@@ -45,8 +49,20 @@ class Source(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return what never changes, as plain data."""
 
-    def title(self) -> tuple[str, str]:
-        """Return what the run is called, and what it does, in a word."""
+    def summary(self) -> dict[str, Any]:
+        """Return a line about the run as plain data.
+
+        These are its ``name``; its ``state``, what it does, in a word; the name of its ``graph``;
+        its ``goal`` as text; ``env_steps`` and ``return_mean`` of its last row; and when it was
+        ``started``, in seconds since the epoch. What is not known is None.
+        """
+
+    def graph(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            FlowrlError: it was saved, and can't be read back.
+        """
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return what is new since a moment as plain data, and what a page has then."""
@@ -68,6 +84,8 @@ class LiveRun:
         controls: by which it is paused and stopped; None for a run that nobody controls.
         observe: begins to pass the events of the run to an observer, and returns what ends that;
             None if its items can't be shown.
+        goal: when it ends, as text (default empty).
+        started: when it was started, by `time.time`; None where that is not known (the default).
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Restarted, Warned, Ended)
@@ -79,9 +97,11 @@ class LiveRun:
         profile: Callable[[], Profile],
         controls: Controls | None = None,
         observe: Callable[[Observer], Callable[[], None]] | None = None,
+        goal: str = "",
+        started: float | None = None,
     ) -> None:
         self.plan, self.rows, self.profile = plan, rows, profile
-        self.controls = controls
+        self.controls, self.goal, self.started = controls, goal, started
         self._drawn = drawn(plan)
         self._items = None if observe is None else LastItems(observe)
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
@@ -107,10 +127,17 @@ class LiveRun:
         verbs = VERBS if self.controls is not None else ()
         return {"graph": self._drawn, "plan": str(self.plan), "verbs": verbs}
 
-    def title(self) -> tuple[str, str]:
-        """Return the name of the graph, and what the run does."""
+    def graph(self) -> Graph:
+        """Return the graph."""
+        return self.plan.graph
+
+    def summary(self) -> dict[str, Any]:
+        """Return a line about the run."""
         with self._lock:
-            return self.plan.graph.name, self._state()
+            state = self._state()
+        rows, name = self.rows(), self.plan.graph.name
+        about = {"name": name, "state": state, "graph": name, "goal": self.goal}
+        return {**about, **ends_at(rows[-1] if rows else {}), "started": self.started}
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and what the run does now."""
@@ -125,7 +152,7 @@ class LiveRun:
                 "state": self._state(),
                 "fresh": cursor == Cursor(),
                 "again": again or cursor == Cursor(),
-                "rows": thinned(new, MOST_ROWS),
+                "rows": [dict(row) for row in thinned(new, MOST_ROWS)],
                 "count": len(rows),
                 "events": events,
                 "now": self._moment(),
@@ -186,10 +213,15 @@ class LiveRun:
         return self._now
 
 
-def thinned(rows: Sequence[Mapping[str, float]], most: int) -> list[dict[str, float]]:
-    """Return at most about so many rows, evenly spread and the last one among them."""
+def thinned(rows: Sequence[T], most: int) -> list[T]:
+    """Return at most about so many rows, or numbers of rows, evenly spread and with the last."""
     step = -(-len(rows) // most) if rows else 1
-    return [dict(row) for row in rows[::-1][::step]][::-1]
+    return [*rows[::-1][::step]][::-1]
+
+
+def ends_at(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Source.summary` says of the last row of a run."""
+    return {name: without_nan(row.get(name)) for name in ("env_steps", "return_mean")}
 
 
 def event_of(event: Mapping[str, Any], graph: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import pytest
 
 import flowrl as fl
 from flowrl.cli.main import main
-from flowrl.observe.diff import Part
+from flowrl.observe.diff import Part, differences
 from flowrl.observe.settings import settings_of
 
 PPO_AND_APPO = """\
@@ -199,3 +199,25 @@ def test_names_settings_and_directories_are_compared(tmp_path, monkeypatch, caps
     assert f"  last env_steps         {run.rows[-1]['env_steps']:,}" in text
     assert main(["diff", "pg", "apg"]) == 2
     assert "unknown graph 'apg'" in capsys.readouterr().err
+
+
+def test_differences_are_plain_data_about_nodes_settings_and_edges():
+    one = fl.ppo("CartPole-v1")
+    other = one.set("learner.loss.clip_ratio", 0.1).insert(after="batch", queue=fl.Queue(2))
+    found = differences(one, other)
+    assert found == json.loads(json.dumps(found))
+    (after,) = [node.name for node in one.nodes if "batch" in node.after]
+    assert found == {
+        "nodes": [{"name": "queue", "change": "added", "one": "-", "other": "Queue(capacity=2)"}],
+        "settings": [{"address": "learner.loss.clip_ratio", "one": "0.2", "other": "0.1"}],
+        "edges": [
+            {"from": "batch", "to": after, "change": "removed"},
+            {"from": "batch", "to": "queue", "change": "added"},
+            {"from": "queue", "to": after, "change": "added"},
+        ],
+    }
+    back = differences(other, one)
+    assert [node["change"] for node in back["nodes"]] == ["removed"]
+    swapped = one.replace(batch=fl.Map(len))
+    assert [node["change"] for node in differences(one, swapped)["nodes"]] == ["changed"]
+    assert differences(one, one) == {"nodes": [], "settings": [], "edges": []}

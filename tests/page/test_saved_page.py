@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import time
 import pytest
 
 import flowrl as fl
+from flowrl.core import growing_lines
 from flowrl.page.export import exported
-from flowrl.page.saved import SavedRun, saved_runs
-from flowrl.page.source import Cursor
+from flowrl.page.saved import SavedRun, SavedRuns, saved_runs
+from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor
 from small_runs import two_runs
 
 
@@ -67,18 +69,103 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path):
     assert source.since(cursor)[1]["state"] == "killed"
 
 
-def test_the_page_of_an_hours_run_is_small_and_shows_its_end(saved, tmp_path):
-    long = tmp_path / "long"
-    long.mkdir()
-    for name in ("graph.json", "plan.txt", "run.json", "events.jsonl", "profile.json"):
-        (long / name).write_bytes((saved / name).read_bytes())
+def long_run(saved, folder, rows, events):
+    """Make the log of a run as long as this out of a saved one; return its directory."""
+    shutil.copytree(saved, folder)
     row = json.loads((saved / "rows.jsonl").read_text().splitlines()[-1])
-    lines = [json.dumps({**row, "env_steps": 4096 * (i + 1)}) for i in range(3_600 * 5)]
-    (long / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    began = time.perf_counter()
-    html = exported(long)
+    with (folder / "rows.jsonl").open("w") as file:
+        for i in range(rows):
+            file.write(json.dumps({**row, "env_steps": 4096 * (i + 1), "seconds": i}) + "\n")
+    with (folder / "events.jsonl").open("w") as file:
+        for i in range(events):
+            when = f"2026-01-0{1 + i // 3600}T{i // 60 % 24:02}:{i % 60:02}:00+00:00"
+            file.write(json.dumps({"time": when, "event": "warned", "text": f"odd {i}"}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Counts the lines that are parsed."""
+    lines = []
+    whole = growing_lines._object
+    monkeypatch.setattr(growing_lines, "_object", lambda line: lines.append(line) or whole(line))
+    return lines
+
+
+def test_of_a_run_of_24_hours_only_what_is_shown_is_parsed(saved, tmp_path, parsed):
+    source = SavedRun(long_run(saved, tmp_path / "day", 86_400, 5_000))
+    cursor, news = source.since(Cursor())
+    assert len(parsed) <= MOST_ROWS + MOST_EVENTS + 2
+    assert news["count"] == 86_400 and MOST_ROWS / 2 <= len(news["rows"]) <= MOST_ROWS
+    assert news["rows"][-1]["env_steps"] == 4096 * 86_400
+    assert [event["number"] for event in news["events"]] == [*range(4_501, 5_001)]
+    assert news["events"][-1]["text"] == "odd 4999"
+    # Nothing but where lines end is held: 8 bytes of each row.
+    assert len(source._rows._ends) * source._rows._ends.itemsize <= 8 * 86_400
+    parsed.clear()
+    with (source.path / "rows.jsonl").open("a") as file:
+        file.write('{"env_steps": 1}\n{"env_st')
+    cursor, news = source.since(cursor)
+    assert news["rows"] == [{"env_steps": 1}] and news["count"] == 86_401 and len(parsed) <= 3
+    parsed.clear()
+    assert SavedRun(source.path).summary()["env_steps"] == 1 and len(parsed) <= 2
+
+
+def test_the_page_of_an_hours_run_is_small_and_shows_its_end(saved, tmp_path):
+    html = exported(long_run(saved, tmp_path / "long", 3_600 * 5, 10))
     assert len(html.encode()) <= 2_000_000
-    assert f'"env_steps":{4096 * 3_600 * 5}' in html and time.perf_counter() - began < 60
+    assert f'"env_steps":{4096 * 3_600 * 5}' in html
+
+
+def test_rows_of_a_run_that_was_resumed_come_again_even_if_there_are_more_by_then(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "run")
+    source, file = SavedRun(tmp_path / "run"), tmp_path / "run/rows.jsonl"
+    cursor, news = source.since(Cursor())
+    lines = file.read_text().splitlines(keepends=True)
+    again = [json.dumps({**json.loads(line), "seconds": 99.5}) + "\n" for line in lines]
+    file.write_text("".join([*lines[:2], *again[2:], *again]))
+    cursor, news = source.since(cursor)
+    assert news["again"] and not news["fresh"] and news["count"] == 2 * len(lines)
+    assert len(news["rows"]) == news["count"] and news["rows"][2]["seconds"] == 99.5
+    assert not source.since(cursor)[1]["again"]
+
+
+def test_runs_come_into_a_folder_and_go_and_keep_their_ids(saved, tmp_path):
+    folder, runs = tmp_path / "runs", {}
+    shutil.copytree(saved, folder / "b")
+    found = SavedRuns([folder])
+    found.look(runs)
+    assert {name: run.path.name for name, run in runs.items()} == {"1": "b"}
+    b = runs["1"]
+    shutil.copytree(saved, folder / "a")
+    # One that has only begun has no picture yet.
+    (folder / "c").mkdir()
+    (folder / "c/rows.jsonl").touch()
+    found.look(runs)
+    assert {name: run.path.name for name, run in runs.items()} == {"1": "b", "2": "a"}
+    (folder / "b").rename(tmp_path / "away")
+    found.look(runs)
+    assert [*runs] == ["2"]
+    (tmp_path / "away").rename(folder / "b")
+    found.look(runs)
+    assert runs["1"] is b and len(runs) == 2
+
+
+def test_a_line_about_a_run_says_what_it_was_and_where_it_ended(saved, tmp_path):
+    line = SavedRun(saved).summary()
+    rows = [json.loads(line) for line in (saved / "rows.jsonl").read_text().splitlines()]
+    assert line.pop("started") == pytest.approx(time.time(), abs=3600)
+    assert line == {
+        "name": str(saved), "state": "steps", "graph": "ppo", "goal": "400 steps",
+        "env_steps": rows[-1]["env_steps"], "return_mean": rows[-1]["return_mean"],
+    }  # fmt: skip
+    shutil.copytree(saved, tmp_path / "odd")
+    (tmp_path / "odd/run.json").write_text('{"started": "soon"}')
+    (tmp_path / "odd/rows.jsonl").write_text('{"return_mean": null}\n')
+    line = SavedRun(tmp_path / "odd").summary()
+    assert [line[x] for x in ("state", "graph", "goal", "env_steps", "return_mean", "started")] == [
+        "killed", None, "", None, None, None,
+    ]  # fmt: skip
 
 
 def test_what_a_text_says_can_not_end_the_script(saved, tmp_path):

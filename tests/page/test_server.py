@@ -12,10 +12,11 @@ import pytest
 import flowrl as fl
 from flowrl.page.guard import POLICY, users_key
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
+from small_runs import small
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 SERVED = {
-    route.path.format(name="main.js", run="run", verb="pause", node="sample"): (
+    route.path.format(name="main.js", run="run", other="run", verb="pause", node="sample"): (
         "POST" if "POST" in route.methods else "GET"
     )
     for route in application({}).routes
@@ -36,15 +37,21 @@ class Counting:
     def item(self, node):
         return {"brief": "a Batch"} if node == "sample" else None
 
-    def title(self):
-        return "g", "running"
+    def summary(self):
+        return {"name": "g", "state": "running"}
+
+    def graph(self):
+        return small()
 
     def facts(self):
         return {"graph": {"name": "g"}}
 
     def since(self, cursor):
         self.asked += 1
-        return cursor._replace(rows=self.asked), {"state": "running", "asked": self.asked}
+        return cursor._replace(rows=self.asked), {
+            "state": "running",
+            "rows": [{"asked": self.asked}],
+        }
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +103,7 @@ def test_a_link_lets_one_browser_in_and_only_once():
         {"id": "run", "name": "g", "state": "running"}
     ]
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
-    assert json.loads(event.removeprefix("data: "))["asked"] >= 1
+    assert json.loads(event.removeprefix("data: "))["rows"][0]["asked"] >= 1
     page.close()
     with pytest.raises(OSError):
         ask(page)
@@ -151,7 +158,8 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path)
         "/static/..", "/static/../main.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
         "/static/%252e%252e%252fserver.py", "/static//etc/passwd", "/runs/../../etc/passwd",
         "/runs/%2e%2e%2f", "/runs/run/items/%2e%2e",
-        "/runs/run/items/../..", "/runs/run/items/", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
+        "/runs/run/items/../..", "/runs/run/items/", "/runs/run/diff/%2e%2e", "/runs/other",
+        "/runs/other/stream", "/nothing", "/static/server.py",
     ],
 )  # fmt: skip
 def test_no_path_leads_out_of_what_is_served(page, cookie, path):

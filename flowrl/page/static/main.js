@@ -19,15 +19,6 @@ function take(news) {
   drawCurve();
 }
 
-function drawRuns(runs) {
-  const list = $("runs");
-  list.hidden = runs.length < 2;
-  list.replaceChildren(...runs.map((run) => element("option", { value: run.id }, `${run.name} · ${run.state}`)));
-  list.value = page.run;
-}
-
-$("runs").addEventListener("change", () => { location.hash = $("runs").value; location.reload(); });
-
 function show(facts) {
   page.facts = facts;
   document.title = `${facts.graph.name} · flowrl`;
@@ -54,9 +45,9 @@ async function begin() {
     $("state").textContent = "starting";
     await new Promise((done) => setTimeout(done, 500));
   }
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const [wanted, ...others] = decodeURIComponent(location.hash.slice(1)).split(",");
   page.run = runs.some((run) => run.id === wanted) ? wanted : runs[0].id;
-  drawRuns(runs);
+  beginRuns(runs, others);
   show(await asked(`/runs/${page.run}`));
   const stream = new EventSource(`/runs/${page.run}/stream`);
   stream.addEventListener("message", (event) => take(JSON.parse(event.data)));
