@@ -45,6 +45,19 @@ def ray_arguments(run: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ui(run: argparse.ArgumentParser) -> None:
+    """Add the live page of a run."""
+    run.add_argument(
+        "--ui",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PORT",
+        help="serve a live page of the run to this machine's browsers, and print its link; at a "
+        "free port where none is named",
+    )
+
+
 def snapshot_arguments(run: argparse.ArgumentParser) -> None:
     """Add how often a run is kept, so that `flowrl resume` can go on with it."""
     run.add_argument(
@@ -92,15 +105,7 @@ def output_arguments(run: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
     )
-    run.add_argument(
-        "--ui",
-        nargs="?",
-        type=int,
-        const=0,
-        metavar="PORT",
-        help="serve a live page of the run to this machine's browsers, and print its link; at a "
-        "free port where none is named",
-    )
+    add_ui(run)
     run.add_argument(
         "--to",
         metavar="SINK",

@@ -25,8 +25,6 @@ from flowrl.page.source import Cursor, LiveRun, Source
 if TYPE_CHECKING:
     from flowrl.running import Run
 
-SECONDS = 1.0
-"""The seconds between two looks of a page at a run."""
 STREAMS = 16
 """The most pages that look at the same time."""
 CONNECTIONS = 128
@@ -154,7 +152,8 @@ def application(runs: Mapping[str, Source]) -> Starlette:
 
     async def control(request: Request) -> Response:
         source = runs.get(request.path_params["run"])
-        if source is None or not source.control(request.path_params["verb"]):
+        verb, node = request.path_params["verb"], request.path_params.get("node", "")
+        if source is None or not await run_in_threadpool(source.control, verb, node):
             return PlainTextResponse("this can't be done", 404)
         return PlainTextResponse("done")
 
@@ -174,6 +173,7 @@ def application(runs: Mapping[str, Source]) -> Starlette:
             Route("/runs/{run}", facts),
             Route("/runs/{run}/stream", stream),
             Route("/runs/{run}/{verb}", control, methods=["POST"]),
+            Route("/runs/{run}/{verb}/{node}", control, methods=["POST"]),
         ]
     )
     # A path that is not served is not found, whatever is like it.
@@ -188,4 +188,4 @@ async def _news(source: Source, looking: asyncio.Semaphore) -> AsyncIterator[str
         while True:
             cursor, found = await run_in_threadpool(source.since, cursor)
             yield f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(source.every)

@@ -34,10 +34,15 @@ class Cursor(NamedTuple):
     """The rows of the run that it was shown."""
     events: int = 0
     """The number of the newest event that it was shown."""
+    begun: int = 0
+    """How often the run had begun then."""
 
 
 class Source(Protocol):
     """A run, as a page sees it."""
+
+    every: float
+    """The seconds between two looks of a page."""
 
     def facts(self) -> dict[str, Any]:
         """Return what never changes, as plain data."""
@@ -48,8 +53,13 @@ class Source(Protocol):
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return what is new since a moment as plain data, and what a page has then."""
 
-    def control(self, verb: str) -> bool:
-        """Do what a page asks of the run, one of `VERBS`; return whether that can be done."""
+    def control(self, verb: str, node: str = "") -> bool:
+        """Do what a page asks of the run, or of one of its nodes; return whether that can be done.
+
+        Args:
+            verb: one of those that `facts` lists.
+            node: the node, empty where the verb concerns none.
+        """
 
 
 class LiveRun:
@@ -63,6 +73,8 @@ class LiveRun:
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Restarted, Warned, Ended)
+    every: float = 1.0
+    """The seconds between two looks of a page."""
 
     def __init__(
         self,
@@ -78,6 +90,8 @@ class LiveRun:
         """The number of the newest event."""
         self.state = "running"
         """``running``, or the reason for which it ended."""
+        self.begun = 0
+        """How often it has begun again, with rows that may differ from those before."""
         self._profiles: deque[tuple[float, Profile]] = deque()
         self._now: dict[str, Any] = {}
         self._lock = Lock()
@@ -96,6 +110,14 @@ class LiveRun:
             if isinstance(event, Ended):
                 self.state = event.reason
 
+    def begin_again(self) -> None:
+        """Show rows and profile from now on as those of a run that has just begun."""
+        with self._lock:
+            self.begun += 1
+            self.state = "running"
+            self._profiles.clear()
+            self._now = {}
+
     def facts(self) -> dict[str, Any]:
         """Return the graph and its plan."""
         verbs = VERBS if self.controls is not None else ()
@@ -108,10 +130,12 @@ class LiveRun:
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and what the run does now."""
+        # Read before the rows: of rows that come from a newer beginning the next look takes all.
+        begun = self.begun
         rows = self.rows()
         begin = cursor.rows
         # A run that lost a process goes back to its newest snapshot, and makes its rows again.
-        again = begin > len(rows)
+        again = begin > len(rows) or cursor.begun != begun
         new = rows[0 if again else begin : len(rows)]
         with self._lock:
             events = [event for event in self.events if event["number"] > cursor.events]
@@ -124,20 +148,22 @@ class LiveRun:
                 "events": events,
                 "now": self._moment(),
             }
-            return Cursor(len(rows), self.number), without_nan(found)
+            return Cursor(len(rows), self.number, begun), without_nan(found)
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""
         paused = self.controls is not None and self.controls.paused
         return "paused" if paused and self.state == "running" else self.state
 
-    def control(self, verb: str) -> bool:
+    def control(self, verb: str, node: str = "") -> bool:
         """Pause, stop or keep the run, and return whether that can be done.
 
         Args:
             verb: one of `VERBS`.
+            node: empty, for these concern no node.
         """
-        if self.controls is None or self.state != "running" or verb not in VERBS:
+        possible = self.controls is not None and self.state == "running"
+        if not possible or verb not in VERBS or node:
             return False
         getattr(self.controls, verb)()
         return True

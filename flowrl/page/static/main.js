@@ -9,6 +9,7 @@ function take(news) {
   if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
   page.now = news.now;
   showNumbers(news);
+  showDebugger(news);
   colourGraph(news.now);
   showLists(news);
   if (page.chosen) showChosen();
@@ -31,6 +32,7 @@ function show(facts) {
   if (facts.path) $("name").title = facts.path;
   drawGraph(facts.graph);
   drawControls(facts.verbs);
+  drawDebugger(facts);
 }
 
 async function begin() {
