@@ -3,7 +3,6 @@
 import http.client
 import json
 import logging
-import re
 import resource
 import socket
 import time
@@ -16,7 +15,7 @@ from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
 SERVED = {
-    re.sub(r"{name}", "main.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
+    route.path.format(name="main.js", run="run", verb="pause", node="train"): (
         "POST" if "POST" in route.methods else "GET"
     )
     for route in application({}).routes
@@ -29,8 +28,9 @@ class Counting:
     """A source that only counts how often it is asked."""
 
     asked = controlled = 0
+    every = 1.0
 
-    def control(self, verb):
+    def control(self, verb, node=""):
         self.controlled += 1
         return verb == "pause"
 
