@@ -133,10 +133,11 @@ class LiveRun:
         # Read before the rows: of rows that come from a newer beginning the next look takes all.
         begun = self.begun
         rows = self.rows()
-        begin = cursor.rows
+        # Counted once, for the run goes on meanwhile.
+        begin, count = cursor.rows, len(rows)
         # A run that lost a process goes back to its newest snapshot, and makes its rows again.
-        again = begin > len(rows) or cursor.begun != begun
-        new = rows[0 if again else begin : len(rows)]
+        again = begin > count or cursor.begun != begun
+        new = rows[0 if again else begin : count]
         with self._lock:
             events = [event for event in self.events if event["number"] > cursor.events]
             found = {
@@ -144,11 +145,11 @@ class LiveRun:
                 "fresh": cursor == Cursor(),
                 "again": again or cursor == Cursor(),
                 "rows": thinned(new, MOST_ROWS),
-                "count": len(rows),
+                "count": count,
                 "events": events,
                 "now": self._moment(),
             }
-            return Cursor(len(rows), self.number, begun), without_nan(found)
+            return Cursor(count, self.number, begun), without_nan(found)
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""

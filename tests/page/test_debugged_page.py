@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from flowrl.debugging.requests import MOST, SIGNAL, Requests
+from flowrl.debugging.requests import MOST, SIGNAL, Asked, Requests
 from small_runs import SMALL, small
 
 PLAN = small().compile()
@@ -264,6 +264,21 @@ def test_only_so_many_requests_wait():
     lines = requests.lines()
     assert next(lines) == "break 0" and requests.ask("next")
     assert [*lines] == [*(f"break {number}" for number in range(1, MOST)), "next"]
+
+
+def test_a_request_from_before_the_prompt_reads_is_not_missed():
+    requests = Requests()
+    requests.allow()
+    requests.forbid()
+    requests.ask("next")
+    with pytest.raises(Asked):
+        requests.allow()
+    # The signal comes again until the line is taken; then it must interrupt nothing.
+    with requests.listening(lambda: None):
+        signal.raise_signal(SIGNAL)
+        assert [*requests.lines()] == ["next"]
+        requests.allow()
+        signal.raise_signal(SIGNAL)
 
 
 # -- in a terminal
