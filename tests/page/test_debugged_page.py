@@ -33,6 +33,8 @@ class Browser:
         self.opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         self.opener.open(link).close()
         self.lines = self.opener.open(f"{self.base}/runs/run/stream")
+        self.ended = []
+        """How the run ended, as often as the page was shown that."""
 
     def facts(self):
         with self.opener.open(f"{self.base}/runs/run") as answer:
@@ -40,8 +42,10 @@ class Browser:
 
     def news(self, wanted):
         """What the page shows once something is true of it."""
-        for line in self.lines:
-            if line.strip() and wanted(news := json.loads(line.removeprefix(b"data: "))):
+        for line in filter(bytes.strip, self.lines):
+            news = json.loads(line.removeprefix(b"data: "))
+            self.ended += [e["text"] for e in news["events"] if e["kind"] == "ended"]
+            if wanted(news):
                 return news
         return None
 
@@ -180,8 +184,8 @@ def test_rows_that_are_made_again_and_settings_that_are_changed_reach_the_page()
         typed("back\nuntil row 4")
         news = browser.news(lambda news: news["again"])
         assert len(news["rows"]) == news["count"] <= 4
-        news = browser.stands("row 4 closed")
-        assert not [e for e in news["events"] if e["kind"] == "ended"]
+        browser.stands("row 4 closed")
+        assert browser.ended == []
 
     run, text = session(PLAN, act)
     assert "set train.epochs 3 came later, and is undone\nrunning 2 rows again" in text
@@ -212,6 +216,7 @@ def test_a_failed_run_and_an_item_without_a_text_are_shown():
         assert browser.post("row") == 200
         news = browser.stands("row 1, failed at opened")
         assert news["debugger"]["failed"] and news["debugger"]["stands"]["node"] == "opened"
+        assert browser.ended == ["the run ended: by hand"]
         assert browser.post("next") == 200
 
     _, text = session(
