@@ -13,14 +13,13 @@ function drawDebugger(facts) {
       element("svg:circle", { class: "stop", cx: x + wide - 12, cy: y + 12, r: 5 }),
     );
   }
-  $("legend").append(element("li", { class: "here" }, "the run stands here"), element("li", { class: "stop" }, "break"));
-  // Made once: what is made again between the two halves of a click is not clicked.
-  $("until").addEventListener("click", () => ask("until", page.chosen));
-  $("toggle").addEventListener("click", () => ask(breaksAt(page.chosen).length ? "clear" : "break", page.chosen));
 }
 
 const groupOf = (name) => document.querySelector(`g.node[data-name="${name}"]`);
 const breaksAt = (name) => page.debugger.breaks.filter((stop) => stop.node === name);
+
+$("until").addEventListener("click", () => ask("until", page.chosen));
+$("toggle").addEventListener("click", () => ask(breaksAt(page.chosen).length ? "clear" : "break", page.chosen));
 
 function markDebugger() {
   if (!page.debugger) return;
