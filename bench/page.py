@@ -45,9 +45,9 @@ def main() -> None:
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
         f"jax {jax.__version__}.\n\n"
         "One run on CartPole-v1 with tuned settings. Pages are opened and closed again in turns of "
-        f"{SECONDS:g} s, in an order drawn anew each time, by a process that reads their streams "
-        "as a browser would, but draws nothing. Ratios of steps per second to the turn without "
-        f"pages beside it: the median of {TURNS}, and its 95 % bootstrap interval."
+        f"{SECONDS:g} s, in a new random order each time, by a process that reads what a browser "
+        "would read, and draws nothing. Ratios of steps per second to the turn without pages "
+        f"beside it: the median of {TURNS}, and its 95 % bootstrap interval."
     )
     lines = [
         "# What the live page costs",
@@ -75,15 +75,15 @@ def measured(name: str, runtime: str) -> tuple[dict[int, list[float]], float]:
             time.sleep(0.1)
         before = psutil.Process().memory_info().rss
         page = fl.serve(run, token=TOKEN)
-        with reader(page.link) as tell:
+        with reader(page.link) as read_by:
             for _ in range(TURNS):
                 speeds = {}
                 for pages in random.sample([*PAGES, CHOSEN], 4):
-                    tell(pages)
+                    read_by(pages)
                     speeds[pages] = speed(run)
                 for pages, found in ratios.items():
                     found.append(speeds[pages] / speeds[0])
-            tell(5)
+            read_by(5)
             time.sleep(10 * SECONDS)
             after = psutil.Process().memory_info().rss
         # What the rows themselves take in the meantime is no cost of the page.
@@ -128,16 +128,16 @@ def interval(ratios: list[float]) -> str:
 
 @contextmanager
 def reader(link: str) -> Iterator:
-    """Start the process that reads pages; yield what says how many it is to read."""
+    """Start the process that reads pages; yield a function that sets how many it reads."""
     words = [sys.executable, __file__, "read", link]
     with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
 
-        def tell(pages: int) -> None:
+        def read_by(pages: int) -> None:
             process.stdin.write(f"{pages}\n")
             process.stdin.flush()
 
-        yield tell
+        yield read_by
         process.stdin.close()
 
 

@@ -178,7 +178,7 @@ def debug(args: argparse.Namespace) -> int:
     """Train step by step."""
     from flowrl.debugging.prompt import debug as step
 
-    step(graph_of(args)[0], seed=args.seed or 0)
+    step(graph_of(args)[0], seed=args.seed or 0, ui=args.ui)
     return 0
 
 

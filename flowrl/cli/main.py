@@ -15,6 +15,7 @@ from flowrl.cli.logged import logged
 from flowrl.cli.options import (
     ENV_HELP,
     IMPORT_HELP,
+    add_ui,
     count,
     directory_argument,
     import_argument,
@@ -204,6 +205,7 @@ def _add_debug(command: Command) -> None:
     debug = command("debug", "train step by step: stop, look, change, go back", commands.debug)
     _graph_arguments(debug)
     debug.add_argument("--seed", type=int, help="of every random number (default 0)")
+    add_ui(debug)
 
 
 def _add_run_readers(command: Command) -> None:

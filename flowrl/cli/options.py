@@ -45,6 +45,20 @@ def ray_arguments(run: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ui(run: argparse.ArgumentParser) -> None:
+    """Add the live page of a run."""
+    run.add_argument(
+        "--ui",
+        nargs="?",
+        const="0",
+        default=False,
+        metavar="[HOST:]PORT",
+        help="serve a live page of the run to this machine's browsers, and print its link; at a "
+        "free port where none is named. With a HOST other machines reach it, too; it then needs a "
+        "token in FLOWRL_UI_TOKEN",
+    )
+
+
 def snapshot_arguments(run: argparse.ArgumentParser) -> None:
     """Add how often a run is kept, so that `flowrl resume` can go on with it."""
     run.add_argument(
@@ -92,15 +106,7 @@ def output_arguments(run: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="send the same to an OpenTelemetry collector, such as http://localhost:4318",
     )
-    run.add_argument(
-        "--ui",
-        nargs="?",
-        const="0",
-        metavar="[HOST:]PORT",
-        help="serve a live page of the run to this machine's browsers, and print its link; at a "
-        "free port where none is named. With a HOST other machines reach it, too; it then needs a "
-        "token in FLOWRL_UI_TOKEN",
-    )
+    add_ui(run)
     run.add_argument(
         "--to",
         metavar="SINK",

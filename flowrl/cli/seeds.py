@@ -106,7 +106,7 @@ def _check_of_seeds(args: argparse.Namespace) -> None:
 
     way_out = "or leave out --seeds" if "graph" in args else "or resume one seed's own directory"
     for name in ("trace", "otlp", "ui"):
-        if getattr(args, name) is not None:
+        if getattr(args, name) not in (None, False):
             raise SettingError(f"--{name} is of one run; leave it out, {way_out}")
     for text in args.to:
         name, _, place = text.partition(":")

@@ -267,9 +267,8 @@ def _start(args: argparse.Namespace, start: Callable[..., Run], sinks: Sequence[
             observers.append(progress)
             on_failure.callback(progress.close)
         save_when_ended()
-        ui = False if args.ui is None else args.ui
         try:
-            started = start(observers=observers, trace=args.trace, otlp=args.otlp, ui=ui)
+            started = start(observers=observers, trace=args.trace, otlp=args.otlp, ui=args.ui)
         except KeyboardInterrupt:
             text = "interrupted while it was being opened; nothing was trained or saved"
             print(text, file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.errors import GraphError, SettingError, unknown
 from flowrl.graph.plan import Plan
@@ -30,6 +30,14 @@ class Spot(NamedTuple):
         if self.how == "closed":
             return f"row {self.row} closed"
         return f"row {self.row}, {self.how} {self.node}".rstrip()
+
+
+class Standing(NamedTuple):
+    """What a user finds where a run stands."""
+
+    spot: Spot
+    item: Any
+    """The item that the node takes or yields there; None where there is none."""
 
 
 class Break(NamedTuple):

@@ -12,10 +12,11 @@ from fractions import Fraction
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
+from flowrl.core.clock import here
 from flowrl.core.events import OperatorRan, Took
 from flowrl.core.items import Row, Trained
 from flowrl.core.texts import amount, plural
-from flowrl.debugging.breaks import ROWS, Break, Spot
+from flowrl.debugging.breaks import ROWS, Break, Spot, Standing
 from flowrl.debugging.changes import change, settings
 from flowrl.errors import FlowrlError, GraphError, NotFiniteError, unknown
 from flowrl.graph.loop import Unit
@@ -56,18 +57,29 @@ class Control:
         seed: the seed of the run.
         ask: a function that is called wherever the run stops; the run goes on once it returns.
         say: a function that prints a line for the user.
+        poll: a function that is called at every event of the run, before it may stop.
     """
 
     live = True
     kinds: ClassVar[tuple[type, ...]] = (Took, OperatorRan)
 
     def __init__(
-        self, plan: Plan, seed: int, ask: Callable[[], None], say: Callable[[str], None]
+        self,
+        plan: Plan,
+        seed: int,
+        ask: Callable[[], None],
+        say: Callable[[str], None],
+        poll: Callable[[], None],
     ) -> None:
         self.first = self.plan = plan
         self.seed = seed
         self.ask = ask
         self.say = say
+        self.poll = poll
+        self.opened: Callable[[Run], None] | None = None
+        """What is called with each run that was opened, also where the user went back."""
+        self.standing: Standing | None = None
+        """Where the run stands while the user is asked; None while it goes on."""
         self.run: Run
         self.breaks: dict[int, Break] = {}
         self.goal: Break | None = Break("")
@@ -122,6 +134,8 @@ class Control:
             while not self.over:
                 self._reset()
                 self.run = run(self.first, seed=self.seed, observers=[self])
+                if self.opened is not None:
+                    self.opened(self.run)
                 self._iterate()
         return self.run
 
@@ -152,6 +166,7 @@ class Control:
         # When pdb lets the run go on, it leaves a handler of its own in place of this one.
         again_on_interrupt(self._press)
         try:
+            self.poll()
             self._take(event)
         except Exception as error:
             # An ordinary error of an observer only switches it off; this one must end the run.
@@ -269,7 +284,8 @@ class Control:
         self.goal = None
         if self.spot.how != "closed":
             self.say(self.here())
-        self.ask()
+        with _nobody_at_work():
+            self._ask()
         if self.over or self.return_row is not None:
             raise Unwind
 
@@ -282,7 +298,15 @@ class Control:
         self.item = self.took.get(node)
         kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "
         self.say(f"{kind}{error}".removesuffix(": "))
-        self.ask()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the user what to do where the run stands."""
+        self.standing = Standing(self.spot, self.item)
+        try:
+            self.ask()
+        finally:
+            self.standing = None
 
     def _culprit(self, error: BaseException) -> str:
         """Return the node at which a run failed, empty where it was none."""
@@ -415,6 +439,20 @@ class Control:
         if node in channels:
             return f"holds {len(channels[node])} of {channels[node].capacity}"
         return f"holds {held_steps[node]:,} steps" if node in held_steps else ""
+
+
+@contextmanager
+def _nobody_at_work() -> Iterator[None]:
+    """Count the time of a ``with`` block as no node's, for the user takes it."""
+    clock = here()
+    node = clock.node
+    clock.at("")
+    clock.enter("outside")
+    try:
+        yield
+    finally:
+        clock.leave()
+        clock.at(node)
 
 
 def _timeless(row: Row) -> dict[str, float]:

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import GeneratorType
 from typing import IO, Any
 
@@ -15,6 +16,7 @@ from flowrl.algos.named import parse_value
 from flowrl.debugging.breaks import ROWS, Break, stop_at
 from flowrl.debugging.changes import plan_of, settings
 from flowrl.debugging.control import Control, on_interrupt
+from flowrl.debugging.requests import Asked, HalfTyped, Requests
 from flowrl.errors import FlowrlError, GraphError, SettingError, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
@@ -60,6 +62,7 @@ def debug(
     seed: int = 0,
     stdin: IO[str] | None = None,
     stdout: IO[str] | None = None,
+    ui: bool | int | str = False,
 ) -> Run:
     """Run a graph in this process and thread, and stop before its first node.
 
@@ -71,16 +74,41 @@ def debug(
         seed: seed of every random number in the run (default 0).
         stdin: where commands are read from; standard input by default. Its end quits.
         stdout: where everything is written; standard output by default.
+        ui: as of `fl.run`; the buttons of the page give commands, too (default False).
 
     Returns:
         The run as it was left, closed, with its rows and its policy.
 
     Raises:
         CheckError: the graph is faulty; nothing was started.
-        SettingError: the runtime can't take the seed.
+        SettingError: the runtime can't take the seed, the port is in use, or there is to be a page
+            and this is not the main thread.
     """
     plan = graph if isinstance(graph, Plan) else plan_of(graph)
-    return Prompt(plan, seed, stdin, stdout).control.work()
+    prompt = Prompt(plan, seed, stdin, stdout)
+    return prompt.control.work() if ui is False else _with_page(prompt, ui)
+
+
+def _with_page(prompt: Prompt, ui: bool | int | str) -> Run:
+    """Run a graph under a prompt, and serve its page until the user quits."""
+    from flowrl.debugging.page import DebuggedRun
+    from flowrl.page.address import Address
+    from flowrl.page.server import Page
+
+    with prompt.requests.listening(prompt.half_typed.note):
+        page = Page(*Address.given(ui))
+        source = DebuggedRun(prompt.control, prompt.requests.ask)
+
+        def opened(run: Run) -> None:
+            source.begin(run)
+            page.runs["run"] = source
+
+        prompt.control.opened = opened
+        prompt.say(f"live page: {page.link}")
+        try:
+            return prompt.control.work()
+        finally:
+            page.close()
 
 
 class Prompt(cmd.Cmd):
@@ -102,7 +130,10 @@ class Prompt(cmd.Cmd):
         self.use_rawinput = stdin is None
         self.echo = not self.stdin.isatty()
         """Whether commands are written too, so that the output of a script reads like a session."""
-        self.control = Control(plan, seed, self.ask, self.say)
+        self.requests = Requests()
+        """What a page asks for; nothing where there is none."""
+        self.half_typed = HalfTyped()
+        self.control = Control(plan, seed, self.ask, self.say, self.poll)
         self.moved = ""
         """The last `next` or `until`, which an empty line repeats."""
         self.say(f"{plan.graph.name}, seed {seed}; help lists the commands")
@@ -121,14 +152,52 @@ class Prompt(cmd.Cmd):
         while True:
             try:
                 with on_interrupt(signal.default_int_handler):
-                    return self.cmdloop()
+                    return self._read()
             except KeyboardInterrupt:
                 self.say("\nquit (q) leaves")
+            except Asked:
+                # What is typed is put off; the page's line takes a line of its own.
+                if self.half_typed.text:
+                    self.stdout.write(f"\n{self.prompt}")
+                if any(map(self._do_for_page, self.requests.lines())):
+                    return None
+
+    def _read(self) -> None:
+        """Read commands until one of them lets the run go on, or a page asks for something."""
+        # What is no terminal has no line to edit.
+        kept = nullcontext() if self.echo or not self.use_rawinput else self.half_typed.kept()
+        try:
+            with kept:
+                self.cmdloop()
+        finally:
+            self.requests.forbid()
+
+    def poll(self) -> None:
+        """Do what a page asked for while the run goes on: it sets another goal or break."""
+        for line in self.requests.lines():
+            self._do_for_page(line)
+
+    def _do_for_page(self, line: str) -> bool:
+        """Execute a line that a page asked for, and return whether the run goes on."""
+        self.say(f"{line}   (from the page)")
+        return self.onecmd(line)
 
     # -- lines
 
+    def preloop(self) -> None:
+        """Let a page interrupt the reading of the first line."""
+        self.requests.allow()
+
+    def postcmd(self, stop: bool, line: str) -> bool:
+        """Let a page interrupt the reading of the next line, if there is one."""
+        if not stop:
+            self.requests.allow()
+        return stop
+
     def precmd(self, line: str) -> str:
         """Write the line, if nobody saw it being typed."""
+        self.requests.forbid()
+        self.half_typed.finished()
         if self.echo:
             self.say("" if line == "EOF" else line)
         return line
@@ -231,11 +300,13 @@ class Prompt(cmd.Cmd):
         self.say("\n".join(lines) or "no breaks")
 
     def do_clear(self, rest: str) -> None:
-        """`clear N`: remove a break; `clear`: remove all breaks."""
+        """`clear N`: remove a break; `clear NODE`: those of NODE; `clear`: remove all breaks."""
         breaks = self.control.breaks
-        if rest and rest not in map(str, breaks):
-            raise GraphError(unknown("break", rest, map(str, breaks)))
-        for number in [n for n in breaks if rest in ("", str(n))]:
+        found = [n for n, stop in breaks.items() if rest in ("", str(n), stop.node)]
+        if rest and not found:
+            nodes = dict.fromkeys(stop.node for stop in breaks.values())
+            raise GraphError(unknown("break", rest, [*map(str, breaks), *nodes]))
+        for number in found:
             self.say(f"removed break {number}: {breaks.pop(number)}")
 
     # -- looking

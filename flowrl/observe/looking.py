@@ -219,8 +219,16 @@ def plain(item: Any) -> dict[str, Any]:
         "brief": brief(item),
         "fields": [*_rows(arrays)] if known else [*map(_shape, arrays, arrays.values())],
         "numbers": {name: number(item, name) for name in numbers} if known else {},
-        "text": "" if own or not known else repr(item)[:LONGEST],
+        "text": "" if own or not known else _printed(item),
     }
+
+
+def _printed(item: Any) -> str:
+    """Return how an item prints, or why it does not."""
+    try:
+        return repr(item)[:LONGEST]
+    except Exception as error:  # noqa: BLE001 - a user's own code, of which a picture must not fail
+        return f"{type(error).__name__}: {error}"
 
 
 def _shape(name: str, x: Array) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flowrl.errors import SettingError
 
@@ -42,6 +42,22 @@ class Address(NamedTuple):
                 f"got {text!r}"
             )
         return Address(host or Address().host, int(port))
+
+    @staticmethod
+    def given(ui: Any) -> Address:
+        """Return the address of the page that `fl.run` and `fl.debug` are asked for.
+
+        Args:
+            ui: True for a free port of this machine, a port, or ``HOST:PORT``.
+
+        Raises:
+            SettingError: it is something else.
+        """
+        if isinstance(ui, bool):
+            return Address()
+        if isinstance(ui, int | str):
+            return Address.of(str(ui))
+        raise SettingError(f"ui must be True, False, a port or 'HOST:PORT', got {ui!r}")
 
     @property
     def is_local(self) -> bool:

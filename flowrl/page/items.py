@@ -45,11 +45,11 @@ class LastItems:
         if event.item is None:
             return
         if monotonic() - self._looked > LOOKING:
-            self._stop()
+            self.stop()
         elif event.node in self._items:
             self._items[event.node] = event.item
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Take no more events, and let go of the items."""
         end, self._end = self._end, None
         self._items = {}

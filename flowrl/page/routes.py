@@ -57,6 +57,7 @@ def routes(runs: Runs, look: Look | None) -> list[Route]:
         of_run("/runs/{run}/items/{node}", _item),
         of_run("/runs/{run}/diff/{other}", diff),
         of_run("/runs/{run}/{verb}", _control, "POST"),
+        of_run("/runs/{run}/{verb}/{node}", _control, "POST"),
     ]
 
 
@@ -81,7 +82,7 @@ def _item(source: Source, params: Params) -> Response:
 
 
 def _control(source: Source, params: Params) -> Response:
-    if not source.control(params["verb"]):
+    if not source.control(params["verb"], params.get("node", "")):
         return PlainTextResponse("this can't be done", 404)
     return PlainTextResponse("done")
 

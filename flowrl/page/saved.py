@@ -35,6 +35,9 @@ class SavedRun:
         SaveError: it is no run's, or one from before runs held their pictures.
     """
 
+    every: float = 1.0
+    """The seconds between two looks of a page."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
@@ -58,7 +61,7 @@ class SavedRun:
         plan = (self.path / "plan.txt").read_text(encoding="utf-8")
         return {"graph": self._drawn(), "plan": plan, "verbs": (), "path": str(self.path)}
 
-    def control(self, verb: str) -> bool:
+    def control(self, verb: str, node: str = "") -> bool:
         """Return False: what this process does not run it can't control."""
         return False
 

@@ -30,8 +30,6 @@ from flowrl.page.source import Cursor, LiveRun, Source
 if TYPE_CHECKING:
     from flowrl.running import Run
 
-SECONDS = 1.0
-"""The seconds between two looks of a page at a run."""
 STREAMS = 16
 """The most pages that look at the same time."""
 CONNECTIONS = 128
@@ -211,4 +209,4 @@ async def _news(source: Source, looking: asyncio.Semaphore) -> AsyncIterator[str
         while True:
             cursor, found = await run_in_threadpool(source.since, cursor)
             yield f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(source.every)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flowrl.errors import SettingError
 from flowrl.page.address import Address
 from flowrl.page.saved import SavedRuns
 from flowrl.page.server import Page
@@ -54,7 +53,7 @@ def with_page(ui: bool | int | str, start: Callable[[], Run]) -> Run:
     Raises:
         SettingError: the page can't be served there.
     """
-    page = Page(*_address(ui))
+    page = Page(*Address.given(ui))
     sys.stderr.write(f"live page: {page.link}\n")
     try:
         run = start()
@@ -64,14 +63,6 @@ def with_page(ui: bool | int | str, start: Callable[[], Run]) -> Run:
     page.show(run)
     run.page = page
     return run
-
-
-def _address(ui: Any) -> Address:
-    if isinstance(ui, bool):
-        return Address()
-    if isinstance(ui, int | str):
-        return Address.of(str(ui))
-    raise SettingError(f"ui must be True, False, a port or 'HOST:PORT', got {ui!r}")
 
 
 def serve_saved(paths: Iterable[str | Path], *, host: str = "127.0.0.1", port: int = 0) -> Page:

@@ -40,11 +40,14 @@ class Cursor(NamedTuple):
     events: int = 0
     """The number of the newest event that it was shown."""
     begun: int = 0
-    """How often the rows had been begun again: those that it was shown are others since then."""
+    """How often the run, or its rows, had begun again: those that it was shown are others since."""
 
 
 class Source(Protocol):
     """A run, as a page sees it."""
+
+    every: float
+    """The seconds between two looks of a page."""
 
     def facts(self) -> dict[str, Any]:
         """Return what never changes, as plain data."""
@@ -70,8 +73,13 @@ class Source(Protocol):
     def item(self, node: str) -> dict[str, Any] | None:
         """Return the newest item of a node, empty before there is one; None for an unknown node."""
 
-    def control(self, verb: str) -> bool:
-        """Do what a page asks of the run, one of `VERBS`; return whether that can be done."""
+    def control(self, verb: str, node: str = "") -> bool:
+        """Do what a page asks of the run, or of one of its nodes; return whether that can be done.
+
+        Args:
+            verb: one of those that `facts` lists.
+            node: the node, empty where the verb concerns none.
+        """
 
 
 class LiveRun:
@@ -89,6 +97,8 @@ class LiveRun:
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Restarted, Warned, Ended)
+    every: float = 1.0
+    """The seconds between two looks of a page."""
 
     def __init__(
         self,
@@ -109,6 +119,8 @@ class LiveRun:
         """The number of the newest event."""
         self.state = "running"
         """``running``, or the reason for which it ended."""
+        self.begun = 0
+        """How often it has begun again, with rows that may differ from those before."""
         self._profiles: deque[tuple[float, Profile]] = deque()
         self._now: dict[str, Any] = {}
         self._lock = Lock()
@@ -121,6 +133,16 @@ class LiveRun:
             self.events.append({"number": self.number, "time": time.time(), **about})
             if isinstance(event, Ended):
                 self.state = event.reason
+
+    def begin_again(self) -> None:
+        """Show rows and profile from now on as those of a run that has just begun."""
+        with self._lock:
+            self.begun += 1
+            self.state = "running"
+            if self._items is not None:
+                self._items.stop()
+            self._profiles.clear()
+            self._now = {}
 
     def facts(self) -> dict[str, Any]:
         """Return the graph and its plan."""
@@ -141,11 +163,14 @@ class LiveRun:
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and what the run does now."""
+        # Read before the rows: of rows that come from a newer beginning the next look takes all.
+        begun = self.begun
         rows = self.rows()
-        begin = cursor.rows
+        # Counted once, for the run goes on meanwhile.
+        begin, count = cursor.rows, len(rows)
         # A run that lost a process goes back to its newest snapshot, and makes its rows again.
-        again = begin > len(rows)
-        new = rows[0 if again else begin : len(rows)]
+        again = begin > count or cursor.begun != begun
+        new = rows[0 if again else begin : count]
         with self._lock:
             events = [event for event in self.events if event["number"] > cursor.events]
             found = {
@@ -153,24 +178,26 @@ class LiveRun:
                 "fresh": cursor == Cursor(),
                 "again": again or cursor == Cursor(),
                 "rows": [dict(row) for row in thinned(new, MOST_ROWS)],
-                "count": len(rows),
+                "count": count,
                 "events": events,
                 "now": self._moment(),
             }
-            return Cursor(len(rows), self.number), without_nan(found)
+            return Cursor(count, self.number, begun), without_nan(found)
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""
         paused = self.controls is not None and self.controls.paused
         return "paused" if paused and self.state == "running" else self.state
 
-    def control(self, verb: str) -> bool:
+    def control(self, verb: str, node: str = "") -> bool:
         """Pause, stop or keep the run, and return whether that can be done.
 
         Args:
             verb: one of `VERBS`.
+            node: empty, for these concern no node.
         """
-        if self.controls is None or self.state != "running" or verb not in VERBS:
+        possible = self.controls is not None and self.state == "running"
+        if not possible or verb not in VERBS or node:
             return False
         getattr(self.controls, verb)()
         return True

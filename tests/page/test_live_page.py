@@ -51,6 +51,28 @@ def test_rows_that_a_run_makes_again_come_again():
     assert news["again"] and len(news["rows"]) == 2 and cursor.rows == 2
 
 
+def test_all_rows_of_a_run_that_begins_again_come_again():
+    rows = [{"env_steps": float(i)} for i in range(5)]
+    source = LiveRun(small().compile(), lambda: rows, lambda: None)
+    source._moment = dict
+    source(Ended("closed", None))
+    cursor, _ = source.since(Cursor())
+    source.begin_again()
+    rows.append({"env_steps": 5.0})
+    cursor, news = source.since(cursor)
+    assert news["again"] and len(news["rows"]) == 6 and news["state"] == "running"
+    assert not source.since(cursor)[1]["again"]
+
+
+def test_a_row_that_closes_while_a_page_looks_comes_with_the_next_look():
+    rows = [{"env_steps": 0.0}]
+    source = LiveRun(small().compile(), lambda: rows, lambda: None)
+    source._moment = lambda: rows.append({"env_steps": 1.0})
+    cursor, news = source.since(Cursor())
+    assert news["count"] == len(news["rows"]) == 1
+    assert source.since(cursor)[1]["rows"] == [{"env_steps": 1.0}]
+
+
 def test_events_are_texts():
     source = LiveRun(small().compile(), list, lambda: None)
     source._moment = dict

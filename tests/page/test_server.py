@@ -29,8 +29,9 @@ class Counting:
     """A source that only counts how often it is asked."""
 
     asked = controlled = 0
+    every = 1.0
 
-    def control(self, verb):
+    def control(self, verb, node=""):
         self.controlled += 1
         return verb == "pause"
 

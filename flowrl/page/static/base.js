@@ -3,7 +3,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
-const page = { rows: [], chosen: null, now: null, facts: null, plot: null, events: [], state: "", broken: new Map() };
+const page = {
+  rows: [], chosen: null, now: null, facts: null, plot: null, events: [], state: "", broken: new Map(), debugger: null,
+};
 
 function element(name, attributes = {}, text = "") {
   const made = name.startsWith("svg:")

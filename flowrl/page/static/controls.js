@@ -1,11 +1,15 @@
 "use strict";
 // The buttons by which a run is controlled.
 
-const VERBS = { pause: "pause", go_on: "go on", snapshot: "snapshot now", stop: "stop" };
+const VERBS = {
+  pause: "pause", go_on: "go on", snapshot: "snapshot now", stop: "stop",
+  next: "next", row: "until row", continue: "continue",
+};
 
-async function ask(verb) {
+async function ask(verb, node = "") {
   if (verb === "stop" && !confirm("End this run after its next row?")) return;
-  await fetch(`/runs/${page.run}/${verb}`, { method: "POST" });
+  const what = node ? `${verb}/${encodeURIComponent(node)}` : verb;
+  await fetch(`/runs/${page.run}/${what}`, { method: "POST" });
 }
 
 function drawControls(verbs) {
@@ -17,6 +21,7 @@ function drawControls(verbs) {
 }
 
 function enableControls(state) {
+  if (page.facts.node_verbs) return;
   for (const button of document.querySelectorAll("[data-verb]")) {
     const verb = button.dataset.verb;
     button.disabled = !["running", "paused"].includes(state)

@@ -124,4 +124,5 @@ function colourGraph(now) {
       document.querySelector(`g.node[data-name="${edge.to}"] text.kind`).textContent = `${edge.level} of ${edge.capacity} items`;
     }
   }
+  markDebugger();
 }

@@ -4,7 +4,7 @@
 function showNumbers(news) {
   const last = page.rows[page.rows.length - 1] || {};
   page.state = news.state;
-  const goes = ["starting", "running", "paused", "killed"].includes(news.state);
+  const goes = news.debugger || ["starting", "running", "paused", "killed"].includes(news.state);
   $("state").textContent = goes ? news.state : `ended: ${news.state}`;
   enableControls(news.state);
   $("steps").textContent = amount(last.env_steps);

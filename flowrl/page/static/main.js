@@ -11,6 +11,7 @@ function take(news) {
   if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
   page.now = news.now;
   showNumbers(news);
+  showDebugger(news);
   colourGraph(news.now);
   showWorkers(news.now);
   showSliders(news.now);
@@ -26,6 +27,7 @@ function show(facts) {
   if (facts.path) $("name").title = facts.path;
   drawGraph(facts.graph);
   drawControls(facts.verbs);
+  drawDebugger(facts);
 }
 
 async function asked(path) {

@@ -30,7 +30,8 @@ function yielding() {
 // The newest item is asked for as long as a node is chosen, and only then is it kept.
 async function askItem() {
   const node = yielding();
-  if (!node || !page.run || !["running", "paused"].includes(page.state)) return;
+  const goes = page.debugger || ["running", "paused"].includes(page.state);
+  if (!node || !page.run || !goes) return;
   try {
     const answer = await fetch(`/runs/${page.run}/items/${encodeURIComponent(node.name)}`);
     if (answer.status === 200 && yielding() === node) { page.item = await answer.json(); showChosen(); }
