@@ -76,8 +76,7 @@ class Run:
             RunError: the runtime can't start.
             SaveError: the directory can't be made.
         """
-        self.plan = plan
-        self.graph = plan.graph
+        self.plan, self.graph = plan, plan.graph
         started, noted = time.time(), None if init is None else init.noted()
         self._about = partial(about, plan, runtime, seed, steps, until, started, snapshots, noted)
         # What goes on has weights of its own.
@@ -97,8 +96,9 @@ class Run:
         """By which other threads pause, stop and keep it."""
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
-        self._saver, self._tracing = saver, tracing
-        self._runtime, self._seed = runtime, seed
+        self.history = None if saver is None else saver.history
+        """Where the time went, over time; None without `out`."""
+        self._saver, self._tracing, self._runtime, self._seed = saver, tracing, runtime, seed
         self._losses: deque[int] = deque(maxlen=LOSSES)
         """The rows that there were when a process was lost, of the newest losses."""
         self._stream = Stream((*(saver.observers if saver else ()), *_with_warnings(observers)))
@@ -245,6 +245,7 @@ class Run:
                 saver.best.take(None, self._policy_with)
             if self._begin is not None:
                 self._session.change(learner_of(self.graph)[0], self._begin)
+        saver.history.go_on()
         self._iterator = iter(self._session)
 
     def _note_goal(self, row: Row) -> bool:

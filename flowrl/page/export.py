@@ -7,7 +7,9 @@ import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from flowrl.page.past import evenly, past_moment
 from flowrl.page.saved import SavedRun
 from flowrl.page.source import Cursor
 
@@ -15,6 +17,10 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
+MOST_MOMENTS = 60
+"""The most moments of a run that the file holds."""
+MOST_BYTES = 500_000
+"""The most bytes that they take."""
 
 
 def exported(path: str | Path) -> str:
@@ -28,7 +34,8 @@ def exported(path: str | Path) -> str:
     """
     run = SavedRun(path)
     news = run.since(Cursor())[1]
-    data = {"facts": {**run.facts(), "path": Path(path).name}, "news": news}
+    facts = {**run.facts(), "path": Path(path).name}
+    data = {"facts": facts, "news": news, "past": _moments(run)}
     # Within a script nothing may look like its end.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     static = files(__package__).joinpath("static")
@@ -47,3 +54,27 @@ def exported(path: str | Path) -> str:
         f'<script type="application/json" id="saved">{text}</script>'
     )
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}', 1)
+
+
+def _moments(run: SavedRun) -> list[dict[str, Any]]:
+    """Return what a run did over time: a moment is what happened since the one before it."""
+    entries, rows = run.entries(), run.rows()
+    for most in (MOST_MOMENTS, MOST_MOMENTS // 4, MOST_MOMENTS // 16):
+        chosen = evenly(entries, most)
+        found = [past_moment(chosen, rows, number) for number in range(len(chosen))]
+        moments = [_brief(moment) for moment in found if moment is not None]
+        if len(json.dumps(moments)) <= MOST_BYTES:
+            return moments
+    return []
+
+
+def _brief(value: Any) -> Any:
+    """Return plain data with numbers of fewer digits, of which a page shows three."""
+    match value:
+        case dict():
+            return {name: _brief(x) for name, x in value.items()}
+        case list():
+            return [_brief(x) for x in value]
+        case float():
+            return float(f"{value:.5g}")
+    return value

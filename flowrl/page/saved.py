@@ -12,9 +12,11 @@ from typing import Any
 
 from flowrl.core.saved_rows import json_lines, way_to_runs
 from flowrl.errors import SaveError
+from flowrl.observe import history
 from flowrl.observe.about import FILE
 from flowrl.observe.saving import profiles
 from flowrl.page.moment import moment, without_nan
+from flowrl.page.past import past_moment, past_of
 from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, text_of, thinned
 
 
@@ -58,7 +60,7 @@ class SavedRun:
 
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return new rows and events, and where the time went."""
-        rows = self._again("rows.jsonl", lambda: list(json_lines(self.path / "rows.jsonl")))
+        rows = self.rows()
         events = self._again("events.jsonl", lambda: list(self._events()))
         again = cursor.rows > len(rows) or cursor == Cursor()
         found = {
@@ -69,8 +71,28 @@ class SavedRun:
             "count": len(rows),
             "events": events[cursor.events :][-MOST_EVENTS:],
             "now": self._again("profile.json", self._moment),
+            "past": len(self.entries()),
         }
         return Cursor(len(rows), len(events)), without_nan(found)
+
+    def past(self) -> list[dict[str, Any]]:
+        """Return when each moment was that is remembered of the run."""
+        return past_of(self.entries())
+
+    def past_moment(self, number: int) -> dict[str, Any] | None:
+        """Return what the run did at one of these moments.
+
+        Args:
+            number: its index; for any other number the moment is None.
+        """
+        return past_moment(self.entries(), self.rows(), number)
+
+    def entries(self) -> list[history.Entry]:
+        """Return the history of the run; it is empty where an older flowrl saved it."""
+        # What can't be read of it must not hide the rest of a run.
+        with suppress(SaveError):
+            return list(self._again(history.FILE, lambda: history.entries_of(self.path)))
+        return []
 
     def state(self) -> str:
         """Return ``running``, the reason for which it ended, or ``killed``."""
@@ -94,6 +116,13 @@ class SavedRun:
         if self._read.get(name, (None, None))[0] != key:
             self._read[name] = key, read()
         return self._read[name][1]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows so far."""
+        found: list[dict[str, Any]] = self._again(
+            "rows.jsonl", lambda: list(json_lines(self.path / "rows.jsonl"))
+        )
+        return found
 
     def _json(self, name: str) -> dict[str, Any]:
         """Return what a file of JSON holds; nothing where it is not there."""

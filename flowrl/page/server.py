@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import SettingError
+from flowrl.observe.history import History
 from flowrl.page.guard import Guard
 from flowrl.page.source import Cursor, LiveRun, Source
 
@@ -88,7 +89,11 @@ class Page:
 
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
-        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls)
+        history = run.history or History()
+        if run.history is None and run.reason is None:
+            history.open(run.profile)
+            run.observe(history)
+        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls, history)
         if run.reason is None:
             run.observe(source)
         else:
@@ -146,12 +151,6 @@ def application(runs: Mapping[str, Source]) -> Starlette:
         ]
         return JSONResponse([{"id": x, "name": name, "state": state} for x, name, state in titles])
 
-    async def facts(request: Request) -> Response:
-        source = runs.get(request.path_params["run"])
-        if source is None:
-            return PlainTextResponse("there is no such run", 404)
-        return JSONResponse(await run_in_threadpool(source.facts))
-
     async def control(request: Request) -> Response:
         source = runs.get(request.path_params["run"])
         if source is None or not source.control(request.path_params["verb"]):
@@ -171,14 +170,47 @@ def application(runs: Mapping[str, Source]) -> Starlette:
             Route("/", index),
             Route("/static/{name}", file),
             Route("/runs", every),
-            Route("/runs/{run}", facts),
+            Route("/runs/{run}", _answer(runs, lambda source, _: source.facts())),
             Route("/runs/{run}/stream", stream),
+            Route("/runs/{run}/past", _answer(runs, lambda source, _: source.past())),
+            Route("/runs/{run}/past/{number}", _answer(runs, _moment)),
             Route("/runs/{run}/{verb}", control, methods=["POST"]),
         ]
     )
     # A path that is not served is not found, whatever is like it.
     app.router.redirect_slashes = False
     return app
+
+
+def _answer(
+    runs: Mapping[str, Source], read: Callable[[Source, Mapping[str, str]], Any]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers with plain data of a run; what is None is not found.
+
+    Args:
+        runs: by id.
+        read: reads the data of one of them; it gets the parts of the path, too.
+    """
+
+    async def answer(request: Request) -> Response:
+        source = runs.get(request.path_params["run"])
+        if source is None:
+            return PlainTextResponse("there is no such run", 404)
+        found = await run_in_threadpool(read, source, request.path_params)
+        if found is None:
+            return PlainTextResponse("there is no such moment", 404)
+        return JSONResponse(found)
+
+    return answer
+
+
+def _moment(source: Source, parts: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what a run did at the moment that the path names."""
+    number = parts["number"]
+    # Python refuses to make a number of very many digits.
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        return None
+    return source.past_moment(int(number))
 
 
 async def _news(source: Source, looking: asyncio.Semaphore) -> AsyncIterator[str]:

@@ -13,7 +13,9 @@ from flowrl.core.events import Ended, Restarted, Warned
 from flowrl.core.profile import Profile
 from flowrl.graph.drawing import drawing
 from flowrl.graph.plan import Plan
+from flowrl.observe.history import History
 from flowrl.page.moment import moment, without_nan
+from flowrl.page.past import evenly, past_moment, past_of
 
 WINDOW = 2.0
 """The seconds of a run that the page shows as now."""
@@ -48,6 +50,12 @@ class Source(Protocol):
     def since(self, cursor: Cursor) -> tuple[Cursor, dict[str, Any]]:
         """Return what is new since a moment as plain data, and what a page has then."""
 
+    def past(self) -> list[dict[str, Any]]:
+        """Return when each moment was that is remembered of the run."""
+
+    def past_moment(self, number: int) -> dict[str, Any] | None:
+        """Return what the run did at one of these moments; None if there is none of this index."""
+
     def control(self, verb: str) -> bool:
         """Do what a page asks of the run, one of `VERBS`; return whether that can be done."""
 
@@ -60,6 +68,7 @@ class LiveRun:
         rows: returns the rows so far.
         profile: returns the run's profile so far; any thread may call it.
         controls: by which it is paused and stopped; None for a run that nobody controls.
+        history: where its time went, over time; by default nothing is remembered.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Restarted, Warned, Ended)
@@ -70,9 +79,11 @@ class LiveRun:
         rows: Callable[[], Sequence[Mapping[str, float]]],
         profile: Callable[[], Profile],
         controls: Controls | None = None,
+        history: History | None = None,
     ) -> None:
         self.plan, self.rows, self.profile = plan, rows, profile
         self.controls = controls
+        self.history = history or History()
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.number = 0
         """The number of the newest event."""
@@ -123,8 +134,21 @@ class LiveRun:
                 "count": len(rows),
                 "events": events,
                 "now": self._moment(),
+                "past": len(self.history.entries()),
             }
             return Cursor(len(rows), self.number), without_nan(found)
+
+    def past(self) -> list[dict[str, Any]]:
+        """Return when each moment was that is remembered of the run."""
+        return past_of(self.history.entries())
+
+    def past_moment(self, number: int) -> dict[str, Any] | None:
+        """Return what the run did at one of these moments.
+
+        Args:
+            number: its index; for any other number the moment is None.
+        """
+        return past_moment(self.history.entries(), self.rows(), number)
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""
@@ -161,8 +185,7 @@ class LiveRun:
 
 def thinned(rows: Sequence[Mapping[str, float]], most: int) -> list[dict[str, float]]:
     """Return at most about so many rows, evenly spread and the last one among them."""
-    step = -(-len(rows) // most) if rows else 1
-    return [dict(row) for row in rows[::-1][::step]][::-1]
+    return [dict(row) for row in evenly(rows, most)]
 
 
 def text_of(event: Mapping[str, Any]) -> str:

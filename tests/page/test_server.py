@@ -3,7 +3,6 @@
 import http.client
 import json
 import logging
-import re
 import resource
 import socket
 import time
@@ -15,10 +14,9 @@ from flowrl.page.guard import POLICY
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
+PARTS = {"name": "main.js", "run": "run", "verb": "pause", "number": "0"}
 SERVED = {
-    re.sub(r"{name}", "main.js", route.path).replace("{run}", "run").replace("{verb}", "pause"): (
-        "POST" if "POST" in route.methods else "GET"
-    )
+    route.path.format(**PARTS): "POST" if "POST" in route.methods else "GET"
     for route in application({}).routes
 }
 """Of every route that there is, one path that it serves, and its method."""
@@ -39,6 +37,12 @@ class Counting:
 
     def facts(self):
         return {"graph": {"name": "g"}}
+
+    def past(self):
+        return [{"seconds": 1.5, "env_steps": 64, "rows": 2}]
+
+    def past_moment(self, number):
+        return {"seconds": 1.5} if number == 0 else None
 
     def since(self, cursor):
         self.asked += 1
@@ -93,6 +97,8 @@ def test_a_link_lets_one_browser_in_and_only_once():
     assert json.loads(ask(page, path="/runs", Cookie=cookie)[2]) == [
         {"id": "run", "name": "g", "state": "running"}
     ]
+    assert json.loads(ask(page, path="/runs/run/past", Cookie=cookie)[2])[0]["env_steps"] == 64
+    assert json.loads(ask(page, path="/runs/run/past/0", Cookie=cookie)[2]) == {"seconds": 1.5}
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
     assert json.loads(event.removeprefix("data: "))["asked"] >= 1
     page.close()
@@ -149,6 +155,9 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path)
         "/static/..", "/static/../main.js", "/static/%2e%2e/server.py", "/static/..%2fserver.py",
         "/static/%252e%252e%252fserver.py", "/static//etc/passwd", "/runs/../../etc/passwd",
         "/runs/%2e%2e%2f", "/runs/other", "/runs/other/stream", "/nothing", "/static/server.py",
+        "/runs/other/past", "/runs/other/past/0", "/runs/run/past/1", "/runs/run/past/-1",
+        "/runs/run/past/0x0", "/runs/run/past/0.0", "/runs/run/past/%D9%A0", "/runs/run/past/",
+        "/runs/run/past/0/0", f"/runs/run/past/{'9' * 5000}",
     ],
 )  # fmt: skip
 def test_no_path_leads_out_of_what_is_served(page, cookie, path):

@@ -3,7 +3,11 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
-const page = { rows: [], chosen: null, now: null, facts: null, plot: null, events: [] };
+// `now` is what the graph shows; `moment` the moment of the past that it is of, or null.
+const page = {
+  rows: [], chosen: null, now: null, facts: null, plot: null, events: [], news: null, state: "connecting", past: [],
+  moment: null,
+};
 
 function element(name, attributes = {}, text = "") {
   const made = name.startsWith("svg:")

@@ -7,6 +7,22 @@ function columnsOf(rows) {
   return [...names].sort();
 }
 
+// A line at the steps of the moment that the graph shows, if that is in the past.
+function markMoment(plot) {
+  if (!page.moment) return;
+  const x = Math.round(plot.valToPos(page.moment.env_steps, "x", true));
+  const { left, top, width, height } = plot.bbox;
+  if (x < left || x > left + width) return;
+  plot.ctx.save();
+  plot.ctx.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--use");
+  plot.ctx.lineWidth = 2 * devicePixelRatio;
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(x, top);
+  plot.ctx.lineTo(x, top + height);
+  plot.ctx.stroke();
+  plot.ctx.restore();
+}
+
 function drawCurve() {
   const select = $("column");
   const names = columnsOf(page.rows);
@@ -27,7 +43,7 @@ function drawCurve() {
   const ink = style.getPropertyValue("--soft"), line = style.getPropertyValue("--line");
   const axis = { stroke: ink, grid: { stroke: line }, ticks: { stroke: line } };
   const made = new uPlot({
-    width, height: 260, scales: { x: { time: false } },
+    width, height: 260, scales: { x: { time: false } }, hooks: { draw: [markMoment] },
     axes: [{ ...axis, label: "environment steps" }, axis],
     series: [{ label: "steps" }, { label: select.value, stroke: style.getPropertyValue("--busy"), width: 2, spanGaps: true }],
   }, data, $("curve"));

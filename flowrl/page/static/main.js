@@ -7,12 +7,25 @@ function take(news) {
   page.rows.push(...news.rows);
   // Long runs are thinned and not cut.
   if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
-  page.now = news.now;
-  showNumbers(news);
-  colourGraph(news.now);
-  showLists(news);
-  if (page.chosen) showChosen();
+  page.news = news;
+  const goes = ["starting", "running", "paused", "killed"].includes(news.state);
+  page.state = goes ? news.state : `ended: ${news.state}`;
+  showState();
+  enableControls(news.state);
+  showEvents(news.events);
+  // News must not repaint the past.
+  if (!page.moment) paint();
   drawCurve();
+  followPast(news.past);
+}
+
+// It shows what the run does now, or what it did at a moment of its past.
+function paint() {
+  page.now = (page.moment || page.news).now;
+  showNumbers(page.now, page.moment ? page.moment.row : page.rows[page.rows.length - 1] || {});
+  colourGraph(page.now);
+  showLists(page.now);
+  if (page.chosen) showChosen();
 }
 
 function drawRuns(runs) {
@@ -48,7 +61,7 @@ async function begin() {
   show(await (await fetch(`/runs/${page.run}`)).json());
   const stream = new EventSource(`/runs/${page.run}/stream`);
   stream.addEventListener("message", (event) => take(JSON.parse(event.data)));
-  stream.addEventListener("error", () => { $("state").textContent = "connection lost"; });
+  stream.addEventListener("error", () => { page.state = "connection lost"; showState(); });
 }
 
 $("column").addEventListener("change", drawCurve);
@@ -58,6 +71,7 @@ if ($("saved")) {
   const saved = JSON.parse($("saved").textContent);
   show(saved.facts);
   take(saved.news);
+  setPast(saved.past);
 } else {
   begin().catch((error) => { $("state").textContent = `${error}`; });
 }
