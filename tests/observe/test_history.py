@@ -30,7 +30,7 @@ class Simulated:
 
     def profile(self):
         seconds = self.now - self.began
-        names = [f"runners, runner {i}" for i in range(self.workers)]
+        names = [f"runners, {i}" for i in range(self.workers)]
         return Profile(
             seconds=seconds,
             rows=self.rows,

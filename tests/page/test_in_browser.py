@@ -143,6 +143,88 @@ def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
     page.close()
 
 
+def slide(tab, key):
+    """Move the slider by a key."""
+    tab.press("#slider", key)
+
+
+def painted(tab):
+    """The picture of the learning curve."""
+    return tab.eval_on_selector("#curve canvas", "canvas => canvas.toDataURL()")
+
+
+def test_a_browser_shows_the_past_and_goes_back_to_now(opened):
+    slow = threading.Event()
+
+    def maybe(batch):
+        if slow.is_set():
+            time.sleep(0.05)
+        return batch
+
+    with (
+        fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run,
+        served(run) as (page, _),
+    ):
+        tab = opened(page)
+        assert tab.is_disabled("#slider") or tab.input_value("#slider") != "0"
+        tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+        tab.wait_for_function("() => page.past.length >= 3")
+        slow.set()
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        then = tab.evaluate("page.past.length")
+        tab.wait_for_function(f"() => page.past.length >= {then + 2}")
+        assert tab.inner_text("#when") == "now" and tab.is_disabled("#live")
+        slide(tab, "Home")
+        tab.wait_for_selector("#state:has-text('shows the past: 0:00:0')")
+        tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+        first = page.runs["run"].past()[0]
+        assert tab.inner_text("#steps") == f"{first['env_steps']:,}"
+        assert f", {first['env_steps']:,} steps" in tab.inner_text("#when")
+        assert tab.get_attribute("#slider", "aria-valuetext") == tab.inner_text("#when")
+        # News arrives, and does not repaint the graph.
+        run.warn("the fan is loud")
+        tab.wait_for_selector("#events li.warned:has-text('the fan is loud')")
+        rows = tab.evaluate("page.rows.length")
+        tab.wait_for_function(f"() => page.rows.length > {rows}")
+        assert tab.query_selector("g.node.bottleneck[data-name=sample]")
+        assert "sample" in tab.inner_text("#why")
+        assert tab.inner_text("#steps") == f"{first['env_steps']:,}"
+        slide(tab, "ArrowRight")
+        second = page.runs["run"].past()[1]
+        tab.wait_for_selector(f"#steps:text-is('{second['env_steps']:,}')")
+        tab.click("#live")
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        assert tab.inner_text("#state") == "running" and tab.is_disabled("#live")
+        assert tab.evaluate("document.activeElement.id") == "slider"
+        slide(tab, "Home")
+        tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+        slide(tab, "End")
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        assert tab.inner_text("#when") == "now"
+    page.close()
+
+
+def test_the_server_is_asked_once_the_slider_rests_and_again_if_the_past_was_thinned(opened):
+    with fl.run(small()) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.wait_for_function("() => page.past.length >= 4")
+        asked = []
+        tab.on("request", lambda request: asked.append(request.url.rpartition("/past/")[2]))
+        history = page.runs["run"].history
+        # Every second moment is gone, so the page knows others than there are.
+        with history._lock:
+            history._entries[:] = history._entries[1::2]
+        for key in ("Home", "ArrowRight", "ArrowRight", "ArrowLeft"):
+            tab.press("#slider", key)
+        tab.wait_for_selector("#state:has-text('shows the past')")
+        shown = tab.evaluate("page.moment.seconds")
+        assert shown == page.runs["run"].past()[0]["seconds"]
+        assert int(tab.input_value("#slider")) == 0
+        numbers = [number for number in asked if number.isdecimal()]
+        assert numbers == ["1", "0"]
+    page.close()
+
+
 def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
     with fl.run(small()) as run, served(run) as (page, thread):
         tab = opened(page)
@@ -190,6 +272,16 @@ def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, t
     tab.click("g.node[data-name=train]")
     assert "TrainOneStep" in tab.inner_text("#chosen")
     tab.wait_for_selector("#curve canvas")
+    now = painted(tab)
+    slide(tab, "ArrowLeft")
+    tab.wait_for_selector("#state:has-text('shows the past: ')")
+    # The curve has a line at that step.
+    assert painted(tab) != now
+    tab.set_viewport_size({"width": 360, "height": 700})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    tab.click("#live")
+    assert painted(tab) == now and tab.inner_text("#state") == "ended: steps"
     assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
     assert errors == []
     tab.close()

@@ -11,6 +11,7 @@ import pytest
 import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.events import Ended, Restarted, Warned
+from flowrl.observe import history
 from flowrl.page.source import Cursor, LiveRun, thinned
 from small_runs import small
 
@@ -71,6 +72,31 @@ def test_long_runs_are_thinned_and_keep_their_last_row():
     assert 500 <= len(found) <= 1_000 and found[-1] == rows[-1]
     steps = {b["env_steps"] - a["env_steps"] for a, b in pairwise(found)}
     assert len(steps) == 1 and thinned(rows[:7], 1_000) == rows[:7] and thinned([], 5) == []
+
+
+def test_a_page_remembers_a_run_from_the_moment_that_it_is_served(monkeypatch, tmp_path):
+    monkeypatch.setattr(history, "FIRST_INTERVAL", 0.01)
+    for out in (None, tmp_path / "run"):
+        with fl.run(small(), out=out) as run:
+            for _ in range(5):
+                next(run)
+            page = fl.serve(run)
+            source = page.runs["run"]
+            while len(source.past()) < 4:
+                next(run)
+            _, news = source.since(Cursor())
+            assert news["past"] >= 4
+            first, second = source.past()[:2]
+            assert first["rows"] > (5 if out is None else 0)
+            found = source.past_moment(1)
+            assert found["row"] == dict(run.rows[second["rows"] - 1])
+            assert found["now"]["env_steps"] == second["env_steps"] - first["env_steps"]
+            assert {*found["now"]} == {*news["now"]}
+            assert source.past_moment(-1) is None and source.past_moment(10**6) is None
+        page.close()
+    ended = fl.serve(run)
+    assert ended.runs["run"].past()[-1]["rows"] == len(run.rows)
+    ended.close()
 
 
 def test_a_run_that_is_paused_can_be_interrupted():
