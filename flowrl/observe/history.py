@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,7 +53,7 @@ class History:
     """Profiles of a run over time. It is an observer of the run, which makes them in its thread.
 
     It remembers one at a row, but at most one each interval. When it is full, every second one is
-    dropped and the interval doubles. So a history of any length costs about as much.
+    dropped and the interval doubles at least. So a history of any length costs about as much.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (RowClosed,)
@@ -154,7 +153,7 @@ class History:
         self._entries.append(entry._replace(text=text))
         if len(self._entries) >= MOST or sum(len(x.text) for x in self._entries) > MOST_BYTES:
             self._entries = self._entries[::-2][::-1]
-            self.interval *= 2
+            self.interval = max(2 * self.interval, _interval(self._entries))
             self._is_written = False
         self._due = time.perf_counter() + self.interval
         self._write(text)
@@ -215,11 +214,10 @@ def part(entries: Sequence[Entry], number: int) -> Profile:
 
 
 def _interval(entries: Sequence[Entry]) -> float:
-    """Return the interval at which a history goes on."""
+    """Return the interval at which a history goes on, so that it stays evenly spread."""
     gaps = [after.seconds - before.seconds for before, after in pairwise(entries)]
-    # A moment comes a little earlier or later than its interval says, and that of an end any time.
-    times = max(1.0, median(gaps) * 1.01 / FIRST_INTERVAL) if gaps else 1.0
-    return FIRST_INTERVAL * 2.0 ** math.floor(math.log2(times))
+    # Rows that take longer than the interval come further apart; a moment may come a little early.
+    return max(FIRST_INTERVAL, 0.99 * median(gaps)) if gaps else FIRST_INTERVAL
 
 
 def _rounded(value: Any) -> Any:
