@@ -218,10 +218,17 @@ def test_the_server_is_asked_once_the_slider_rests_and_again_if_the_past_was_thi
         # Every second moment is gone, so the page knows others than there are.
         with history._lock:
             history._entries[:] = history._entries[1::2]
-        tab.evaluate("""for (const number of [0, 1, 2, 1]) {
-            $("slider").value = number;
-            $("slider").dispatchEvent(new Event("input"));
+        waits = tab.evaluate("""() => {
+            const waits = [], original = window.setTimeout;
+            window.setTimeout = (work, wait) => { waits.push(wait); return original(work, wait); };
+            for (const number of [0, 1, 2, 1]) {
+                $("slider").value = number;
+                $("slider").dispatchEvent(new Event("input"));
+            }
+            window.setTimeout = original;
+            return waits;
         }""")
+        assert waits == [100] * 4
         tab.wait_for_selector("#state:has-text('shows the past')")
         shown = tab.evaluate("page.moment.seconds")
         assert shown == page.runs["run"].past()[0]["seconds"] == known[1]["seconds"]
