@@ -75,8 +75,7 @@ class Run:
             RunError: the runtime can't start.
             SaveError: the directory can't be made.
         """
-        self.plan = plan
-        self.graph = plan.graph
+        self.plan, self.graph = plan, plan.graph
         self.started = time.time()
         """When it was started, by `time.time`."""
         self.goal = goal_of(steps, until)
@@ -104,8 +103,9 @@ class Run:
         """Its live page, a `Page`, if `ui` was given."""
         self._goal = ""
         """The goal that was reached, while rows that closed already are still being returned."""
-        self._saver, self._tracing = saver, tracing
-        self._runtime, self._seed = runtime, seed
+        self.history = None if saver is None else saver.history
+        """Where the time went, over time; None without `out`."""
+        self._saver, self._tracing, self._runtime, self._seed = saver, tracing, runtime, seed
         self._losses: deque[int] = deque(maxlen=LOSSES)
         """The rows that there were when a process was lost, of the newest losses."""
         self._stream = Stream((*(saver.observers if saver else ()), *with_warnings(observers)))
@@ -252,6 +252,7 @@ class Run:
                 saver.best.take(None, self._policy_with)
             if self._begin is not None:
                 self._session.change(learner_of(self.graph)[0], self._begin)
+        saver.history.go_on()
         self._iterator = iter(self._session)
 
     def _note_goal(self, row: Row) -> bool:

@@ -74,6 +74,7 @@ def test_a_runs_directory_holds_what_it_should(saved):
         "audit.txt",
         "explain.txt",
         "profile.json",
+        "profiles.jsonl",
         "command.txt",
         "run.json",
         "policy",

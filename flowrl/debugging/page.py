@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -12,6 +12,7 @@ from flowrl.debugging.control import Control
 from flowrl.graph.graph import Graph
 from flowrl.observe import looking
 from flowrl.observe.drawn import drawn
+from flowrl.observe.history import Entry
 from flowrl.page.source import Cursor, LiveRun
 from flowrl.running import Run
 
@@ -77,6 +78,16 @@ class DebuggedRun:
     def graph(self) -> Graph:
         """Return the graph with its settings as they are now."""
         return self.debugger.plan.graph
+
+    def entries(self) -> Sequence[Entry]:
+        """Return nothing, for the past of a debugged run is what `back` leads to."""
+        return ()
+
+    def past_moment(
+        self, number: int, among: Sequence[Entry] | None = None
+    ) -> dict[str, Any] | None:
+        """Return None, for nothing of the past is remembered."""
+        return None
 
     def item(self, node: str) -> dict[str, Any] | None:
         """Return the newest item of a node, empty before there is one; None for an unknown node."""

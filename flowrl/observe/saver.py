@@ -25,6 +25,7 @@ from flowrl.observe import about
 from flowrl.observe.best import Best, best_of
 from flowrl.observe.drawn import drawn
 from flowrl.observe.explain import explain
+from flowrl.observe.history import History
 from flowrl.observe.saved_policies import save_policy
 from flowrl.observe.saving import RunDir, check_free, failure, to_json
 from flowrl.observe.sinks import EventLog
@@ -131,7 +132,9 @@ class Saver:
         self.facts = facts
         self.files[about.FILE] = about.to_text(facts)
         self.log = EventLog()
-        self.observers: tuple[Observer, ...] = (self, self.log)
+        self.history = History()
+        """What remembers where the time went, over time."""
+        self.observers: tuple[Observer, ...] = (self, self.log, self.history)
         """What takes the events of the run."""
         self.folder: RunDir | None = None
         self.written = resumed.snapshot.row if resumed else 0
@@ -159,6 +162,7 @@ class Saver:
             self.resumed.folder.go_on(self.resumed.snapshot.rows_bytes, now)
             self.folder = self.resumed.folder
         self.log.open(self.path)
+        self.history.open(lambda: profiles()[0], self.path, self.written)
 
     def keep(self, rows: int, state: Kept, at_end: bool = False) -> str:
         """Write a snapshot if one is due, and return a warning if it can't be written.
@@ -242,6 +246,7 @@ class Saver:
         if self.snapshots is not None:
             self.snapshots.newest_row = found.row
         self.written = found.row
+        self.history.cut(found.row)
         return found
 
     def __call__(self, event: RowClosed) -> None:
@@ -275,6 +280,7 @@ class Saver:
             SaveError: it can't be written.
         """
         self.log.close()
+        self.history.close(None if results is None else results.profile)
         if self.folder is None:
             return
         try:

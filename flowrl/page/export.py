@@ -7,7 +7,9 @@ import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from flowrl.page.past import evenly
 from flowrl.page.saved import SavedRun
 from flowrl.page.source import Cursor, Source
 
@@ -15,6 +17,10 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
+MOST_MOMENTS = 60
+"""The most moments of a run that the file holds."""
+MOST_BYTES = 500_000
+"""The most bytes that they take."""
 
 
 def exported(path: str | Path) -> str:
@@ -37,7 +43,8 @@ def as_one_file(source: Source, name: str) -> str:
         name: what it is called.
     """
     news = source.since(Cursor())[1]
-    data = {"facts": {**source.facts(), "path": name, "verbs": ()}, "news": news}
+    facts = {**source.facts(), "path": name, "verbs": ()}
+    data = {"facts": facts, "news": news, "past": _moments(source)}
     # Within a script nothing may look like its end.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     static = files(__package__).joinpath("static")
@@ -56,3 +63,27 @@ def as_one_file(source: Source, name: str) -> str:
         f'<script type="application/json" id="saved">{text}</script>'
     )
     return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}', 1)
+
+
+def _moments(source: Source) -> list[dict[str, Any]]:
+    """Return what a run did over time: a moment is what happened since the one before it."""
+    entries = source.entries()
+    for most in (MOST_MOMENTS, MOST_MOMENTS // 4, MOST_MOMENTS // 16):
+        chosen = evenly(entries, most)
+        found = [source.past_moment(number, chosen) for number in range(len(chosen))]
+        moments = [_brief(moment) for moment in found if moment is not None]
+        if len(json.dumps(moments)) <= MOST_BYTES:
+            return moments
+    return []
+
+
+def _brief(value: Any) -> Any:
+    """Return plain data with numbers of fewer digits, of which a page shows three."""
+    match value:
+        case dict():
+            return {name: _brief(x) for name, x in value.items()}
+        case list():
+            return [_brief(x) for x in value]
+        case float():
+            return float(f"{value:.5g}")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from flowrl.errors import FlowrlError
 from flowrl.observe.diff import differences
+from flowrl.page.past import past_of
 from flowrl.page.source import Cursor, Source
 
 Runs = MutableMapping[str, Source]
@@ -55,6 +57,8 @@ def routes(runs: Runs, look: Look | None) -> list[Route]:
         of_run("/runs/{run}", _facts),
         of_run("/runs/{run}/rows", _rows),
         of_run("/runs/{run}/items/{node}", _item),
+        of_run("/runs/{run}/past", _past),
+        of_run("/runs/{run}/past/{number}", _moment),
         of_run("/runs/{run}/diff/{other}", diff),
         of_run("/runs/{run}/{verb}", _control, "POST"),
         of_run("/runs/{run}/{verb}/{node}", _control, "POST"),
@@ -79,6 +83,17 @@ def _item(source: Source, params: Params) -> Response:
     if found is None:
         return missing("node")
     return JSONResponse(found) if found else Response(status_code=204)
+
+
+def _past(source: Source, _: Params) -> Response:
+    return JSONResponse(past_of(source.entries()))
+
+
+def _moment(source: Source, params: Params) -> Response:
+    # Only plain digits, and no more than an index has.
+    is_index = re.fullmatch("[0-9]{1,9}", params["number"])
+    found = source.past_moment(int(params["number"])) if is_index else None
+    return missing("moment") if found is None else JSONResponse(found)
 
 
 def _control(source: Source, params: Params) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import repeat
@@ -17,12 +17,14 @@ from flowrl.core.growing_lines import GrowingLines, last_object
 from flowrl.core.saved_rows import way_to_runs
 from flowrl.errors import SaveError
 from flowrl.graph.graph import Graph
+from flowrl.observe import history
 from flowrl.observe.about import FILE, goal_of
 from flowrl.observe.saver import UNREADABLE
 from flowrl.observe.saving import profiles
 from flowrl.page.moment import moment, without_nan
+from flowrl.page.past import evenly, past_moment
 from flowrl.page.routes import Runs
-from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, ends_at, event_of, thinned
+from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, ends_at, event_of
 
 
 class SavedRun:
@@ -114,12 +116,37 @@ class SavedRun:
                 "state": self.state(),
                 "fresh": cursor == Cursor(),
                 "again": again,
-                "rows": rows.parsed(thinned(new, MOST_ROWS)),
+                "rows": rows.parsed(evenly(new, MOST_ROWS)),
                 "count": len(rows),
                 "events": list(map(_shown, numbers, events.parsed(numbers), repeat(self._drawn()))),
                 "now": self._again("profile.json", self._moment),
+                "past": len(self.entries()),
             }
             return Cursor(len(rows), len(events), rows.begun), without_nan(found)
+
+    def past_moment(
+        self, number: int, among: Sequence[history.Entry] | None = None
+    ) -> dict[str, Any] | None:
+        """Return what the run did at a moment of its history, or of a part of its history.
+
+        Args:
+            number: the index of the moment; for any other number the result is None.
+            among: the part; None for all of it.
+        """
+        with self._lock:
+            self._rows.look()
+            entries = self.entries() if among is None else among
+            return past_moment(entries, number, len(self._rows), self._row)
+
+    def _row(self, index: int) -> dict[str, Any]:
+        return self._rows.parsed([index])[0]
+
+    def entries(self) -> list[history.Entry]:
+        """Return the history of the run; it is empty where an older flowrl saved it."""
+        # What can't be read of it must not hide the rest of a run.
+        with suppress(SaveError):
+            return list(self._again(history.FILE, lambda: history.entries_of(self.path)))
+        return []
 
     def state(self) -> str:
         """Return ``running``, the reason for which it ended, or ``killed``."""

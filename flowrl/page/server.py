@@ -21,6 +21,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.errors import SettingError
+from flowrl.observe.history import History
 from flowrl.page.address import Address, checked_token
 from flowrl.page.export import as_one_file
 from flowrl.page.guard import Guard, users_key
@@ -105,12 +106,17 @@ class Page:
 
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
+        history = run.history or History()
+        if run.history is None and run.reason is None:
+            history.open(run.profile)
+            run.observe(history)
         source = LiveRun(
             run.plan,
             lambda: run.rows,
             run.profile,
             run.controls,
             observe=run.observe,
+            history=history,
             goal=run.goal,
             started=run.started,
         )

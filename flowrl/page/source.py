@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from flowrl.core.controls import Controls
 from flowrl.core.events import Ended, Observer, Restarted, Warned
@@ -14,12 +14,13 @@ from flowrl.core.profile import Profile
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.drawn import drawn
+from flowrl.observe.history import Entry, History
 from flowrl.observe.looking import plain
 from flowrl.observe.sinks import plain_event
 from flowrl.page.items import LastItems
 from flowrl.page.moment import moment, without_nan
+from flowrl.page.past import evenly, past_moment
 
-T = TypeVar("T")
 WINDOW = 2.0
 """The seconds of a run that the page shows as now."""
 MOST_EVENTS = 500
@@ -73,6 +74,19 @@ class Source(Protocol):
     def item(self, node: str) -> dict[str, Any] | None:
         """Return the newest item of a node, empty before there is one; None for an unknown node."""
 
+    def entries(self) -> Sequence[Entry]:
+        """Return the history of the run: what it did up to each moment that is remembered."""
+
+    def past_moment(
+        self, number: int, among: Sequence[Entry] | None = None
+    ) -> dict[str, Any] | None:
+        """Return what the run did at a moment of its history, or of a part of its history.
+
+        Args:
+            number: the index of the moment; for any other number the result is None.
+            among: the part; None for all of it.
+        """
+
     def control(self, verb: str, node: str = "") -> bool:
         """Do what a page asks of the run, or of one of its nodes; return whether that can be done.
 
@@ -92,6 +106,7 @@ class LiveRun:
         controls: by which it is paused and stopped; None for a run that nobody controls.
         observe: begins to pass the events of the run to an observer, and returns what ends that;
             None if its items can't be shown.
+        history: where its time went, over time; by default nothing is remembered.
         goal: when it ends, as text (default empty).
         started: when it was started, by `time.time`; None where that is not known (the default).
     """
@@ -107,11 +122,13 @@ class LiveRun:
         profile: Callable[[], Profile],
         controls: Controls | None = None,
         observe: Callable[[Observer], Callable[[], None]] | None = None,
+        history: History | None = None,
         goal: str = "",
         started: float | None = None,
     ) -> None:
         self.plan, self.rows, self.profile = plan, rows, profile
         self.controls, self.goal, self.started = controls, goal, started
+        self.history = history or History()
         self._drawn = drawn(plan)
         self._items = None if observe is None else LastItems(observe)
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
@@ -177,12 +194,29 @@ class LiveRun:
                 "state": self._state(),
                 "fresh": cursor == Cursor(),
                 "again": again or cursor == Cursor(),
-                "rows": [dict(row) for row in thinned(new, MOST_ROWS)],
+                "rows": [dict(row) for row in evenly(new, MOST_ROWS)],
                 "count": count,
                 "events": events,
                 "now": self._moment(),
+                "past": len(self.history.entries()),
             }
             return Cursor(count, self.number, begun), without_nan(found)
+
+    def entries(self) -> Sequence[Entry]:
+        """Return the history of the run."""
+        return self.history.entries()
+
+    def past_moment(
+        self, number: int, among: Sequence[Entry] | None = None
+    ) -> dict[str, Any] | None:
+        """Return what the run did at a moment of its history, or of a part of its history.
+
+        Args:
+            number: the index of the moment; for any other number the result is None.
+            among: the part; None for all of it.
+        """
+        rows, entries = self.rows(), self.entries() if among is None else among
+        return past_moment(entries, number, len(rows), rows.__getitem__)
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""
@@ -238,12 +272,6 @@ class LiveRun:
         # Where no row closed meanwhile, the whole run says more than an empty part of it.
         self._now = moment(part if part.env_steps else newest, newest)
         return self._now
-
-
-def thinned(rows: Sequence[T], most: int) -> list[T]:
-    """Return at most about so many rows, or numbers of rows, evenly spread and with the last."""
-    step = -(-len(rows) // most) if rows else 1
-    return [*rows[::-1][::step]][::-1]
 
 
 def ends_at(row: Mapping[str, Any]) -> dict[str, Any]:

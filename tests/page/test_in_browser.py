@@ -13,6 +13,7 @@ import flowrl as fl
 from conftest import runner_pids
 from environments import Corridor
 from flowrl.cli.main import main
+from flowrl.page.past import past_of
 from flowrl.page.serving import serve_saved
 from jax_teams import Corridors
 from small_runs import Fan, small, two_runs
@@ -242,6 +243,101 @@ def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
     page.close()
 
 
+def slide(tab, key):
+    """Move the slider by a key."""
+    tab.press("#slider", key)
+
+
+def painted(tab):
+    """The picture of the learning curve."""
+    return tab.eval_on_selector("#curve canvas", "canvas => canvas.toDataURL()")
+
+
+def test_a_browser_shows_the_past_and_goes_back_to_now(opened):
+    slow = threading.Event()
+
+    def maybe(batch):
+        if slow.is_set():
+            time.sleep(0.05)
+        return batch
+
+    with (
+        fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run,
+        served(run) as (page, _),
+    ):
+        tab = opened(page)
+        assert tab.is_disabled("#slider") or tab.input_value("#slider") != "0"
+        tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
+        tab.wait_for_function("() => page.past.length >= 3")
+        slow.set()
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        then = tab.evaluate("page.past.length")
+        tab.wait_for_function(f"() => page.past.length >= {then + 2}")
+        assert tab.inner_text("#when") == "now" and tab.is_disabled("#live")
+        slide(tab, "Home")
+        tab.wait_for_selector("#state:has-text('shows the past: 0:00:')")
+        other = "g.node.bottleneck:not([data-name=odd])"
+        tab.wait_for_selector(other)
+        why = tab.inner_text("#why")
+        first = past_of(page.runs["run"].entries())[0]
+        assert tab.inner_text("#steps") == f"{first['env_steps']:,}"
+        assert f", {first['env_steps']:,} steps" in tab.inner_text("#when")
+        assert tab.get_attribute("#slider", "aria-valuetext") == tab.inner_text("#when")
+        # News arrives, and does not repaint the graph.
+        run.warn("the fan is loud")
+        tab.wait_for_selector("#events li.warned:has-text('the fan is loud')")
+        rows = tab.evaluate("page.rows.length")
+        tab.wait_for_function(f"() => page.rows.length > {rows}")
+        assert tab.query_selector(other) and tab.inner_text("#why") == why
+        assert tab.inner_text("#steps") == f"{first['env_steps']:,}"
+        slide(tab, "ArrowRight")
+        second = past_of(page.runs["run"].entries())[1]
+        tab.wait_for_selector(f"#steps:text-is('{second['env_steps']:,}')")
+        tab.click("#live")
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        assert tab.inner_text("#state") == "running" and tab.is_disabled("#live")
+        assert tab.evaluate("document.activeElement.id") == "slider"
+        slide(tab, "Home")
+        tab.wait_for_selector(other)
+        slide(tab, "End")
+        tab.wait_for_selector("g.node.bottleneck[data-name=odd]")
+        assert tab.inner_text("#when") == "now"
+    page.close()
+
+
+def test_the_server_is_asked_once_the_slider_rests_and_again_if_the_past_was_thinned(opened):
+    with fl.run(small()) as run, served(run) as (page, _):
+        tab = opened(page)
+        tab.wait_for_function("() => page.past.length >= 4")
+        asked = []
+        tab.on("request", lambda request: asked.append(request.url.rpartition("/past/")[2]))
+        # From now on the page asks for no other list by itself.
+        tab.evaluate("followPast = () => {}")
+        known = tab.evaluate("page.past")
+        history = page.runs["run"].history
+        # Every second moment is gone, so the page knows others than there are.
+        with history._lock:
+            history._entries[:] = history._entries[1::2]
+        waits = tab.evaluate("""() => {
+            const waits = [], original = window.setTimeout;
+            window.setTimeout = (work, wait) => { waits.push(wait); return original(work, wait); };
+            for (const number of [0, 1, 2, 1]) {
+                $("slider").value = number;
+                $("slider").dispatchEvent(new Event("input"));
+            }
+            window.setTimeout = original;
+            return waits;
+        }""")
+        assert waits == [100] * 4
+        tab.wait_for_selector("#state:has-text('shows the past')")
+        shown = tab.evaluate("page.moment.seconds")
+        assert shown == past_of(page.runs["run"].entries())[0]["seconds"] == known[1]["seconds"]
+        assert int(tab.input_value("#slider")) == 0
+        numbers = [number for number in asked if number.isdecimal()]
+        assert numbers == ["1", "0"]
+    page.close()
+
+
 def test_a_browser_pauses_a_run_lets_it_go_on_and_stops_it(opened):
     with fl.run(small()) as run, served(run) as (page, thread):
         tab = opened(page)
@@ -313,6 +409,21 @@ def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, t
     tab.click("g.node[data-name=train]")
     assert "TrainOneStep" in tab.inner_text("#chosen")
     tab.wait_for_selector("#curve canvas")
+    now = painted(tab)
+    slide(tab, "ArrowLeft")
+    tab.wait_for_selector("#state:has-text('shows the past: ')")
+    # The curve has a line at that step.
+    assert painted(tab) != now
+    tab.set_viewport_size({"width": 360, "height": 700})
+    tab.wait_for_function("() => document.documentElement.scrollWidth <= 360")
+    tab.set_viewport_size({"width": 1280, "height": 720})
+    tab.wait_for_function("() => page.plot.made.width > 360")
+    tab.click("#live")
+    # Where nothing passed an edge yet, no flow of another time stands there.
+    assert any(tab.eval_on_selector_all("text.flow", "all => all.map((x) => x.textContent)"))
+    tab.evaluate("colourGraph({ ...page.now, edges: [] })")
+    assert not any(tab.eval_on_selector_all("text.flow", "all => all.map((x) => x.textContent)"))
+    assert painted(tab) == now and tab.inner_text("#state") == "ended: steps"
     assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
     assert errors == []
     tab.close()

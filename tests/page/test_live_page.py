@@ -11,11 +11,13 @@ import pytest
 import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.events import Ended, Restarted, Warned
+from flowrl.observe import history
 from flowrl.observe.drawn import drawn
 from flowrl.observe.sinks import plain_event
 from flowrl.page import items
 from flowrl.page.moment import moment
-from flowrl.page.source import Cursor, LiveRun, event_of, thinned
+from flowrl.page.past import evenly, past_of
+from flowrl.page.source import Cursor, LiveRun, event_of
 from small_runs import Fan, small
 
 
@@ -194,10 +196,35 @@ def test_a_run_serves_its_page_if_it_is_asked_to(capsys, tmp_path):
 
 def test_long_runs_are_thinned_and_keep_their_last_row():
     rows = [{"env_steps": i} for i in range(12_345)]
-    found = thinned(rows, 1_000)
+    found = evenly(rows, 1_000)
     assert 500 <= len(found) <= 1_000 and found[-1] == rows[-1]
     steps = {b["env_steps"] - a["env_steps"] for a, b in pairwise(found)}
-    assert len(steps) == 1 and thinned(rows[:7], 1_000) == rows[:7] and thinned([], 5) == []
+    assert len(steps) == 1 and evenly(rows[:7], 1_000) == rows[:7] and evenly([], 5) == []
+
+
+def test_a_page_remembers_a_run_from_the_moment_that_it_is_served(monkeypatch, tmp_path):
+    monkeypatch.setattr(history, "FIRST_INTERVAL", 0.01)
+    for out in (None, tmp_path / "run"):
+        with fl.run(small(), out=out) as run:
+            for _ in range(5):
+                next(run)
+            page = fl.serve(run)
+            source = page.runs["run"]
+            while len(past_of(source.entries())) < 4:
+                next(run)
+            _, news = source.since(Cursor())
+            assert news["past"] >= 4
+            first, second = past_of(source.entries())[:2]
+            assert first["rows"] > (5 if out is None else 0)
+            found = source.past_moment(1)
+            assert found["row"] == dict(run.rows[second["rows"] - 1])
+            assert found["now"]["env_steps"] == second["env_steps"] - first["env_steps"]
+            assert {*found["now"]} == {*news["now"]}
+            assert source.past_moment(-1) is None and source.past_moment(10**6) is None
+        page.close()
+    ended = fl.serve(run)
+    assert past_of(ended.runs["run"].entries())[-1]["rows"] == len(run.rows)
+    ended.close()
 
 
 def test_a_run_that_is_paused_can_be_interrupted():

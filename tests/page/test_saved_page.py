@@ -2,17 +2,20 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
 import flowrl as fl
 from flowrl.core import growing_lines
-from flowrl.page.export import exported
+from flowrl.page.export import MOST_MOMENTS, exported
+from flowrl.page.past import past_of
 from flowrl.page.saved import SavedRun, SavedRuns, saved_runs
 from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor
 from small_runs import two_runs
@@ -34,6 +37,24 @@ def test_a_saved_run_gives_what_a_live_one_does(saved):
     assert {*news["now"]["nodes"]} == {n["name"] for n in source.facts()["graph"]["nodes"]}
     cursor, later = source.since(cursor)
     assert later["rows"] == [] and later["events"] == [] and not later["again"]
+    last = source.past_moment(news["past"] - 1)
+    assert [{name: last[name] for name in ("seconds", "env_steps", "rows")}] == past_of(
+        source.entries()
+    )
+    assert last["row"] == rows[-1] and last["rows"] == len(rows)
+    assert {*last["now"]} == {*news["now"]} and source.past_moment(news["past"]) is None
+
+
+def test_a_run_of_an_older_flowrl_and_a_damaged_history_have_no_past(saved, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(saved, old)
+    source = SavedRun(old)
+    assert len(past_of(source.entries())) == 1
+    (old / "profiles.jsonl").write_text("{}\n")
+    assert past_of(source.entries()) == [] and source.since(Cursor())[1]["past"] == 0
+    (old / "profiles.jsonl").unlink()
+    assert past_of(source.entries()) == [] and source.past_moment(0) is None
+    assert '"past":[]' in exported(old)
 
 
 def test_a_folder_shows_all_its_runs_and_what_holds_none_is_an_error(saved, tmp_path):
@@ -62,11 +83,16 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path):
             process.stdout.readline()
         cursor, news = source.since(cursor)
         assert news["rows"] and not news["again"]
+        while not past_of(source.entries()):
+            process.stdout.readline()
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
     assert source.since(cursor)[1]["state"] == "killed"
+    moments = past_of(source.entries())
+    assert moments and source.past_moment(len(moments) - 1)["now"]["nodes"]
+    assert '"past":[{' in exported(tmp_path / "run")
 
 
 def long_run(saved, folder, rows, events):
@@ -112,9 +138,19 @@ def test_of_a_run_of_24_hours_only_what_is_shown_is_parsed(saved, tmp_path, pars
 
 
 def test_the_page_of_an_hours_run_is_small_and_shows_its_end(saved, tmp_path):
-    html = exported(long_run(saved, tmp_path / "long", 3_600 * 5, 10))
+    long = long_run(saved, tmp_path / "long", 3_600 * 5, 10)
+    (line,) = (saved / "profiles.jsonl").read_text().splitlines()
+    with (long / "profiles.jsonl").open("w") as file:
+        for number in range(1, 240):
+            done = {"seconds": 16.0 * number, "rows": 75 * number, "env_steps": 307_200 * number}
+            file.write(json.dumps({**json.loads(line), **done}) + "\n")
+    html = exported(long)
     assert len(html.encode()) <= 2_000_000
     assert f'"env_steps":{4096 * 3_600 * 5}' in html
+    past = json.loads(re.search(r'id="saved">(.*?)</script>', html)[1])["past"]
+    assert 50 <= len(past) <= MOST_MOMENTS
+    assert past[-1]["env_steps"] == 307_200 * 239 and past[-1]["row"]["env_steps"] == 4096 * 17_925
+    assert len({after["rows"] - before["rows"] for before, after in pairwise(past)}) == 1
 
 
 def test_rows_of_a_run_that_was_resumed_come_again_even_if_there_are_more_by_then(saved, tmp_path):
@@ -166,6 +202,22 @@ def test_a_line_about_a_run_says_what_it_was_and_where_it_ended(saved, tmp_path)
     assert [line[x] for x in ("state", "graph", "goal", "env_steps", "return_mean", "started")] == [
         "killed", None, "", None, None, None,
     ]  # fmt: skip
+
+
+def test_a_history_of_very_many_runners_is_thinned_until_the_page_is_small(saved, tmp_path):
+    wide = tmp_path / "wide"
+    shutil.copytree(saved, wide)
+    (line,) = (saved / "profiles.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    kinds = [["", kind, 1.0] for kind in ("step", "inference", "transfer", "waiting")]
+    workers = {f"runners, {i}": kinds for i in range(300)}
+    found["profile"]["processes"].update(workers)
+    found["profile"]["facts"]["runners"] = {}
+    lines = [json.dumps({**found, "seconds": i, "rows": 1 + i}) for i in range(40)]
+    (wide / "profiles.jsonl").write_text("\n".join(lines) + "\n")
+    past = json.loads(re.search(r'id="saved">(.*?)</script>', exported(wide))[1])["past"]
+    assert 1 <= len(past) < 40 and past[-1]["rows"] == 40
+    assert len(past[-1]["now"]["workers"]["runners"]) == 300
 
 
 def test_what_a_text_says_can_not_end_the_script(saved, tmp_path):

@@ -10,15 +10,18 @@ import time
 import pytest
 
 import flowrl as fl
+from flowrl.observe.history import Entry
 from flowrl.page.guard import POLICY, users_key
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
 from small_runs import small
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
+PARTS = {
+    "name": "main.js", "run": "run", "other": "run", "verb": "pause", "node": "sample",
+    "number": "0",
+}  # fmt: skip
 SERVED = {
-    route.path.format(name="main.js", run="run", other="run", verb="pause", node="sample"): (
-        "POST" if "POST" in route.methods else "GET"
-    )
+    route.path.format(**PARTS): "POST" if "POST" in route.methods else "GET"
     for route in application({}).routes
 }
 """Of every route that there is, one path that it serves, and its method."""
@@ -46,6 +49,12 @@ class Counting:
 
     def facts(self):
         return {"graph": {"name": "g"}}
+
+    def entries(self):
+        return [Entry(0, 1.5, 64, 2, "")]
+
+    def past_moment(self, number, among=None):
+        return {"seconds": 1.5} if number == 0 else None
 
     def since(self, cursor):
         self.asked += 1
@@ -103,6 +112,8 @@ def test_a_link_lets_one_browser_in_and_only_once():
     assert json.loads(ask(page, path="/runs", Cookie=cookie)[2]) == [
         {"id": "run", "name": "g", "state": "running"}
     ]
+    assert json.loads(ask(page, path="/runs/run/past", Cookie=cookie)[2])[0]["env_steps"] == 64
+    assert json.loads(ask(page, path="/runs/run/past/0", Cookie=cookie)[2]) == {"seconds": 1.5}
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
     assert json.loads(event.removeprefix("data: "))["rows"][0]["asked"] >= 1
     page.close()
@@ -161,6 +172,9 @@ def test_a_page_of_another_site_can_neither_show_nor_read_it(page, cookie, path)
         "/runs/%2e%2e%2f", "/runs/run/items/%2e%2e",
         "/runs/run/items/../..", "/runs/run/items/", "/runs/run/diff/%2e%2e", "/runs/other",
         "/runs/other/stream", "/nothing", "/static/server.py",
+        "/runs/other/past", "/runs/other/past/0", "/runs/run/past/1", "/runs/run/past/-1",
+        "/runs/run/past/0x0", "/runs/run/past/0.0", "/runs/run/past/%D9%A0", "/runs/run/past/",
+        "/runs/run/past/0/0", f"/runs/run/past/{'9' * 5000}",
     ],
 )  # fmt: skip
 def test_no_path_leads_out_of_what_is_served(page, cookie, path):

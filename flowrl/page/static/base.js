@@ -3,8 +3,10 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
+// `now` is what the graph shows; `moment` the moment of the past that it is of, or null.
 const page = {
-  rows: [], chosen: null, now: null, facts: null, plot: null, events: [], state: "", broken: new Map(), debugger: null,
+  rows: [], chosen: null, now: null, facts: null, plot: null, events: [], broken: new Map(), debugger: null,
+  state: "", shown: "connecting", news: null, past: [], moment: null,
 };
 
 function element(name, attributes = {}, text = "") {

@@ -170,7 +170,7 @@ function optionsOf(lines, width) {
   return {
     width, height: 260, axes, series, legend: { show: false },
     scales: { x: { time: false }, left: scale, right: scale },
-    hooks: { setCursor: [showValues] },
+    hooks: { setCursor: [showValues], draw: [markMoment] },
   };
 }
 
@@ -199,6 +199,25 @@ function curveNote(lines, every) {
   if (every.length > lines.length) return `At most ${MOST_LINES} lines are drawn: ${every.length - lines.length} are not.`;
   if (choices.log && !lines.some((line) => line.values.some((v) => v > 0))) return "No value is above 0, as a log scale needs it.";
   return "";
+}
+
+// Where that moment is on the axis that was chosen.
+const momentOver = () => page.moment.row[choices.over] ?? page.moment.env_steps;
+
+// A line at the steps of the moment that the graph shows, if that is in the past.
+function markMoment(plot) {
+  if (!page.moment) return;
+  const x = Math.round(plot.valToPos(momentOver(), "x", true));
+  const { left, top, width, height } = plot.bbox;
+  if (x < left || x > left + width) return;
+  plot.ctx.save();
+  plot.ctx.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--use");
+  plot.ctx.lineWidth = 2 * devicePixelRatio;
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(x, top);
+  plot.ctx.lineTo(x, top + height);
+  plot.ctx.stroke();
+  plot.ctx.restore();
 }
 
 function drawCurve() {

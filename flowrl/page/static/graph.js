@@ -116,6 +116,8 @@ function colourGraph(now) {
     group.querySelector("rect.bar").setAttribute("width", Math.max(0, Math.min(1, busy)) * (boxWide - 16));
     group.setAttribute("aria-label", [node ? `${name}: ${state}, ${percent(node.busy)} busy` : name, marks.words].filter(Boolean).join(", "));
   }
+  // Early in a run some edges carried nothing yet.
+  for (const label of document.querySelectorAll("[data-edge]")) label.textContent = "";
   for (const edge of now.edges) {
     const label = document.querySelector(`[data-flow="${edge.from} ${edge.to}"]`);
     if (!label) continue;

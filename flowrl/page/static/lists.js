@@ -1,17 +1,24 @@
 "use strict";
 // Numbers, predictions, runners and events.
 
-function showNumbers(news) {
-  const last = page.rows[page.rows.length - 1] || {};
+function showState() {
+  $("state").textContent = page.moment ? `shows the past: ${clock(page.moment.seconds)}` : page.shown;
+}
+
+function noteState(news) {
   page.state = news.state;
   const goes = news.debugger || ["starting", "running", "paused", "killed"].includes(news.state);
-  $("state").textContent = goes ? news.state : `ended: ${news.state}`;
+  page.shown = goes ? news.state : `ended: ${news.state}`;
+  showState();
   enableControls(news.state);
-  $("steps").textContent = amount(last.env_steps);
-  $("updates").textContent = amount(last.updates);
-  $("return").textContent = amount(last.return_mean);
-  $("speed").textContent = amount(news.now.steps_per_second);
-  showWhy(news.now.bottleneck);
+}
+
+function showNumbers(now, row) {
+  $("steps").textContent = amount(row.env_steps);
+  $("updates").textContent = amount(row.updates);
+  $("return").textContent = amount(row.return_mean);
+  $("speed").textContent = amount(now.steps_per_second);
+  showWhy(now.bottleneck);
 }
 
 function showWhy(b) {

@@ -9,15 +9,24 @@ function take(news) {
   takeEvents(news.events);
   // Long runs are thinned and not cut.
   if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
-  page.now = news.now;
-  showNumbers(news);
+  page.news = news;
+  noteState(news);
   showDebugger(news);
-  colourGraph(news.now);
-  showWorkers(news.now);
-  showSliders(news.now);
-  if (page.chosen) showChosen();
+  // News must not repaint the past.
+  if (!page.moment) paint();
   askItem();
   drawCurve();
+  followPast(news.past);
+}
+
+// It shows what the run does now, or what it did at a moment of its past.
+function paint() {
+  page.now = (page.moment || page.news).now;
+  showNumbers(page.now, page.moment ? page.moment.row : page.rows[page.rows.length - 1] || {});
+  colourGraph(page.now);
+  showWorkers(page.now);
+  showSliders(page.now);
+  if (page.chosen) showChosen();
 }
 
 function show(facts) {
@@ -59,7 +68,8 @@ async function begin() {
 // The server may have been started again, with another run: everything is asked for anew.
 function beginAgain(why) {
   page.state = "";
-  $("state").textContent = why;
+  page.shown = why;
+  showState();
   setTimeout(() => begin().catch(lost), 1500);
 }
 
@@ -72,6 +82,7 @@ if ($("saved")) {
   const saved = JSON.parse($("saved").textContent);
   show(saved.facts);
   take(saved.news);
+  setPast(saved.past);
 } else {
   begin().catch(lost);
 }
