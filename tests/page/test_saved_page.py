@@ -38,9 +38,9 @@ def test_a_saved_run_gives_what_a_live_one_does(saved):
     cursor, later = source.since(cursor)
     assert later["rows"] == [] and later["events"] == [] and not later["again"]
     last = source.past_moment(news["past"] - 1)
-    assert [{name: last[name] for name in ("seconds", "env_steps", "rows")}] == past_of(
+    assert {name: last[name] for name in ("seconds", "env_steps", "rows")} == past_of(
         source.entries()
-    )
+    )[-1]
     assert last["row"] == rows[-1] and last["rows"] == len(rows)
     assert {*last["now"]} == {*news["now"]} and source.past_moment(news["past"]) is None
 
@@ -49,7 +49,7 @@ def test_a_run_of_an_older_flowrl_and_a_damaged_history_have_no_past(saved, tmp_
     old = tmp_path / "old"
     shutil.copytree(saved, old)
     source = SavedRun(old)
-    assert len(past_of(source.entries())) == 1
+    assert past_of(source.entries())
     (old / "profiles.jsonl").write_text("{}\n")
     assert past_of(source.entries()) == [] and source.since(Cursor())[1]["past"] == 0
     (old / "profiles.jsonl").unlink()
@@ -139,7 +139,7 @@ def test_of_a_run_of_24_hours_only_what_is_shown_is_parsed(saved, tmp_path, pars
 
 def test_the_page_of_an_hours_run_is_small_and_shows_its_end(saved, tmp_path):
     long = long_run(saved, tmp_path / "long", 3_600 * 5, 10)
-    (line,) = (saved / "profiles.jsonl").read_text().splitlines()
+    line = (saved / "profiles.jsonl").read_text().splitlines()[-1]
     with (long / "profiles.jsonl").open("w") as file:
         for number in range(1, 240):
             done = {"seconds": 16.0 * number, "rows": 75 * number, "env_steps": 307_200 * number}
@@ -207,7 +207,7 @@ def test_a_line_about_a_run_says_what_it_was_and_where_it_ended(saved, tmp_path)
 def test_a_history_of_very_many_runners_is_thinned_until_the_page_is_small(saved, tmp_path):
     wide = tmp_path / "wide"
     shutil.copytree(saved, wide)
-    (line,) = (saved / "profiles.jsonl").read_text().splitlines()
+    line = (saved / "profiles.jsonl").read_text().splitlines()[-1]
     found = json.loads(line)
     kinds = [["", kind, 1.0] for kind in ("step", "inference", "transfer", "waiting")]
     workers = {f"runners, {i}": kinds for i in range(300)}
