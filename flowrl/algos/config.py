@@ -24,7 +24,7 @@ from flowrl.algos.named import (
     parse_value,
 )
 from flowrl.algos.tuned import tuned as tuned_settings
-from flowrl.core.new_files import check_new
+from flowrl.core.new_files import write_new
 from flowrl.errors import FlowrlError, SaveError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
@@ -208,14 +208,7 @@ class Config:
         """
         file = Path(path)
         text = text_of(self._plain(), self._notes(file), as_json=file.suffix == ".json")
-        check_new(file)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            # One that somebody else has made meanwhile is an error, too.
-            with file.open("x", encoding="utf-8") as opened:
-                opened.write(text)
-        except OSError as error:
-            raise SaveError(f"{file} can't be written: {error.strerror}") from None
+        write_new(file, text)
 
     def _plain(self) -> dict[str, Any]:
         """Return the keys of the file with plain values; those that say nothing are left out."""

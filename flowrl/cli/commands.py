@@ -20,7 +20,7 @@ from flowrl.cli.arguments import (
     import_named,
 )
 from flowrl.core.machine import usable_cores
-from flowrl.core.new_files import check_new
+from flowrl.core.new_files import check_new, write_new
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 
@@ -148,8 +148,7 @@ def draw(args: argparse.Namespace) -> int:
     if args.file is None:
         print(drawing, end="")
     else:
-        check_new(args.file, "name another file: -o FILE")
-        Path(args.file).write_text(drawing, encoding="utf-8")
+        write_new(args.file, drawing, "name another file: -o FILE")
     return 0
 
 
@@ -202,7 +201,7 @@ def ui(args: argparse.Namespace) -> int:
     from flowrl.page.serving import serve_saved
 
     page = serve_saved(args.dirs, host=args.host, port=args.port)
-    print(f"live page: {page.link}\nCtrl-C ends it", flush=True)
+    print(f"page of these runs: {page.link}\nCtrl-C ends it", flush=True)
     try:
         # Not without end: a signal that another thread gets wakes nobody.
         while not Event().wait(1.0):
@@ -216,8 +215,9 @@ def export_page(args: argparse.Namespace) -> int:
     """Write the page of a run as one file."""
     from flowrl.page.export import exported
 
-    check_new(args.file, "name another file: -o FILE")
-    Path(args.file).write_text(exported(args.dir), encoding="utf-8")
+    way_out = "name another file: -o FILE"
+    check_new(args.file, way_out)
+    write_new(args.file, exported(args.dir), way_out)
     print(f"wrote {args.file}; a browser opens it")
     return 0
 

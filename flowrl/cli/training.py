@@ -144,6 +144,8 @@ def _follow(
             ending = summary(training, args.until, out, registered, places, args.trace)
             explained = "" if ended_at_once else f"{training.explain().short()}\n"
             print(f"{explained}{curves}{ending}", file=sys.stderr)
+        if training.page is not None:
+            training.page.close()
     return 0 if training.reason == "until" or not args.until else 1
 
 

@@ -159,7 +159,9 @@ def _of_workers(p: Profile, name: str, share: float) -> Bottleneck:
             f"It takes {seconds[slowest] / usual:.1f} times as long per rollout as the others "
             f"({seconds[slowest]:.3f} s, {usual:.3f} s)."
         )
-        return Bottleneck(slowest, "straggler", share, why, STRAGGLER)
+        # Where samples come by a queue, nobody waits for the slowest.
+        advice = STRAGGLER if p.queues else f"{STRAGGLER} {WAIT_FOR_FEWER}"
+        return Bottleneck(slowest, "straggler", share, why, advice)
     kinds: defaultdict[str, float] = defaultdict(float)
     for spent in p.workers(name).values():
         for kind, x in spent.items():
@@ -205,12 +207,14 @@ ONE_PROGRAM = (
     "Step more environments at once, or run the graph as one program, whose rounds cost no Python: "
     "--runtime xla."
 )
-STRAGGLER = (
-    "See what is different there (its machine, its episodes). Where all wait for it, sample with "
-    "min_fraction below 1, or with mode='async' and a Queue after the sampler."
+STRAGGLER = "See what is different there (its machine, its episodes)."
+WAIT_FOR_FEWER = (
+    "Where all wait for it, sample with min_fraction below 1, or with mode='async' and a Queue "
+    "after the sampler."
 )
 FASTER_REPLAY_UPDATES = (
-    "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+    "Train less for each step (a lower updates_per_step of SampleReplay), with a smaller network, "
+    "or on a GPU."
 )
 FASTER_UPDATES = (
     "Train less on each step (epochs), with larger minibatches or a smaller network, or on a GPU"

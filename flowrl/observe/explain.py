@@ -108,11 +108,13 @@ def _qualified(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bott
     if not advises_runners or not changes or (changes[0].steps_per_second or 0.0) >= worth:
         return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
-    better = ""
-    if (best.steps_per_second or 0.0) >= worth:
-        better = f"; {best.change} brings most"
     reason = changes[0].because.removeprefix("nothing to be expected: ")
-    return replace(found, advice=f"{found.advice} Not here, though: {reason}{better}.")
+    if (best.steps_per_second or 0.0) >= worth:
+        take = f"Take {best.change}, which is predicted to bring most"
+        advice = f"{take}; one more runner brings nothing here: {reason}."
+    else:
+        advice = f"{found.advice} Not here, though: {reason}."
+    return replace(found, advice=advice)
 
 
 def plain(explanation: Explanation) -> dict[str, Any]:

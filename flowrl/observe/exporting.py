@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from jax.export import deserialize, symbolic_shape
 from jax.export import export as jax_export
 
-from flowrl.core.new_files import check_new
+from flowrl.core.new_files import check_new, write_new
 from flowrl.core.texts import plural
 from flowrl.core.trees import field_name, fields_of
 from flowrl.errors import FlowrlError, SaveError, SettingError, install
@@ -112,7 +112,7 @@ def export(net: Network, weights: Weights, path: str | Path) -> Export:
             f"{difference:.1g}, above {TOLERANCE}, on {CHECKED:,} random observations; the other "
             "kind of file may not"
         )
-    path.write_bytes(data)
+    write_new(path, data, "name another file (-o FILE on the command line)")
     inputs, outputs = acting.inputs(acting.args), acting.outputs(acting.result)
     return Export(path, _described(inputs), _described(outputs), difference, ties)
 

@@ -152,7 +152,8 @@ def plain_event(event: Any) -> dict[str, Any]:
                 "per_row": {name: plan.per_row(name) for name in counters},
             }
         case Ended(reason=reason, error=error):
-            text = None if error is None else f"{type(error).__name__}: {error}"
+            kind_of = type(error).__name__
+            text = None if error is None else f"{kind_of}: {error}" if str(error) else kind_of
             return {"event": kind, "reason": reason, "error": text, "where": address_of(error)}
     return {"event": kind, **event._asdict()}
 

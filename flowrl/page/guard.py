@@ -33,6 +33,10 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+USED = (
+    "this link was used already, and works once; for several browsers choose a token of your own: "
+    "set the environment variable FLOWRL_UI_TOKEN, and start again"
+)
 WAY = "open the link that flowrl printed; each works once, and the browser is known from then on"
 
 
@@ -54,6 +58,8 @@ class Guard:
         self.app, self.hosts = app, hosts
         self.token = token or secrets.token_urlsafe(24)
         """What a link holds to let a browser in; empty once it was used, if it works once."""
+        self.used = False
+        """Whether the link was used, and lets nobody in any more."""
         self.once = token is None
         """Whether the token works once."""
         self.cookie = f"{COOKIE}-{hosts[0].rpartition(':')[2]}"
@@ -95,7 +101,7 @@ class Guard:
             response = RedirectResponse("/", 303)
             response.set_cookie(self.cookie, self._session, httponly=True, samesite="strict")
             return response
-        return PlainTextResponse(f"no token: {WAY}", 401)
+        return PlainTextResponse(USED if self.used and given else f"no token: {WAY}", 401)
 
     def _knows(self, text: str) -> bool:
         cookie: SimpleCookie = SimpleCookie()
@@ -113,7 +119,7 @@ class Guard:
         if not self.token or not hmac.compare_digest(given.encode(), self.token.encode()):
             return False
         if self.once:
-            self.token = ""
+            self.token, self.used = "", True
         return True
 
     def _with_headers(self, send: Send) -> Send:

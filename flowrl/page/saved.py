@@ -43,7 +43,8 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            raise SaveError(f"there is no directory {path}")
+            what = f"{path} is a file" if self.path.exists() else f"there is no directory {path}"
+            raise SaveError(f"{what}; name the directory of a run, or one that holds runs")
         if not (self.path / "rows.jsonl").is_file():
             raise SaveError(f"{path} has no rows.jsonl: it holds no run; {way_to_runs(self.path)}")
         if not (self.path / "graph.json").is_file():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from html import escape
 from importlib.resources import files
@@ -20,6 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from flowrl.core.events import Started
 from flowrl.errors import SettingError
 from flowrl.observe.history import History
 from flowrl.page.address import Address, checked_token
@@ -37,6 +40,8 @@ CONNECTIONS = 128
 """The most connections, whether they ask for anything or not."""
 PATIENCE = 10.0
 """The seconds in which a new connection must ask for something."""
+LAST_WORDS = 2.0
+"""The most seconds for which a page that is closed waits for those who look."""
 LONGEST = 16_384
 """The most bytes of a request's headers."""
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "txt": "text/plain"}
@@ -85,7 +90,9 @@ class Page:
             ) from None
         self.host, self.port = host, self._socket.getsockname()[1]
         hosts = tuple(f"{name}:{self.port}" for name in address.names())
-        self.guard = Guard(application(self.runs, look), hosts, token, users_key())
+        self._streams = Streams()
+        app = application(self.runs, self._streams, look)
+        self.guard = Guard(app, hosts, token, users_key())
         # With a `log_config` it would close the handlers of whoever logs in this process.
         config = uvicorn.Config(
             self.guard, log_config=None, log_level="critical", access_log=False, lifespan="off",
@@ -97,6 +104,8 @@ class Page:
             target=self._server.run, args=([self._socket],), name="flowrl page", daemon=True
         )
         self._thread.start()
+        # A script that ends with its run would else take the server away before the end is seen.
+        atexit.register(self.close)
 
     @property
     def link(self) -> str:
@@ -120,6 +129,7 @@ class Page:
             goal=run.goal,
             started=run.started,
         )
+        source(Started(run.plan, run.profile), run.started)
         if run.reason is None:
             run.observe(source)
         else:
@@ -138,7 +148,12 @@ class Page:
         return f"<p>as it is now; live: {escape(self.link)}</p>{frame}"
 
     def close(self) -> None:
-        """Serve no more."""
+        """Serve no more, once those who look were sent the end of what they look at."""
+        atexit.unregister(self.close)
+        self._streams.ending.set()
+        ends = time.monotonic() + LAST_WORDS
+        while self._streams.open and time.monotonic() < ends:
+            time.sleep(0.02)
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(5)
 
@@ -164,17 +179,29 @@ class Limited(H11Protocol):
             self.transport.abort()
 
 
-def application(runs: Runs, look: Look | None = None) -> Starlette:
+class Streams:
+    """The streams that pages read."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Semaphore(STREAMS)
+        """How many more there may be."""
+        self.open = 0
+        """How many there are."""
+        self.ending = threading.Event()
+        """Whether each is to end, once it has sent what is new."""
+
+
+def application(runs: Runs, streams: Streams, look: Look | None = None) -> Starlette:
     """Return what answers requests that are allowed; runs are found by id, never by a path.
 
     Args:
         runs: the runs by their ids.
+        streams: the streams that pages read.
         look: brings them up to date before they are listed; None: they are (the default).
     """
     static = {
         entry.name: entry.read_bytes() for entry in files(__package__).joinpath("static").iterdir()
     }
-    looking = asyncio.Semaphore(STREAMS)
 
     def asset(name: str) -> Response:
         if name not in static:
@@ -191,9 +218,9 @@ def application(runs: Runs, look: Look | None = None) -> Starlette:
         source = runs.get(request.path_params["run"])
         if source is None:
             return PlainTextResponse("there is no such run", 404)
-        if looking.locked():
+        if streams.free.locked():
             return PlainTextResponse(f"{STREAMS} pages look already; close one", 503)
-        return StreamingResponse(_news(source, looking), media_type="text/event-stream")
+        return StreamingResponse(_news(source, streams), media_type="text/event-stream")
 
     app = Starlette(
         routes=[
@@ -208,11 +235,19 @@ def application(runs: Runs, look: Look | None = None) -> Starlette:
     return app
 
 
-async def _news(source: Source, looking: asyncio.Semaphore) -> AsyncIterator[str]:
+async def _news(source: Source, streams: Streams) -> AsyncIterator[str]:
     """Yield what is new, time and again. A slow reader only makes this wait, and not the run."""
-    cursor = Cursor()
-    async with looking:
-        while True:
-            cursor, found = await run_in_threadpool(source.since, cursor)
-            yield f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
-            await asyncio.sleep(source.every)
+    cursor, ends = Cursor(), False
+    async with streams.free:
+        streams.open += 1
+        try:
+            while True:
+                cursor, found = await run_in_threadpool(source.since, cursor)
+                yield f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
+                if ends:
+                    return
+                due = time.monotonic() + source.every
+                while not (ends := streams.ending.is_set()) and time.monotonic() < due:
+                    await asyncio.sleep(min(source.every, 0.1))
+        finally:
+            streams.open -= 1

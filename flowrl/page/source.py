@@ -138,16 +138,21 @@ class LiveRun:
         """``running``, or the reason for which it ended."""
         self.begun = 0
         """How often it has begun again, with rows that may differ from those before."""
-        self._profiles: deque[tuple[float, Profile]] = deque()
+        self._profiles: list[tuple[float, Profile]] = []
         self._now: dict[str, Any] = {}
         self._lock = Lock()
 
-    def __call__(self, event: Any) -> None:
-        """Keep an event of the run."""
+    def __call__(self, event: Any, when: float | None = None) -> None:
+        """Keep an event of the run.
+
+        Args:
+            event: the event.
+            when: when it was, by `time.time`; None: now (default None).
+        """
         about = event_of(plain_event(event), self._drawn)
         with self._lock:
             self.number += 1
-            self.events.append({"number": self.number, "time": time.time(), **about})
+            self.events.append({"number": self.number, "time": when or time.time(), **about})
             if isinstance(event, Ended):
                 self.state = event.reason
 
@@ -264,14 +269,30 @@ class LiveRun:
         # A run that has ended measures nothing any more.
         if self._now and (self.state != "running" or now - profiles[-1][0] < 1.0):
             return self._now
-        profiles.append((now, self.profile()))
-        while len(profiles) > 2 and now - profiles[1][0] >= WINDOW:
-            profiles.popleft()
-        newest = profiles[-1][1]
-        part = newest - profiles[0][1] if len(profiles) > 1 else newest
-        # Where no row closed meanwhile, the whole run says more than an empty part of it.
-        self._now = moment(part if part.env_steps else newest, newest)
+        newest = self.profile()
+        profiles.append((now, newest))
+        if self._state() == "paused":
+            self._profiles = profiles[-2:]
+            # What it did before it was paused is no bottleneck of now.
+            self._now = {**moment(newest - profiles[-2:][0][1], newest), "bottleneck": None}
+        else:
+            begin = self._begin(now, newest)
+            self._now = moment(newest if begin is newest else newest - begin, newest)
         return self._now
+
+    def _begin(self, now: float, newest: Profile) -> Profile:
+        """Return the profile at which what the run does now begins, and forget older ones.
+
+        A row closed since then, for where none did there is little to see: with slow rows, now is
+        longer than `WINDOW`.
+        """
+        older = [each for each in self._profiles if now - each[0] >= WINDOW]
+        recent = self._profiles[len(older) :]
+        closed = [each for each in older if each[1].env_steps < newest.env_steps]
+        begin = closed[-1] if closed else self._profiles[0]
+        # Of the others only the newest may be where a later part begins.
+        self._profiles = [begin, *(each for each in (*older[-1:], *recent) if each is not begin)]
+        return begin[1]
 
 
 def ends_at(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,8 +66,8 @@ class Session(Keeping):
     # `keep` has all that lasts of these; profiles are those of the part of the run since it began
     # or was resumed.
     remade = (
-        "graph", "place", "per_row", "stop", "rows", "turns", "steps", "began", "marks", "spans",
-        "between_rounds", "interrupted", "pending_rows", "_profile_lock",
+        "graph", "place", "per_row", "stop", "rows", "turns", "steps", "began", "worked", "marks",
+        "spans", "between_rounds", "interrupted", "pending_rows", "_profile_lock",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,8 @@ class Session(Keeping):
             rows: makes the Rows; a `RowMaker` by default.
         """
         began = self.began = time.perf_counter()
+        self.worked = machine()[1]
+        """Seconds of all cores of this machine at work before it was opened."""
         graph = self.graph = plan.graph
         self._profile_lock = threading.Lock()
         """Held by whoever reads the time of all processes, and while these processes end."""
@@ -284,7 +286,7 @@ class Session(Keeping):
             {node.name: type(node.op).__name__ for node in self.graph.nodes},
             {name: facts for name, handle in handles.items() if (facts := handle.facts())},
             cores,
-            busy,
+            busy - self.worked,
             tuple(f for handle in handles.values() for f in handle.findings()),
         )
 

@@ -257,7 +257,8 @@ def test_a_replay_is_reported_to_draw_less():
     p = replace(p, counts={**p.counts, ("batch", "replay"): {"replayed_steps": 64}})
     assert (
         explain(p).bottleneck.advice
-        == "Train less for each step (updates_per_step), with a smaller network, or on a GPU."
+        == "Train less for each step (a lower updates_per_step of SampleReplay), with a smaller "
+        "network, or on a GPU."
     )
 
 
@@ -278,14 +279,13 @@ def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
         explain(profile()).bottleneck.advice
         == "Step more environments in parallel: --set runners.num_runners=3."
     )
-    full = (
-        "Step more environments in parallel: --set runners.num_runners=3. Not here, though: the 4 "
-        "cores of this machine are full (98%)"
+    full = "the 4 cores of this machine are full (98%)."
+    assert explain(profile(busy=39.0)).bottleneck.advice == (
+        "Step more environments in parallel: --set runners.num_runners=3. Not here, though: " + full
     )
-    assert explain(profile(busy=39.0)).bottleneck.advice == f"{full}."
-    assert (
-        explain(profile(busy=39.0, singly=False)).bottleneck.advice
-        == f"{full}; twice the environments (runners.envs_per_runner=4) brings most."
+    assert explain(profile(busy=39.0, singly=False)).bottleneck.advice == (
+        "Take twice the environments (runners.envs_per_runner=4), which is predicted to bring "
+        f"most; one more runner brings nothing here: {full}"
     )
 
 

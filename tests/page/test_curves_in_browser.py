@@ -238,7 +238,7 @@ def test_runs_are_listed_sorted_filtered_and_compared(folder, opened):
         assert names() == ["2"]
         tab.fill("#find-run", "")
         cells = tab.eval_on_selector_all("[data-run='2'] td", "all => all.map(x => x.textContent)")
-        assert cells[3:8] == ["other", "steps", "400 steps", "4,050", "9"]
+        assert cells[3:8] == ["other", "ended: steps", "400 steps", "4,050", "9"]
         assert tab.is_disabled("#runs [type=checkbox][value='1']")
         tab.check("#runs [type=checkbox][value='2']")
         until(tab, "page.plot.made.data.length === 3")

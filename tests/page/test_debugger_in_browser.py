@@ -63,4 +63,4 @@ def test_a_browser_steps_through_a_run_under_the_debugger(tmp_path, opened):
         assert process.wait(60) == 0
     assert "(row 1, at batch) break train   (from the page)\nbreak 1: train\n" in rest
     assert "until adv   (from the page)\n" in rest
-    tab.wait_for_selector("#state:text-is('connection lost')")
+    tab.wait_for_selector("#state:has-text('ended: ')")

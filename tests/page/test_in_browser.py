@@ -64,7 +64,8 @@ def test_a_browser_shows_the_graph_what_is_slow_and_a_node(opened):
     tab.wait_for_selector("#state:text-is('ended: closed')")
     assert "the run ended: closed" in tab.inner_text("#events")
     page.close()
-    tab.wait_for_selector("#state:text-is('connection lost')")
+    tab.wait_for_selector("#state:text-is('ended: closed (its server has ended)')")
+    assert tab.is_disabled("[data-verb=stop]")
 
 
 @pytest.mark.parametrize(
@@ -396,6 +397,7 @@ def test_a_notebook_shows_the_page_inline(browser):
 
 def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, tmp_path, capsys):
     file = tmp_path / "run.html"
+    file = tmp_path / "a new folder" / "run.html"
     assert main(["export-page", str(saved), "-o", str(file)]) == 0
     assert main(["export-page", str(saved), "-o", str(file)]) == 2
     assert "exists already" in capsys.readouterr().err

@@ -1,9 +1,14 @@
 """What a page gets of a run, and what a browser shows of it."""
 
+import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.request
 from itertools import pairwise
 
 import pytest
@@ -159,6 +164,35 @@ def test_the_newest_item_of_a_node_is_kept_only_while_somebody_looks(monkeypatch
     assert source.item("sample") == {}
 
 
+def test_a_paused_run_does_nothing_and_a_run_with_slow_rows_is_shown_all_the_same(monkeypatch):
+    with fl.run(small()) as run:
+        source = LiveRun(run.plan, lambda: run.rows, run.profile, run.controls)
+
+        def now():
+            # Each look is a measurement, and a second long.
+            source._now = {}
+            return source.since(Cursor())[1]["now"]
+
+        next(run), next(run)
+        assert now()["env_steps"] > 0
+        next(run)
+        clock = [100.0]
+        monkeypatch.setattr("flowrl.page.source.time.monotonic", lambda: clock[0])
+        source._profiles = []
+        now()
+        next(run)
+        for _ in range(5):
+            clock[0] += 1.0
+            assert now()["env_steps"] == run.rows[-1]["env_steps"] - run.rows[-2]["env_steps"]
+        assert len(source._profiles) <= 4
+        assert now()["bottleneck"] is not None
+        run.controls.pause()
+        found = [now() for _ in range(2)][-1]
+        assert found["env_steps"] == 0 == found["steps_per_second"] and found["bottleneck"] is None
+        assert {edge["items"] for edge in found["edges"]} == {0.0}
+        run.controls.go_on()
+
+
 def test_a_moment_counts_in_all_and_lately():
     with fl.run(small()) as run:
         next(run)
@@ -245,6 +279,22 @@ def test_a_snapshot_that_is_asked_for_is_kept_after_the_next_row(tmp_path):
         next(run)
         next(run)
         assert [path.name for path in folder.glob("row-*")] == ["row-0000000002.json"]
+
+
+def test_whoever_looks_sees_the_end_of_a_run_whose_process_ends(tmp_path):
+    words = [sys.executable, "-m", "flowrl", "run", "ppo", "--until", "row>=30", "--ui", "0"]
+    words += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        link = next(line for line in process.stderr if "live page: " in line).split()[-1]
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(link).close()
+        base = link.partition("/?")[0]
+        while not json.load(opener.open(f"{base}/runs")):
+            time.sleep(0.05)
+        with opener.open(f"{base}/runs/run/stream") as stream:
+            states = [json.loads(line[6:])["state"] for line in stream if line.strip()]
+        process.stderr.read()
+    assert states[0] == "running" and states[-1] == "until" and process.returncode == 0
 
 
 def test_the_command_line_prints_the_link_of_the_page(tmp_path, capsys):

@@ -12,7 +12,7 @@ import pytest
 import flowrl as fl
 from flowrl.observe.history import Entry
 from flowrl.page.guard import POLICY, users_key
-from flowrl.page.server import CONNECTIONS, STREAMS, Page, application
+from flowrl.page.server import CONNECTIONS, STREAMS, Page, Streams, application
 from small_runs import small
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
@@ -22,7 +22,7 @@ PARTS = {
 }  # fmt: skip
 SERVED = {
     route.path.format(**PARTS): "POST" if "POST" in route.methods else "GET"
-    for route in application({}).routes
+    for route in application({}, Streams()).routes
 }
 """Of every route that there is, one path that it serves, and its method."""
 PATHS = list(SERVED)
@@ -105,7 +105,9 @@ def test_a_link_lets_one_browser_in_and_only_once():
     page.runs["run"] = Counting()
     link = page.link
     cookie = cookie_of(page)
-    assert ask(page, path=link.partition(str(page.port))[2])[0] == 401
+    status, _, text = ask(page, path=link.partition(str(page.port))[2])
+    assert status == 401 and "was used already" in text and "FLOWRL_UI_TOKEN" in text
+    assert "no token: open the link" in ask(page)[2]
     assert "flowrl" in ask(page, Cookie=cookie)[2]
     _, _, facts = ask(page, path="/runs/run", Cookie=cookie)
     assert json.loads(facts)["graph"] == {"name": "g"}

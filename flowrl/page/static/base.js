@@ -21,8 +21,8 @@ function element(name, attributes = {}, text = "") {
 function amount(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  if (size >= 10000 || Number.isInteger(x)) return Math.round(x).toLocaleString("en");
+  if (size >= 1000 || Number.isInteger(x)) return Math.round(x).toLocaleString("en");
   return size >= 100 ? x.toFixed(0) : x.toPrecision(3);
 }
 
-const percent = (x) => `${Math.round(100 * x)} %`;
+const percent = (x) => `${Math.round(100 * x)}%`;

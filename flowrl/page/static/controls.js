@@ -21,7 +21,7 @@ function drawControls(verbs) {
 }
 
 function enableControls(state) {
-  if (page.facts.node_verbs) return;
+  if (state && page.facts && page.facts.node_verbs) return;
   for (const button of document.querySelectorAll("[data-verb]")) {
     const verb = button.dataset.verb;
     button.disabled = !["running", "paused"].includes(state)

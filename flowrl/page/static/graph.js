@@ -117,7 +117,7 @@ function colourGraph(now) {
     group.setAttribute("aria-label", [node ? `${name}: ${state}, ${percent(node.busy)} busy` : name, marks.words].filter(Boolean).join(", "));
   }
   // Early in a run some edges carried nothing yet.
-  for (const label of document.querySelectorAll("[data-edge]")) label.textContent = "";
+  for (const label of document.querySelectorAll("[data-flow]")) label.textContent = "";
   for (const edge of now.edges) {
     const label = document.querySelector(`[data-flow="${edge.from} ${edge.to}"]`);
     if (!label) continue;

@@ -1,14 +1,17 @@
 "use strict";
 // Numbers, predictions, runners and events.
 
+// The reasons for which a run ends.
+const ENDS = ["until", "steps", "closed", "interrupted", "failed"];
+const stateText = (state) => (ENDS.includes(state) ? `ended: ${state}` : state);
+
 function showState() {
   $("state").textContent = page.moment ? `shows the past: ${clock(page.moment.seconds)}` : page.shown;
 }
 
 function noteState(news) {
   page.state = news.state;
-  const goes = news.debugger || ["starting", "running", "paused", "killed"].includes(news.state);
-  page.shown = goes ? news.state : `ended: ${news.state}`;
+  page.shown = stateText(news.state);
   showState();
   enableControls(news.state);
 }
@@ -22,7 +25,10 @@ function showNumbers(now, row) {
 }
 
 function showWhy(b) {
-  if (!b) { $("why").textContent = "Nothing was measured yet."; return; }
+  if (!b) {
+    $("why").textContent = page.state === "paused" && !page.moment ? "The run is paused." : "Nothing was measured yet.";
+    return;
+  }
   const text = `, ${percent(b.share)} of the time. ${b.why} ${b.advice}`;
   const name = b.where.split(", ")[0];
   const known = document.querySelector(`g.node[data-name="${name}"]`);
@@ -39,7 +45,8 @@ function showWhy(b) {
 
 function eventItem(event) {
   const item = element("li", { class: event.kind });
-  item.append(element("time", {}, new Date(1000 * event.time).toLocaleTimeString()), ` ${event.text}`);
+  const when = new Date(1000 * event.time), today = new Date().toDateString() === when.toDateString();
+  item.append(element("time", {}, today ? when.toLocaleTimeString() : when.toLocaleString()), ` ${event.text}`);
   return item;
 }
 

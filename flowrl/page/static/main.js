@@ -67,10 +67,13 @@ async function begin() {
 
 // The server may have been started again, with another run: everything is asked for anew.
 function beginAgain(why) {
+  // A run that has ended takes its server with it.
+  const ended = page.news && ENDS.includes(page.news.state);
   page.state = "";
-  page.shown = why;
+  page.shown = ended ? `${stateText(page.news.state)} (its server has ended)` : why;
   showState();
-  setTimeout(() => begin().catch(lost), 1500);
+  enableControls("");
+  setTimeout(() => begin().catch(lost), ended ? 5000 : 1500);
 }
 
 function lost(error) {

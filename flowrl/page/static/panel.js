@@ -42,6 +42,7 @@ function showItem(node) {
   const item = page.item || node.yields;
   if (!item) return [];
   const found = [element("h2", {}, page.item ? "newest item" : "yields"), element("p", {}, item.brief)];
+  if (page.item && item.fields.length) found.push(element("p", { class: "note" }, "of each field: least · mean · greatest"));
   const made = element("table", { class: "fields" });
   for (const [name, shape, type, least, mean, most, missing] of item.fields) {
     const row = element("tr"), first = element("td", {}, name);
@@ -84,19 +85,27 @@ function showPart(part) {
     ]));
   }
   found.push(...showMarks(part.name));
-  const totals = counts.filter(([, [total]]) => total > 0).map(([name, [total, rate]]) => [
-    COUNTERS[name] || name.replaceAll("_", " "), `${amount(total)}, ${amount(rate)}/s`,
-  ]);
+  const totals = counts.filter(([name, [total]]) => total > 0 && !MOMENTARY.includes(name)).map(
+    ([name, [total, rate]]) => {
+      const [text, unit] = COUNTERS[name] || [name.replaceAll("_", " "), 1];
+      return [text, `${amount(total / unit)}, ${amount(rate / unit)}/s`];
+    },
+  );
   if (totals.length) found.push(element("h2", {}, "in all, and now"), table(totals));
   if (part.spot && part.reads) found.push(...showItem(part));
-  found.push(element("p", {}, part.doc.split("\n\n")[0]));
+  found.push(element("p", {}, part.doc.split("\n\n")[0].replaceAll("`", "")));
   if (part.text) found.push(element("p", {}, part.text));
   found.push(element("h2", {}, "settings"), table(Object.entries(part.settings)));
   return found;
 }
 
 // Counters whose names say less than a reader wants.
-const COUNTERS = { updates: "updates (policy versions)", publishes: "policy versions sent", draws: "batches sampled" };
+const COUNTERS = {
+  updates: ["updates (policy versions)", 1], publishes: ["policy versions sent", 1], draws: ["batches sampled", 1],
+  weight_bytes: ["weights sent, MB", 1e6],
+};
+// What is counted at each request, and is no sum.
+const MOMENTARY = ["outstanding", "unawaited"];
 
 function showEdge(from, to) {
   const found = [element("h2", {}, `${from} → ${to}`)];

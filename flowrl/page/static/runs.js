@@ -31,6 +31,7 @@ function comparedRuns() {
 function runCell(run, name) {
   if (RUN_NUMBERS.includes(name)) return amount(run[name]);
   if (name === "started") return run.started === null ? "–" : new Date(1000 * run.started).toLocaleString();
+  if (name === "state") return stateText(run.state);
   return run[name] || "–";
 }
 
