@@ -365,7 +365,7 @@ def test_a_browser_opens_saved_runs_and_the_other_of_them(saved, opened):
     tab.wait_for_selector("#state:text-is('ended: steps')")
     assert [*map(str.strip, tab.inner_text("#runs [data-run='2']").split("\t"))][3:5] == [
         "ppo",
-        "steps",
+        "ended: steps",
     ]
     assert tab.query_selector("#controls button") is None
     tab.check("#runs [type=radio][value='2']")
@@ -396,7 +396,6 @@ def test_a_notebook_shows_the_page_inline(browser):
 
 
 def test_an_exported_page_opens_from_disk_and_asks_for_nothing(saved, browser, tmp_path, capsys):
-    file = tmp_path / "run.html"
     file = tmp_path / "a new folder" / "run.html"
     assert main(["export-page", str(saved), "-o", str(file)]) == 0
     assert main(["export-page", str(saved), "-o", str(file)]) == 2
