@@ -28,7 +28,7 @@ from flowrl.algos.tuned import tuned
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "a token of the benchmark"
-TURNS, SECONDS, SETTLING = 24, 3.0, 0.5
+TURNS, SECONDS, SETTLING = 16, 3.0, 0.5
 """Turns of all numbers of pages, the seconds that each is measured, and those before it."""
 PAGES = (0, 1, 5)
 CHOSEN = 10

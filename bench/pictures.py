@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ import flowrl as fl
 import team_envs  # beside this script
 from flowrl.algos import STOCK
 from flowrl.observe.table import Window, live_table
+from flowrl.page.serving import serve_saved
 
 PICTURES = Path(__file__).parents[1] / "docs/pictures"
 
@@ -106,16 +108,23 @@ def seeds() -> None:
 
 
 def live_page() -> None:
-    """Take a picture of the live page of IMPALA on Ray, by Chromium."""
+    """Take pictures of the page in Chromium: of IMPALA on Ray, and of saved runs side by side."""
     from playwright.sync_api import sync_playwright
 
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
+        watched(browser)
+        compared(browser)
+        browser.close()
+
+
+def watched(browser: Any) -> None:
+    """Take a picture of a run that goes on, with a node chosen."""
     with (
         fl.run(fl.impala("CartPole-v1"), runtime="ray") as run,
         closing(fl.serve(run)) as page,
-        sync_playwright() as driver,
     ):
-        browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1200, "height": 760})
+        tab = browser.new_page(viewport={"width": 1200, "height": 1000})
         tab.goto(page.link)
         began = time.perf_counter()
         while time.perf_counter() - began < 20:
@@ -126,7 +135,27 @@ def live_page() -> None:
             next(run)
             tab.wait_for_timeout(500)
         tab.screenshot(path=PICTURES / "page.png")
-        browser.close()
+
+
+def compared(browser: Any) -> None:
+    """Take a picture of two runs with different learning rates, in the dark."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for rate in (1e-3, 3e-4):
+            graph = fl.ppo("CartPole-v1").set("learner.optimizer.lr", rate)
+            with fl.run(graph, steps=60_000, out=folder / f"lr-{rate:g}") as run:
+                list(run)
+        with closing(serve_saved([folder])) as page:
+            view = {"width": 1200, "height": 1000}
+            tab = browser.new_page(viewport=view, color_scheme="dark")
+            tab.goto(page.link)
+            tab.wait_for_selector("#runs tbody tr >> nth=1")
+            tab.check("#runs input[type=checkbox]:not(:disabled)")
+            tab.click("#ask-differences")
+            tab.fill("#smooth", "0.6")
+            tab.wait_for_selector("#differences li")
+            tab.wait_for_timeout(1000)
+            tab.screenshot(path=PICTURES / "page_runs.png")
 
 
 def dataflow() -> None:
