@@ -61,6 +61,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other l
 	$(BIN)/python bench/replay.py
 	$(BIN)/python bench/what_if.py
 	$(BIN)/python bench/events.py
+	$(BIN)/python bench/page.py
 	$(BIN)/python bench/starting.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py

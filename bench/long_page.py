@@ -19,9 +19,10 @@ from typing import Any
 
 import flowrl as fl
 from flowrl.core.saved_rows import json_lines
+from flowrl.page.past import evenly
 from flowrl.page.saved import SavedRun, _shown
 from flowrl.page.serving import serve_saved
-from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, thinned
+from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor
 
 ROWS, EVENTS = 86_400, 5_000
 
@@ -88,8 +89,10 @@ def lengthen(path: Path) -> None:
 def slow(path: Path) -> Any:
     """Read a run as the page did before: all rows and events are parsed, and held."""
     rows = list(json_lines(path / "rows.jsonl"))
-    events = [_shown(i, line) for i, line in enumerate(json_lines(path / "events.jsonl"))]
-    return rows, events, thinned(rows, MOST_ROWS), events[-MOST_EVENTS:]
+    graph = json.loads((path / "graph.json").read_text(encoding="utf-8"))
+    lines = enumerate(json_lines(path / "events.jsonl"))
+    events = [_shown(i, line, graph) for i, line in lines]
+    return rows, events, evenly(rows, MOST_ROWS), events[-MOST_EVENTS:]
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:

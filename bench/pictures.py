@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import chdir, closing
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -139,13 +139,13 @@ def watched(browser: Any) -> None:
 
 def compared(browser: Any) -> None:
     """Take a picture of two runs with different learning rates, in the dark."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    # The picture shows the names of the runs, which begin at this directory.
+    with tempfile.TemporaryDirectory() as name, chdir(name):
         for rate in (1e-3, 3e-4):
             graph = fl.ppo("CartPole-v1").set("learner.optimizer.lr", rate)
-            with fl.run(graph, steps=60_000, out=folder / f"lr-{rate:g}") as run:
+            with fl.run(graph, steps=60_000, out=f"runs/lr-{rate:g}") as run:
                 list(run)
-        with closing(serve_saved([folder])) as page:
+        with closing(serve_saved(["runs"])) as page:
             view = {"width": 1200, "height": 1000}
             tab = browser.new_page(viewport=view, color_scheme="dark")
             tab.goto(page.link)

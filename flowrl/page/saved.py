@@ -184,9 +184,10 @@ class SavedRun:
     def _moment(self) -> dict[str, Any]:
         """Return where the time of the run went, without its beginning."""
         try:
-            return moment(profiles(self.path)[1])
+            whole, steady = profiles(self.path)
         except SaveError as error:
             return {**NOTHING, "findings": [error.message]}
+        return moment(steady, whole)
 
 
 def _shown(index: int, line: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
