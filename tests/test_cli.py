@@ -518,7 +518,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             ["draw", "ppo", "--format", "png"],
             "unknown format 'png'. Known: text, mermaid, dot, svg",
         ),
-        (["draw", "ppo", "-o", "no/such/folder/x.svg"], "No such file or directory"),
+        (["draw", "ppo", "-o", "/dev/null/x.svg"], "can't be written: /dev/null is no directory"),
         (
             ["plan", "ppo", "--env", "own_envs:Corridor-v9"],
             "would import own_envs; import it yourself (--import own_envs",

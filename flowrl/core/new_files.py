@@ -34,6 +34,8 @@ def write_new(path: str | Path, data: str | bytes, way_out: str = "name another 
     """
     file = Path(path)
     check_new(file, way_out)
+    if file.parent.exists() and not file.parent.is_dir():
+        raise SaveError(f"{path} can't be written: {file.parent} is no directory; {way_out}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         # One that somebody else has made meanwhile is an error, too.

@@ -6,10 +6,10 @@ import json
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,7 +69,7 @@ def about(
         "runtime_left_out": _left_out(runtime),
         "snapshots": None if snapshots is None else asdict(snapshots),
         "init": init,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        "started": datetime.fromtimestamp(started).astimezone().isoformat(timespec="milliseconds"),
         "versions": _versions(plan),
         "git": _git(),
         "machine": machine(),

@@ -17,6 +17,7 @@ from flowrl.core import growing_lines
 from flowrl.page.export import MOST_MOMENTS, exported
 from flowrl.page.past import past_of
 from flowrl.page.saved import SavedRun, SavedRuns, saved_runs
+from flowrl.page.serving import serve_saved
 from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor
 from small_runs import two_runs
 
@@ -69,7 +70,7 @@ def test_a_folder_shows_all_its_runs_and_what_holds_none_is_an_error(saved, tmp_
 
 
 @pytest.mark.system
-def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path):
+def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path, opened):
     words = ["run", "ppo", "--env", "CartPole-v1", "--out", str(tmp_path / "run"), "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "flowrl", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -85,6 +86,9 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path):
         assert news["rows"] and not news["again"]
         while not past_of(source.entries()):
             process.stdout.readline()
+        page = serve_saved([tmp_path / "run"])
+        tab = opened(page)
+        tab.wait_for_selector("#state:text-is('running')")
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -93,6 +97,10 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path):
     moments = past_of(source.entries())
     assert moments and source.past_moment(len(moments) - 1)["now"]["nodes"]
     assert '"past":[{' in exported(tmp_path / "run")
+    tab.wait_for_selector("#state:text-is('killed')")
+    tab.wait_for_selector("#curve canvas")
+    assert tab.query_selector("#controls button") is None
+    page.close()
 
 
 def long_run(saved, folder, rows, events):

@@ -21,13 +21,15 @@ function drawGraph(graph) {
   svg.append(defs);
   for (const kind of ["edge", "use"]) {
     for (const line of graph[`${kind}s`]) {
-      svg.append(element("svg:path", { d: line.path, class: kind, "marker-end": `url(#tip-${kind})` }));
+      svg.append(element("svg:path", {
+        d: line.path, class: kind, "marker-end": `url(#tip-${kind})`, "data-line": `${line.from} ${line.to}`,
+      }));
     }
   }
   for (const edge of graph.edges) {
     // A line is thin, so a wider one that nobody sees takes the clicks.
     svg.append(button("svg:path", `${edge.from} ${edge.to}`, {
-      class: "hit", d: edge.path, "aria-label": `edge from ${edge.from} to ${edge.to}`,
+      class: "hit", d: edge.path, "data-edge": `${edge.from} ${edge.to}`, "aria-label": `edge from ${edge.from} to ${edge.to}`,
     }));
     const from = graph.nodes.find((n) => n.name === edge.from).spot;
     const to = graph.nodes.find((n) => n.name === edge.to).spot;
@@ -102,6 +104,24 @@ function marksOf(name) {
   return found;
 }
 
+// Below the name of a node or a resource stands its kind, or what it holds.
+function showKind(name, text) {
+  const spot = document.querySelector(`g.node[data-name="${name}"] text.kind`);
+  if (spot) spot.textContent = text;
+}
+
+// How many policy versions old the experience is on which the last row was trained.
+function lagText() {
+  const row = page.moment ? page.moment.row : page.rows[page.rows.length - 1] || {};
+  return typeof row.lag_mean === "number" ? `, lag ${amount(row.lag_mean)}` : " items";
+}
+
+function heldText(name, added) {
+  const { settings } = page.facts.graph.resources.find((resource) => resource.name === name);
+  const most = Number((settings.buffer_size || "").replaceAll("_", "")) || Infinity;
+  return `${amount(Math.min(added, most))} steps`;
+}
+
 function colourGraph(now) {
   const boxWide = page.facts.graph.box[0];
   for (const group of document.querySelectorAll("g.node")) {
@@ -122,9 +142,17 @@ function colourGraph(now) {
     const label = document.querySelector(`[data-flow="${edge.from} ${edge.to}"]`);
     if (!label) continue;
     label.textContent = `${amount(edge.items)}/s`;
-    if ("level" in edge) {
-      document.querySelector(`g.node[data-name="${edge.to}"] text.kind`).textContent = `${edge.level} of ${edge.capacity} items`;
-    }
+    if ("level" in edge) showKind(edge.to, `${edge.level} of ${edge.capacity}${lagText()}`);
+    const pressure = (now.nodes[edge.from] || {}).pressure || "none";
+    const line = document.querySelector(`path.edge[data-line="${edge.from} ${edge.to}"]`);
+    line.setAttribute("class", `edge pressure-${pressure}`);
+    document.querySelector(`path.hit[data-edge="${edge.from} ${edge.to}"]`).setAttribute(
+      "aria-label", `edge from ${edge.from} to ${edge.to}, ${label.textContent}, back-pressure ${pressure}`,
+    );
+  }
+  for (const [name, counts] of Object.entries(now.resources)) {
+    if (counts.updates) showKind(name, `version ${amount(counts.updates[0])}`);
+    else if (counts.added_steps) showKind(name, heldText(name, counts.added_steps[0]));
   }
   markDebugger();
 }
