@@ -201,7 +201,7 @@ def ui(args: argparse.Namespace) -> int:
     from flowrl.page.serving import serve_saved
 
     page = serve_saved(args.dirs, host=args.host, port=args.port)
-    print(f"page of these runs: {page.link}\nCtrl-C ends it", flush=True)
+    print(f"page of these runs: {page.printed}\nCtrl-C ends it", flush=True)
     try:
         # Not without end: a signal that another thread gets wakes nobody.
         while not Event().wait(1.0):

@@ -321,6 +321,8 @@ class Stream:
         self._threaded: dict[type, list[Mailbox]] = {}
         self._mailboxes: list[Mailbox] = []
         """Those of all observers that are not live."""
+        self._changing = threading.RLock()
+        """Held by whoever changes who listens, which any thread may do."""
         self.silent = False
         """Whether no events are passed on: see `muted`."""
         self.took = self.ran = self.levels = False
@@ -330,32 +332,34 @@ class Stream:
             self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Pass events from now on to one observer more."""
-        if getattr(observer, "live", False) is True:
-            for kind in observer.kinds:
-                self._live.setdefault(kind, []).append(observer)
-        else:
-            # One that blocks, such as a service that does not answer, must not hold the others up.
-            mailbox = Mailbox(observer, self._switch_off)
-            self._mailboxes.append(mailbox)
-            for kind in observer.kinds:
-                self._threaded.setdefault(kind, []).append(mailbox)
-        self._note_kinds()
+        """Pass events from now on to one observer more. Any thread may call it."""
+        with self._changing:
+            if getattr(observer, "live", False) is True:
+                for kind in observer.kinds:
+                    self._live.setdefault(kind, []).append(observer)
+            else:
+                # One that blocks, such as a service that does not answer, must not hold others up.
+                mailbox = Mailbox(observer, self._switch_off)
+                self._mailboxes.append(mailbox)
+                for kind in observer.kinds:
+                    self._threaded.setdefault(kind, []).append(mailbox)
+            self._note_kinds()
 
     def remove(self, observer: Observer) -> None:
-        """Pass no more events on to an observer."""
-        for listeners in self._live.values():
-            listeners[:] = [other for other in listeners if other is not observer]
-        for mailboxes in self._threaded.values():
-            mailboxes[:] = [other for other in mailboxes if other.observer is not observer]
-        self._note_kinds()
+        """Pass no more events on to an observer. Any thread may call it."""
+        with self._changing:
+            for listeners in self._live.values():
+                listeners[:] = [other for other in listeners if other is not observer]
+            for mailboxes in self._threaded.values():
+                mailboxes[:] = [other for other in mailboxes if other.observer is not observer]
+            self._note_kinds()
 
     def wants(self, kind: type) -> bool:
         """Return whether anybody listens for this kind."""
         return bool(self._live.get(kind) or self._threaded.get(kind))
 
     def _note_kinds(self) -> None:
-        """Note for which of the frequent kinds somebody listens."""
+        """Note for which of the frequent kinds somebody listens. Needs `_changing`."""
         heard = not self.silent
         self.took = heard and bool(self._live.get(Took))
         self.ran = heard and self.wants(OperatorRan)
@@ -383,13 +387,15 @@ class Stream:
 
         It is for the time in which a program is traced: what it will do does not happen yet.
         """
-        self.silent = True
-        self._note_kinds()
+        with self._changing:
+            self.silent = True
+            self._note_kinds()
         try:
             yield
         finally:
-            self.silent = False
-            self._note_kinds()
+            with self._changing:
+                self.silent = False
+                self._note_kinds()
 
     def advanced(self, node: str, seconds: float, item: Any) -> None:
         """Emit that a node was advanced and yielded an item, in so many seconds of its own."""

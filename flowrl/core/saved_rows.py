@@ -162,6 +162,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except OSError:
         raise SaveError(f"{path.parent} holds no {path.name}: it is no run's directory") from None
+    except UnicodeDecodeError as error:
+        raise SaveError(f"{path} is damaged: it is no UTF-8 ({error.reason})") from None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             yield dict(json.loads(line))

@@ -49,6 +49,11 @@ class DebuggedRun:
         """Where the run stood when its item was described last, and the description."""
         self._lock = Lock()
 
+    @property
+    def number(self) -> int:
+        """The number of the newest event."""
+        return self.live.number
+
     def begin(self, run: Run) -> None:
         """Show a run that was opened just now, from its beginning."""
         self.live.begin_again()

@@ -104,7 +104,7 @@ def _with_page(prompt: Prompt, ui: bool | int | str) -> Run:
             page.runs["run"] = source
 
         prompt.control.opened = opened
-        prompt.say(f"live page: {page.link}")
+        prompt.say(f"live page: {page.printed}")
         try:
             return prompt.control.work()
         finally:

@@ -48,6 +48,12 @@ class Entry(NamedTuple):
         """The profile of the run since it was opened, or opened again."""
         return Profile.of(json.loads(self.text)["profile"])
 
+    @property
+    def whole(self) -> Profile:
+        """The same, with what was counted since the very beginning of the run."""
+        data = json.loads(self.text)
+        return Profile.of({**data["profile"], "counts": data["counts"]})
+
 
 class History:
     """Profiles of a run over time. It is an observer of the run, which makes them in its thread.
@@ -149,7 +155,8 @@ class History:
         seconds = round(self._offset + profile.seconds, DIGITS)
         entry = Entry(self._opening, seconds, profile.env_steps, profile.rows, "")
         head = {name: x for name, x in entry._asdict().items() if name != "text"}
-        text = json.dumps({**head, "profile": _rounded((profile - begin).plain())}) + "\n"
+        counts, since = profile.plain()["counts"], _rounded((profile - begin).plain())
+        text = json.dumps({**head, "profile": since, "counts": counts}) + "\n"
         self._entries.append(entry._replace(text=text))
         if len(self._entries) >= MOST or sum(len(x.text) for x in self._entries) > MOST_BYTES:
             self._entries = self._entries[::-2][::-1]
@@ -191,7 +198,7 @@ def entries_of(folder: Path) -> list[Entry]:
     found = []
     for number, data in enumerate(json_lines(folder / FILE), 1):
         try:
-            Profile.of(data["profile"])
+            Profile.of({**data["profile"], "counts": data["counts"]})
             opening, env_steps, rows = (int(data[x]) for x in ("opening", "env_steps", "rows"))
             seconds, text = float(data["seconds"]), json.dumps(data) + "\n"
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -72,9 +73,11 @@ class Address(NamedTuple):
         if self.host == "127.0.0.1":
             return self.host, "localhost"
         if self.host == EVERYWHERE:
-            own = socket.gethostname()
-            found = socket.getaddrinfo(own, None, socket.AF_INET)
-            addresses = [str(about[4][0]) for about in found]
+            own, addresses = socket.gethostname(), []
+            # A machine need not know itself by its name.
+            with suppress(OSError):
+                found = socket.getaddrinfo(own, None, socket.AF_INET)
+                addresses = [str(about[4][0]) for about in found]
             names = (own, socket.getfqdn(), *addresses, "localhost", "127.0.0.1")
             return tuple(dict.fromkeys(names))
         return (self.host,)

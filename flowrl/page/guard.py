@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -65,8 +66,13 @@ class Guard:
         self.cookie = f"{COOKIE}-{hosts[0].rpartition(':')[2]}"
         """The name of the cookie."""
         # A token of the user's own is what the cookie stands for: with another one it is void.
-        made_of = f"{self.cookie} {token or ''}".encode()
-        self._session = hmac.new(key or secrets.token_bytes(32), made_of, "sha256").hexdigest()
+        made_of, key = f"{self.cookie} {token or ''}", key or secrets.token_bytes(32)
+        days = [datetime.now(UTC).date() - timedelta(days=back) for back in (0, 1)]
+        # So a browser is known for as long as this server is there, and to one that is started
+        # again until a day later: nobody who ever got its cookie has it for good.
+        self._sessions = [
+            hmac.new(key, f"{made_of} {day}".encode(), "sha256").hexdigest() for day in days
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -76,6 +82,8 @@ class Guard:
         if response is None:
             await self.app(scope, receive, self._with_headers(send))
             return
+        # Whoever is refused keeps no connection, of which there are only so many.
+        response.headers["connection"] = "close"
         await response(scope, receive, self._with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -99,7 +107,7 @@ class Guard:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and scope["method"] == "GET" and self._lets_in(given):
             response = RedirectResponse("/", 303)
-            response.set_cookie(self.cookie, self._session, httponly=True, samesite="strict")
+            response.set_cookie(self.cookie, self._sessions[0], httponly=True, samesite="strict")
             return response
         return PlainTextResponse(USED if self.used and given else f"no token: {WAY}", 401)
 
@@ -110,8 +118,8 @@ class Guard:
         except CookieError:
             return False
         found = cookie.get(self.cookie)
-        return found is not None and hmac.compare_digest(
-            found.value.encode(), self._session.encode()
+        return found is not None and any(
+            hmac.compare_digest(found.value.encode(), known.encode()) for known in self._sessions
         )
 
     def _lets_in(self, given: str) -> bool:

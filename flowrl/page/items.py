@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -26,6 +27,8 @@ class LastItems:
 
     def __init__(self, observe: Callable[[Observer], Callable[[], None]]) -> None:
         self._observe = observe
+        self._lock = Lock()
+        """Held by the thread of the run and by those that look."""
         self._end: Callable[[], None] | None = None
         self._looked = 0.0
         """When somebody looked last, by the clock `monotonic`."""
@@ -34,23 +37,29 @@ class LastItems:
 
     def look(self, node: str) -> Any:
         """Return the newest item of a node, None before there is one; and keep those to come."""
-        self._looked = monotonic()
-        found = self._items.setdefault(node, None)
-        if self._end is None:
-            self._end = self._observe(self)
-        return found
+        with self._lock:
+            self._looked = monotonic()
+            found = self._items.setdefault(node, None)
+            if self._end is None:
+                self._end = self._observe(self)
+            return found
 
     def __call__(self, event: OperatorRan) -> None:
         """Keep the item that a node yielded, if somebody looks at that node."""
         if event.item is None:
             return
-        if monotonic() - self._looked > LOOKING:
-            self.stop()
-        elif event.node in self._items:
-            self._items[event.node] = event.item
+        with self._lock:
+            if monotonic() - self._looked > LOOKING:
+                self._stop()
+            elif event.node in self._items:
+                self._items[event.node] = event.item
 
     def stop(self) -> None:
-        """Take no more events, and let go of the items."""
+        """Take no more events until somebody looks again, and let go of the items."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
         end, self._end = self._end, None
         self._items = {}
         if end is not None:

@@ -43,7 +43,7 @@ def past_moment(
     entry = entries[number]
     # The newest row may be on its way to whoever asks.
     shown = dict(row(min(entry.rows, count) - 1)) if entry.rows > 0 and count else {}
-    now = moment(part(entries, number), entry.profile)
+    now = moment(part(entries, number), entry.whole)
     found = {**_when(entry), "now": now, "row": shown}
     return dict(without_nan(found))
 

@@ -39,6 +39,8 @@ class SavedRun:
 
     every: float = 1.0
     """The seconds between two looks of a page."""
+    number = 0
+    """The number of the newest event, which only a look at the file would show."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -151,7 +153,8 @@ class SavedRun:
 
     def state(self) -> str:
         """Return ``running``, the reason for which it ended, or ``killed``."""
-        if reason := self._about().get("ended", {}).get("reason"):
+        ended = self._about().get("ended")
+        if isinstance(ended, dict) and (reason := ended.get("reason")):
             return str(reason)
         with (self.path / "rows.jsonl").open(encoding="utf-8") as file:
             try:
@@ -177,7 +180,7 @@ class SavedRun:
 
     def _json(self, name: str) -> dict[str, Any]:
         """Return what a file of JSON holds; nothing where it is not there."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             return dict(json.loads((self.path / name).read_text(encoding="utf-8")))
         return {}
 

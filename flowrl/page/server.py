@@ -23,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowrl.core.events import Started
-from flowrl.errors import SettingError
+from flowrl.errors import FlowrlError, SettingError
 from flowrl.observe.history import History
 from flowrl.page.address import Address, checked_token
 from flowrl.page.export import as_one_file
@@ -113,6 +113,12 @@ class Page:
         token = f"?token={quote(self.guard.token)}" if self.guard.token else ""
         return f"http://{self.guard.hosts[0]}/{token}"
 
+    @property
+    def printed(self) -> str:
+        """The link as it may be printed, which is without a token of the user's own."""
+        token = self.guard.token
+        return self.link if self.guard.once else self.link.replace(quote(token), "...")
+
     def show(self, run: Run) -> None:
         """Show a run, which goes on or has ended."""
         history = run.history or History()
@@ -129,6 +135,9 @@ class Page:
             goal=run.goal,
             started=run.started,
         )
+        if run.history is None:
+            # Without a directory there is no place for a snapshot.
+            source.verbs = tuple(verb for verb in source.verbs if verb != "snapshot")
         source(Started(run.plan, run.profile), run.started)
         if run.reason is None:
             run.observe(source)
@@ -140,12 +149,12 @@ class Page:
         # A notebook shows this: the page as it is now, which needs no server. Another site, such as
         # the notebook's, can't show the live page within its own.
         if not self.runs:
-            return f"<p>live page: {escape(self.link)}</p>"
+            return f"<p>live page: {escape(self.printed)}</p>"
         source = next(iter(self.runs.values()))
         text = escape(as_one_file(source, source.summary()["name"]))
         style = "width:100%;height:800px;border:1px solid #8884;border-radius:6px"
         frame = f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{text}"></iframe>'
-        return f"<p>as it is now; live: {escape(self.link)}</p>{frame}"
+        return f"<p>as it is now; live: {escape(self.printed)}</p>{frame}"
 
     def close(self) -> None:
         """Serve no more, once those who look were sent the end of what they look at."""
@@ -242,12 +251,18 @@ async def _news(source: Source, streams: Streams) -> AsyncIterator[str]:
         streams.open += 1
         try:
             while True:
-                cursor, found = await run_in_threadpool(source.since, cursor)
+                try:
+                    cursor, found = await run_in_threadpool(source.since, cursor)
+                except (FlowrlError, OSError) as error:
+                    found = {"error": str(error)}
                 yield f"data: {json.dumps(found, separators=(',', ':'))}\n\n"
                 if ends:
                     return
-                due = time.monotonic() + source.every
+                due, seen = time.monotonic() + source.every, cursor.events
                 while not (ends := streams.ending.is_set()) and time.monotonic() < due:
                     await asyncio.sleep(min(source.every, 0.1))
+                    # What happens, such as a restart, is shown at once.
+                    if source.number > seen:
+                        break
         finally:
             streams.open -= 1

@@ -54,7 +54,7 @@ def with_page(ui: bool | int | str, start: Callable[[], Run]) -> Run:
         SettingError: the page can't be served there.
     """
     page = Page(*Address.given(ui))
-    sys.stderr.write(f"live page: {page.link}\n")
+    sys.stderr.write(f"live page: {page.printed}\n")
     try:
         run = start()
     except BaseException:

@@ -47,6 +47,10 @@ class Cursor(NamedTuple):
 class Source(Protocol):
     """A run, as a page sees it."""
 
+    @property
+    def number(self) -> int:
+        """The number of the newest event, as far as that is known without a look."""
+
     every: float
     """The seconds between two looks of a page."""
 
@@ -128,6 +132,8 @@ class LiveRun:
     ) -> None:
         self.plan, self.rows, self.profile = plan, rows, profile
         self.controls, self.goal, self.started = controls, goal, started
+        self.verbs: tuple[str, ...] = VERBS if controls is not None else ()
+        """What a page may ask of it."""
         self.history = history or History()
         self._drawn = drawn(plan)
         self._items = None if observe is None else LastItems(observe)
@@ -138,9 +144,13 @@ class LiveRun:
         """``running``, or the reason for which it ended."""
         self.begun = 0
         """How often it has begun again, with rows that may differ from those before."""
+        self._lock = Lock()
         self._profiles: list[tuple[float, Profile]] = []
         self._now: dict[str, Any] = {}
-        self._lock = Lock()
+        self._over = False
+        """Whether what was measured is of a run, or a part of it, that is over."""
+        self._measuring = Lock()
+        """Held while the run is measured. Events come meanwhile, so they must not wait for it."""
 
     def __call__(self, event: Any, when: float | None = None) -> None:
         """Keep an event of the run.
@@ -155,21 +165,24 @@ class LiveRun:
             self.events.append({"number": self.number, "time": when or time.time(), **about})
             if isinstance(event, Ended):
                 self.state = event.reason
+                self._begin_measuring_again()
+
+    def _begin_measuring_again(self) -> None:
+        """Forget what was measured, and the items."""
+        self._over = True
+        if self._items is not None:
+            self._items.stop()
 
     def begin_again(self) -> None:
         """Show rows and profile from now on as those of a run that has just begun."""
         with self._lock:
             self.begun += 1
             self.state = "running"
-            if self._items is not None:
-                self._items.stop()
-            self._profiles.clear()
-            self._now = {}
+            self._begin_measuring_again()
 
     def facts(self) -> dict[str, Any]:
         """Return the graph and its plan."""
-        verbs = VERBS if self.controls is not None else ()
-        return {"graph": self._drawn, "plan": str(self.plan), "verbs": verbs}
+        return {"graph": self._drawn, "plan": str(self.plan), "verbs": self.verbs}
 
     def graph(self) -> Graph:
         """Return the graph."""
@@ -193,6 +206,7 @@ class LiveRun:
         # A run that lost a process goes back to its newest snapshot, and makes its rows again.
         again = begin > count or cursor.begun != begun
         new = rows[0 if again else begin : count]
+        now = self._moment()
         with self._lock:
             events = [event for event in self.events if event["number"] > cursor.events]
             found = {
@@ -202,7 +216,7 @@ class LiveRun:
                 "rows": [dict(row) for row in evenly(new, MOST_ROWS)],
                 "count": count,
                 "events": events,
-                "now": self._moment(),
+                "now": now,
                 "past": len(self.history.entries()),
             }
             return Cursor(count, self.number, begun), without_nan(found)
@@ -235,8 +249,7 @@ class LiveRun:
             verb: one of `VERBS`.
             node: empty, for these concern no node.
         """
-        possible = self.controls is not None and self.state == "running"
-        if not possible or verb not in VERBS or node:
+        if self.controls is None or self.state != "running" or verb not in self.verbs or node:
             return False
         getattr(self.controls, verb)()
         return True
@@ -264,21 +277,29 @@ class LiveRun:
 
     def _moment(self) -> dict[str, Any]:
         """Return what the run does now. It is measured once a second, however many pages ask."""
-        now = time.monotonic()
-        profiles = self._profiles
-        # A run that has ended measures nothing any more.
-        if self._now and (self.state != "running" or now - profiles[-1][0] < 1.0):
+        with self._lock:
+            state = self._state()
+        with self._measuring:
+            now = time.monotonic()
+            if self._over:
+                self._over, self._profiles, self._now = False, [], {}
+            # A run that has ended measures nothing any more.
+            goes_on = state in ("running", "paused")
+            if self._now and not (goes_on and now - self._profiles[-1][0] >= 1.0):
+                return self._now
+            newest = self.profile()
+            # Where a run was opened again, its clocks began again.
+            known = [each for each in self._profiles if each[1].seconds <= newest.seconds]
+            self._profiles = [*known, (now, newest)]
+            if state == "paused":
+                self._profiles = self._profiles[-2:]
+                # What it did before it was paused is no bottleneck of now.
+                part = newest - self._profiles[0][1]
+                self._now = {**moment(part, newest), "bottleneck": None}
+            else:
+                begin = self._begin(now, newest)
+                self._now = moment(newest if begin is newest else newest - begin, newest)
             return self._now
-        newest = self.profile()
-        profiles.append((now, newest))
-        if self._state() == "paused":
-            self._profiles = profiles[-2:]
-            # What it did before it was paused is no bottleneck of now.
-            self._now = {**moment(newest - profiles[-2:][0][1], newest), "bottleneck": None}
-        else:
-            begin = self._begin(now, newest)
-            self._now = moment(newest if begin is newest else newest - begin, newest)
-        return self._now
 
     def _begin(self, now: float, newest: Profile) -> Profile:
         """Return the profile at which what the run does now begins, and forget older ones.

@@ -258,6 +258,9 @@ def test_a_killed_run_that_is_resumed_goes_on_with_its_history(tmp_path):
     steps = run.rows[-1]["env_steps"] - run.rows[row - 1]["env_steps"]
     resumed = [i for i, entry in enumerate(entries) if entry.opening == 1]
     assert sum(part(entries, i).env_steps for i in resumed) == steps
+    # What is counted in all is of the whole run, not of what came after it was resumed.
+    assert entries[-1].whole.total("updates") == run.rows[-1]["updates"]
+    assert entries[-1].profile.total("updates") == 3
     assert all(b.seconds > a.seconds for a, b in pairwise(entries))
     verify(left)
 

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -187,11 +188,31 @@ def test_a_page_finds_the_server_again(opened):
         tab.wait_for_selector("#state:text-is('running')")
         page.close()
         tab.wait_for_selector("#state:text-is('connection lost')")
+        tab.evaluate("page.moment = { now: page.now, row: {}, seconds: 1, env_steps: 1 }")
         again = fl.serve(run, port=page.port)
         tab.wait_for_selector("#state:text-is('running')")
         tab.wait_for_selector("g.node.bottleneck")
+        assert tab.evaluate("page.moment") is None, "it shows the new run, not a past moment"
     tab.wait_for_selector("#state:text-is('ended: closed')")
     again.close()
+
+
+def test_a_page_that_is_open_for_long_keeps_rows_evenly(saved, opened):
+    page = serve_saved([saved])
+    tab = opened(page)
+    tab.wait_for_selector("#state:text-is('ended: steps')")
+    first, more = [{"env_steps": 86 * i} for i in range(1_000)], 20_000
+    steps = tab.evaluate(
+        """([rows, more]) => {
+          keepRows({ again: true, rows, count: 86 * rows.length });
+          for (let i = 0; i < more; i += 1) keepRows({ rows: [{ env_steps: 85915 + i }] });
+          return page.rows.map((row) => row.env_steps);
+        }""",
+        [first, more],
+    )
+    assert steps[0] == 0 and steps[-1] == 85_914 + more and len(steps) <= 4_001
+    assert {after - before for before, after in pairwise(steps[:-1])} == {86}
+    page.close()
 
 
 def test_a_large_graph_and_a_phone_stay_readable(opened):

@@ -16,6 +16,7 @@ import pytest
 import flowrl as fl
 from flowrl.cli.main import main
 from flowrl.core.events import Ended, Restarted, Warned
+from flowrl.core.profile import Profile
 from flowrl.observe import history
 from flowrl.observe.drawn import drawn
 from flowrl.observe.sinks import plain_event
@@ -186,6 +187,9 @@ def test_a_paused_run_does_nothing_and_a_run_with_slow_rows_is_shown_all_the_sam
             assert now()["env_steps"] == run.rows[-1]["env_steps"] - run.rows[-2]["env_steps"]
         assert len(source._profiles) <= 4
         assert now()["bottleneck"] is not None
+        next(run)
+        clock[0] += 3.0
+        assert now()["env_steps"] == run.rows[-1]["env_steps"] - run.rows[-2]["env_steps"]
         run.controls.pause()
         found = [now() for _ in range(2)][-1]
         assert found["env_steps"] == 0 == found["steps_per_second"] and found["bottleneck"] is None
@@ -202,6 +206,14 @@ def test_a_moment_counts_in_all_and_lately():
     found = moment(whole - first, whole)["resources"]["learner"]
     total, rate = found["updates"]
     assert total == 3 and rate == pytest.approx(2 / (whole - first).going)
+
+
+def test_what_a_profile_says_of_the_cores_is_of_this_run():
+    with fl.run(small()) as run:
+        next(run)
+        profile = run.profile()
+    # A hundredth of a second is the smallest that the system counts.
+    assert 0 <= profile.busy <= profile.cores * (profile.seconds + 0.1)
 
 
 def test_a_plan_says_what_nodes_yield_and_which_node_reports_a_metric():
@@ -295,6 +307,36 @@ def test_whoever_looks_sees_the_end_of_a_run_whose_process_ends(tmp_path):
             states = [json.loads(line[6:])["state"] for line in stream if line.strip()]
         process.stderr.read()
     assert states[0] == "running" and states[-1] == "until" and process.returncode == 0
+
+
+def test_the_end_of_a_run_is_sent_before_its_page_closes():
+    with fl.run(small()) as run:
+        page = fl.serve(run)
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(page.link).close()
+        stream = opener.open(f"http://127.0.0.1:{page.port}/runs/run/stream")
+        next(run)
+        assert json.loads(stream.readline()[6:])["state"] == "running"
+    page.close()
+    states = [json.loads(line[6:])["state"] for line in stream if line.strip()]
+    stream.close()
+    assert states[-1] == "closed"
+
+
+def test_a_run_that_begins_its_clocks_again_and_one_that_ends_are_measured_afresh():
+    plan, found = small().compile(), [Profile(seconds=100.0, rows=5, env_steps=500)]
+    source = LiveRun(plan, list, lambda: found[-1])
+    source.since(Cursor())
+    for seconds in (1.0, 2.0):
+        found.append(Profile(seconds=seconds, rows=6, env_steps=600))
+        source._now = {}
+        now = source.since(Cursor())[1]["now"]
+        assert now["seconds"] >= 0 and (now["steps_per_second"] or 0) >= 0
+    found.append(Profile(seconds=3_600.0, rows=90, env_steps=9_000))
+    source(Ended("closed"))
+    assert source.since(Cursor())[1]["now"]["env_steps"] == 9_000
+    found.append(Profile(seconds=9_999.0, rows=99, env_steps=9_999))
+    assert source.since(Cursor())[1]["now"]["env_steps"] == 9_000
 
 
 def test_the_command_line_prints_the_link_of_the_page(tmp_path, capsys):

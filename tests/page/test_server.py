@@ -31,7 +31,7 @@ PATHS = list(SERVED)
 class Counting:
     """A source that only counts how often it is asked."""
 
-    asked = controlled = 0
+    asked = controlled = number = 0
     every = 1.0
 
     def control(self, verb, node=""):

@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 // `now` is what the graph shows; `moment` the moment of the past that it is of, or null.
 const page = {
   rows: [], chosen: null, now: null, facts: null, plot: null, events: [], broken: new Map(), debugger: null,
-  state: "", shown: "connecting", news: null, past: [], moment: null,
+  kept: [], seen: 0, stride: 1, tries: 0, item: null, state: "", shown: "connecting", news: null, past: [], moment: null,
 };
 
 function element(name, attributes = {}, text = "") {

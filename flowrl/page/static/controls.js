@@ -9,7 +9,8 @@ const VERBS = {
 async function ask(verb, node = "") {
   if (verb === "stop" && !confirm("End this run after its next row?")) return;
   const what = node ? `${verb}/${encodeURIComponent(node)}` : verb;
-  await fetch(`/runs/${page.run}/${what}`, { method: "POST" });
+  const answer = await fetch(`/runs/${page.run}/${what}`, { method: "POST" });
+  if (!answer.ok) $("said").textContent = `${verb}: ${await answer.text()}`;
 }
 
 function drawControls(verbs) {

@@ -110,15 +110,18 @@ function showKind(name, text) {
   if (spot) spot.textContent = text;
 }
 
+// The row that belongs to what is shown.
+const shownRow = () => (page.moment ? page.moment.row : page.rows[page.rows.length - 1] || {});
+
 // How many policy versions old the experience is on which the last row was trained.
 function lagText() {
-  const row = page.moment ? page.moment.row : page.rows[page.rows.length - 1] || {};
+  const row = shownRow();
   return typeof row.lag_mean === "number" ? `, lag ${amount(row.lag_mean)}` : " items";
 }
 
 function heldText(name, added) {
-  const { settings } = page.facts.graph.resources.find((resource) => resource.name === name);
-  const most = Number((settings.buffer_size || "").replaceAll("_", "")) || Infinity;
+  const resource = page.facts.graph.resources.find((each) => each.name === name);
+  const most = Number((((resource || {}).settings || {}).buffer_size || "").replaceAll("_", "")) || Infinity;
   return `${amount(Math.min(added, most))} steps`;
 }
 
@@ -136,7 +139,9 @@ function colourGraph(now) {
     group.querySelector("rect.bar").setAttribute("width", Math.max(0, Math.min(1, busy)) * (boxWide - 16));
     group.setAttribute("aria-label", [node ? `${name}: ${state}, ${percent(node.busy)} busy` : name, marks.words].filter(Boolean).join(", "));
   }
-  // Early in a run some edges carried nothing yet.
+  // What is known of another moment must not stay: early in a run some edges carried nothing yet.
+  for (const part of [...page.facts.graph.nodes, ...page.facts.graph.resources]) showKind(part.name, part.kind);
+  for (const line of document.querySelectorAll("path.edge")) line.setAttribute("class", "edge");
   for (const label of document.querySelectorAll("[data-flow]")) label.textContent = "";
   for (const edge of now.edges) {
     const label = document.querySelector(`[data-flow="${edge.from} ${edge.to}"]`);

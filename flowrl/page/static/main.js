@@ -1,14 +1,37 @@
 "use strict";
 // It asks for the facts of a run once, and then listens to what is new.
 
+const MOST_ROWS = 4000;
+// So often a page looks for a server that ended with its run.
+const MOST_TRIES = 60;
+
+// Long runs are thinned and not cut: of the rows every so many are kept, evenly from the first one on,
+// and the newest. What the server sends at first is thinned already.
+function keepRows(news) {
+  if (news.again) Object.assign(page, { kept: [], seen: 0, stride: 1 });
+  for (const row of news.rows) {
+    if (page.seen % page.stride === 0) page.kept.push(row);
+    page.seen += 1;
+  }
+  if (news.again) {
+    page.stride = Math.max(1, Math.round(news.count / Math.max(1, news.rows.length)));
+    page.seen = 1;
+  }
+  while (page.kept.length > MOST_ROWS) {
+    page.kept = page.kept.filter((_, i) => i % 2 === 0);
+    page.stride *= 2;
+  }
+  const newest = news.rows[news.rows.length - 1] || page.rows[page.rows.length - 1];
+  const has = !newest || page.kept[page.kept.length - 1] === newest;
+  page.rows = has ? page.kept.slice() : [...page.kept, newest];
+}
+
 function take(news) {
-  if (news.again) page.rows = [];
+  if (news.error) { page.shown = news.error; showState(); return; }
   if (news.fresh) { page.events = []; page.broken.clear(); }
-  page.rows.push(...news.rows);
+  keepRows(news);
   noteBroken(news.rows);
   takeEvents(news.events);
-  // Long runs are thinned and not cut.
-  if (page.rows.length > 4000) page.rows = page.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
   page.news = news;
   noteState(news);
   showDebugger(news);
@@ -30,7 +53,14 @@ function paint() {
 }
 
 function show(facts) {
-  page.facts = facts;
+  // It may be another run than before, where the server was started again.
+  Object.assign(page, { facts, now: null, moment: null, item: null, news: null, debugger: null, tries: 0 });
+  const names = [...facts.graph.nodes, ...facts.graph.resources].map((part) => part.name);
+  if (page.chosen && !page.chosen.split(" ").every((name) => names.includes(name))) page.chosen = null;
+  $("chosen").replaceChildren(element("p", {}, "Choose a node to see its settings and its seconds."));
+  document.body.classList.remove("past");
+  setPast([]);
+  labelPast(null);
   document.title = `${facts.graph.name} · flowrl`;
   $("name").textContent = facts.graph.name;
   if (facts.path) $("name").title = facts.path;
@@ -73,7 +103,9 @@ function beginAgain(why) {
   page.shown = ended ? `${stateText(page.news.state)} (its server has ended)` : why;
   showState();
   enableControls("");
-  setTimeout(() => begin().catch(lost), ended ? 5000 : 1500);
+  page.tries = ended ? page.tries + 1 : 0;
+  // Another server may take the port one day, and need not know of this browser.
+  if (page.tries <= MOST_TRIES) setTimeout(() => begin().catch(lost), ended ? 5000 : 1500);
 }
 
 function lost(error) {

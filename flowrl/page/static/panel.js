@@ -34,7 +34,8 @@ async function askItem() {
   if (!node || !page.run || !goes) return;
   try {
     const answer = await fetch(`/runs/${page.run}/items/${encodeURIComponent(node.name)}`);
-    if (answer.status === 200 && yielding() === node) { page.item = await answer.json(); showChosen(); }
+    const item = answer.status === 200 ? await answer.json() : null;
+    if (item && yielding() === node) { page.item = item; showChosen(); }
   } catch { /* The stream says that the connection is lost. */ }
 }
 
@@ -111,7 +112,7 @@ function showEdge(from, to) {
   const found = [element("h2", {}, `${from} → ${to}`)];
   const edge = page.now && page.now.edges.find((x) => x.from === from && x.to === to);
   const source = page.now && page.now.nodes[from];
-  const last = page.rows[page.rows.length - 1] || {};
+  const last = shownRow();
   if (edge) {
     const facts = [["items/s", amount(edge.items)], ["steps/s", amount(edge.steps)]];
     if ("level" in edge) facts.push(["waiting", `${edge.level} of ${edge.capacity} items`]);
