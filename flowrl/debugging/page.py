@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -88,11 +88,9 @@ class DebuggedRun:
         """Return nothing, for the past of a debugged run is what `back` leads to."""
         return ()
 
-    def past_moment(
-        self, number: int, among: Sequence[Entry] | None = None
-    ) -> dict[str, Any] | None:
-        """Return None, for nothing of the past is remembered."""
-        return None
+    def row(self, number: int) -> Mapping[str, float]:
+        """Return the row of this number, counted from 1."""
+        return self.live.row(number)
 
     def item(self, node: str) -> dict[str, Any] | None:
         """Return the newest item of a node, empty before there is one; None for an unknown node."""

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flowrl.page.past import evenly
+from flowrl.page.past import evenly, past_moment
 from flowrl.page.saved import SavedRun
 from flowrl.page.source import Cursor, Source
 
@@ -70,7 +70,7 @@ def _moments(source: Source) -> list[dict[str, Any]]:
     entries = source.entries()
     for most in (MOST_MOMENTS, MOST_MOMENTS // 4, MOST_MOMENTS // 16):
         chosen = evenly(entries, most)
-        found = [source.past_moment(number, chosen) for number in range(len(chosen))]
+        found = [past_moment(chosen, number, source.row) for number in range(len(chosen))]
         moments = [_brief(moment) for moment in found if moment is not None]
         if len(json.dumps(moments)) <= MOST_BYTES:
             return moments

@@ -23,15 +23,14 @@ def past_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def past_moment(
-    entries: Sequence[Entry], number: int, count: int, row: Callable[[int], Mapping[str, float]]
+    entries: Sequence[Entry], number: int, row: Callable[[int], Mapping[str, float]]
 ) -> dict[str, Any] | None:
     """Return what a run did at a moment of its history, as plain data.
 
     Args:
         entries: its history.
         number: index of the moment.
-        count: how many rows it has.
-        row: returns the row of an index.
+        row: returns a row by its number, as `Source.row` does.
 
     Returns:
         When it was, as in `past_of`; ``now``, what the run did since the moment before it, as
@@ -41,11 +40,8 @@ def past_moment(
     if not 0 <= number < len(entries):
         return None
     entry = entries[number]
-    # The newest row may be on its way to whoever asks.
-    shown = dict(row(min(entry.rows, count) - 1)) if entry.rows > 0 and count else {}
     now = moment(part(entries, number), entry.whole)
-    found = {**_when(entry), "now": now, "row": shown}
-    return dict(without_nan(found))
+    return dict(without_nan({**_when(entry), "now": now, "row": dict(row(entry.rows))}))
 
 
 def _when(entry: Entry) -> dict[str, Any]:

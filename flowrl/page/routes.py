@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from flowrl.errors import FlowrlError
 from flowrl.observe.diff import differences
-from flowrl.page.past import past_of
+from flowrl.page.past import past_moment, past_of
 from flowrl.page.source import Cursor, Source
 
 Runs = MutableMapping[str, Source]
@@ -92,7 +92,8 @@ def _past(source: Source, _: Params) -> Response:
 def _moment(source: Source, params: Params) -> Response:
     # Only plain digits, and no more than an index has.
     is_index = re.fullmatch("[0-9]{1,9}", params["number"])
-    found = source.past_moment(int(params["number"])) if is_index else None
+    number = int(params["number"]) if is_index else -1
+    found = past_moment(source.entries(), number, source.row)
     return missing("moment") if found is None else JSONResponse(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from itertools import repeat
@@ -22,7 +22,7 @@ from flowrl.observe.about import FILE, goal_of
 from flowrl.observe.saver import UNREADABLE
 from flowrl.observe.saving import profiles
 from flowrl.page.moment import moment, without_nan
-from flowrl.page.past import evenly, past_moment
+from flowrl.page.past import evenly
 from flowrl.page.routes import Runs
 from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor, ends_at, event_of
 
@@ -127,22 +127,12 @@ class SavedRun:
             }
             return Cursor(len(rows), len(events), rows.begun), without_nan(found)
 
-    def past_moment(
-        self, number: int, among: Sequence[history.Entry] | None = None
-    ) -> dict[str, Any] | None:
-        """Return what the run did at a moment of its history, or of a part of its history.
-
-        Args:
-            number: the index of the moment; for any other number the result is None.
-            among: the part; None for all of it.
-        """
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the row of this number, counted from 1; the newest if it has not closed yet."""
         with self._lock:
             self._rows.look()
-            entries = self.entries() if among is None else among
-            return past_moment(entries, number, len(self._rows), self._row)
-
-    def _row(self, index: int) -> dict[str, Any]:
-        return self._rows.parsed([index])[0]
+            count = len(self._rows)
+            return self._rows.parsed([min(number, count) - 1])[0] if number and count else {}
 
     def entries(self) -> list[history.Entry]:
         """Return the history of the run; it is empty where an older flowrl saved it."""

@@ -19,7 +19,7 @@ from flowrl.observe.looking import plain
 from flowrl.observe.sinks import plain_event
 from flowrl.page.items import LastItems
 from flowrl.page.moment import moment, without_nan
-from flowrl.page.past import evenly, past_moment
+from flowrl.page.past import evenly
 
 WINDOW = 2.0
 """The seconds of a run that the page shows as now."""
@@ -81,14 +81,10 @@ class Source(Protocol):
     def entries(self) -> Sequence[Entry]:
         """Return the history of the run: what it did up to each moment that is remembered."""
 
-    def past_moment(
-        self, number: int, among: Sequence[Entry] | None = None
-    ) -> dict[str, Any] | None:
-        """Return what the run did at a moment of its history, or of a part of its history.
+    def row(self, number: int) -> Mapping[str, float]:
+        """Return the row of this number, counted from 1; the newest if it has not closed yet.
 
-        Args:
-            number: the index of the moment; for any other number the result is None.
-            among: the part; None for all of it.
+        It is empty where there is none.
         """
 
     def control(self, verb: str, node: str = "") -> bool:
@@ -225,17 +221,10 @@ class LiveRun:
         """Return the history of the run."""
         return self.history.entries()
 
-    def past_moment(
-        self, number: int, among: Sequence[Entry] | None = None
-    ) -> dict[str, Any] | None:
-        """Return what the run did at a moment of its history, or of a part of its history.
-
-        Args:
-            number: the index of the moment; for any other number the result is None.
-            among: the part; None for all of it.
-        """
-        rows, entries = self.rows(), self.entries() if among is None else among
-        return past_moment(entries, number, len(rows), rows.__getitem__)
+    def row(self, number: int) -> Mapping[str, float]:
+        """Return the row of this number, counted from 1; the newest if it has not closed yet."""
+        rows = self.rows()
+        return rows[min(number, len(rows)) - 1] if number and rows else {}
 
     def _state(self) -> str:
         """Return what the run does, in a word. Needs the lock."""

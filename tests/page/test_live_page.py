@@ -22,7 +22,7 @@ from flowrl.observe.drawn import drawn
 from flowrl.observe.sinks import plain_event
 from flowrl.page import items
 from flowrl.page.moment import moment
-from flowrl.page.past import evenly, past_of
+from flowrl.page.past import evenly, past_moment, past_of
 from flowrl.page.source import Cursor, LiveRun, event_of
 from small_runs import Fan, small
 
@@ -262,11 +262,14 @@ def test_a_page_remembers_a_run_from_the_moment_that_it_is_served(monkeypatch, t
             assert news["past"] >= 4
             first, second = past_of(source.entries())[:2]
             assert first["rows"] > (5 if out is None else 0)
-            found = source.past_moment(1)
+            found = past_moment(source.entries(), 1, source.row)
             assert found["row"] == dict(run.rows[second["rows"] - 1])
             assert found["now"]["env_steps"] == second["env_steps"] - first["env_steps"]
             assert {*found["now"]} == {*news["now"]}
-            assert source.past_moment(-1) is None and source.past_moment(10**6) is None
+            assert (
+                past_moment(source.entries(), -1, source.row) is None
+                and past_moment(source.entries(), 10**6, source.row) is None
+            )
         page.close()
     ended = fl.serve(run)
     assert past_of(ended.runs["run"].entries())[-1]["rows"] == len(run.rows)

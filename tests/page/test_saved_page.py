@@ -15,7 +15,7 @@ import pytest
 import flowrl as fl
 from flowrl.core import growing_lines
 from flowrl.page.export import MOST_MOMENTS, exported
-from flowrl.page.past import past_of
+from flowrl.page.past import past_moment, past_of
 from flowrl.page.saved import SavedRun, SavedRuns, saved_runs
 from flowrl.page.serving import serve_saved
 from flowrl.page.source import MOST_EVENTS, MOST_ROWS, Cursor
@@ -38,12 +38,14 @@ def test_a_saved_run_gives_what_a_live_one_does(saved):
     assert {*news["now"]["nodes"]} == {n["name"] for n in source.facts()["graph"]["nodes"]}
     cursor, later = source.since(cursor)
     assert later["rows"] == [] and later["events"] == [] and not later["again"]
-    last = source.past_moment(news["past"] - 1)
+    last = past_moment(source.entries(), news["past"] - 1, source.row)
     assert {name: last[name] for name in ("seconds", "env_steps", "rows")} == past_of(
         source.entries()
     )[-1]
     assert last["row"] == rows[-1] and last["rows"] == len(rows)
-    assert {*last["now"]} == {*news["now"]} and source.past_moment(news["past"]) is None
+    assert {*last["now"]} == {*news["now"]} and past_moment(
+        source.entries(), news["past"], source.row
+    ) is None
 
 
 def test_a_run_of_an_older_flowrl_and_a_damaged_history_have_no_past(saved, tmp_path):
@@ -54,7 +56,7 @@ def test_a_run_of_an_older_flowrl_and_a_damaged_history_have_no_past(saved, tmp_
     (old / "profiles.jsonl").write_text("{}\n")
     assert past_of(source.entries()) == [] and source.since(Cursor())[1]["past"] == 0
     (old / "profiles.jsonl").unlink()
-    assert past_of(source.entries()) == [] and source.past_moment(0) is None
+    assert past_of(source.entries()) == [] and past_moment(source.entries(), 0, source.row) is None
     assert '"past":[]' in exported(old)
 
 
@@ -95,7 +97,7 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(tmp_path, opened
         process.stdout.close()
     assert source.since(cursor)[1]["state"] == "killed"
     moments = past_of(source.entries())
-    assert moments and source.past_moment(len(moments) - 1)["now"]["nodes"]
+    assert moments and past_moment(source.entries(), len(moments) - 1, source.row)["now"]["nodes"]
     assert '"past":[{' in exported(tmp_path / "run")
     tab.wait_for_selector("#state:text-is('killed')")
     tab.wait_for_selector("#curve canvas")

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import flowrl as fl
+from flowrl.core.profile import Profile
 from flowrl.observe.history import Entry
 from flowrl.page.guard import POLICY, users_key
 from flowrl.page.server import CONNECTIONS, STREAMS, Page, Streams, application
@@ -26,6 +27,7 @@ SERVED = {
 }
 """Of every route that there is, one path that it serves, and its method."""
 PATHS = list(SERVED)
+PROFILE = Profile(seconds=1.5).plain()
 
 
 class Counting:
@@ -51,10 +53,10 @@ class Counting:
         return {"graph": {"name": "g"}}
 
     def entries(self):
-        return [Entry(0, 1.5, 64, 2, "")]
+        return [Entry(0, 1.5, 64, 2, json.dumps({"profile": PROFILE, "counts": []}))]
 
-    def past_moment(self, number, among=None):
-        return {"seconds": 1.5} if number == 0 else None
+    def row(self, number):
+        return {"env_steps": 64}
 
     def since(self, cursor):
         self.asked += 1
@@ -115,7 +117,8 @@ def test_a_link_lets_one_browser_in_and_only_once():
         {"id": "run", "name": "g", "state": "running"}
     ]
     assert json.loads(ask(page, path="/runs/run/past", Cookie=cookie)[2])[0]["env_steps"] == 64
-    assert json.loads(ask(page, path="/runs/run/past/0", Cookie=cookie)[2]) == {"seconds": 1.5}
+    moment = json.loads(ask(page, path="/runs/run/past/0", Cookie=cookie)[2])
+    assert moment["seconds"] == 1.5 and moment["row"] == {"env_steps": 64}
     event = ask(page, path="/runs/run/stream", Cookie=cookie)[2]
     assert json.loads(event.removeprefix("data: "))["rows"][0]["asked"] >= 1
     page.close()
