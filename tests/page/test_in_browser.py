@@ -244,18 +244,20 @@ def test_a_large_graph_and_a_phone_stay_readable(opened):
     page.close()
 
 
-def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
-    slow = threading.Event()
+def slowed_by(slow):
+    """A graph whose node `odd` is slow from the moment on that an event is set."""
 
     def maybe(batch):
         if slow.is_set():
             time.sleep(0.05)
         return batch
 
-    with (
-        fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run,
-        served(run) as (page, _),
-    ):
+    return small().insert(after="batch", odd=fl.Map(maybe))
+
+
+def test_a_node_that_gets_slow_turns_red_and_what_it_reports_is_shown(opened):
+    slow = threading.Event()
+    with fl.run(slowed_by(slow)) as run, served(run) as (page, _):
         tab = opened(page)
         tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
         slow.set()
@@ -277,16 +279,7 @@ def painted(tab):
 
 def test_a_browser_shows_the_past_and_goes_back_to_now(opened):
     slow = threading.Event()
-
-    def maybe(batch):
-        if slow.is_set():
-            time.sleep(0.05)
-        return batch
-
-    with (
-        fl.run(small().insert(after="batch", odd=fl.Map(maybe))) as run,
-        served(run) as (page, _),
-    ):
+    with fl.run(slowed_by(slow)) as run, served(run) as (page, _):
         tab = opened(page)
         assert tab.is_disabled("#slider") or tab.input_value("#slider") != "0"
         tab.wait_for_selector("g.node.bottleneck[data-name=sample]")
