@@ -15,10 +15,10 @@ from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep, UpdateTarget
 from flowrl.ops.weights import SyncWeights
 from flowrl.replay.replay import Replay
+from flowrl.rl.actor_critics import SACNetwork
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.value_losses import SACLoss
-from flowrl.rl.value_networks import SACNetwork
 from flowrl.rollout.runners import Runners
 
 

@@ -21,6 +21,7 @@ from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.function_loss import call_loss
 from flowrl.rl.losses import Loss, without_masked_nans
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -80,7 +81,15 @@ class Core:
     @cached_property
     def tx(self) -> optax.GradientTransformation:
         """The optimiser as an optax transformation."""
+        if isinstance(self.optimizer, Optimizers):
+            return self.optimizer.build(self._groups)
         return as_transformation(self.optimizer)
+
+    @cached_property
+    def _groups(self) -> dict[str, list[str]]:
+        """The names of the parameters of each group that has an optimiser of its own."""
+        groups: Optimizers = self.optimizer
+        return groups.members(self.network.parameter_names, self.network.parameter_groups)
 
     def init(self, key: Array) -> State:
         """Return the first state: weights, optimiser state, numbers of the loss and random key."""
@@ -290,7 +299,7 @@ class Core:
 
         def step(carry: Any, batch: Rows) -> Any:
             weights, opt, stopped = carry
-            (loss, (metrics, rest)), grads = self._gradients(weights, batch, loss_inputs)
+            (loss, (metrics, rest)), grads = self._gradients(weights, opt, batch, loss_inputs)
             _refuse_reserved(metrics)
             priority = metrics.pop("priority", None) if self.loss.priorities else None
             if priority is not None:
@@ -318,10 +327,13 @@ class Core:
 
         return step
 
-    def _gradients(self, weights: Weights, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
+    def _gradients(
+        self, weights: Weights, opt: Any, batch: Rows, loss_inputs: dict[str, Array]
+    ) -> Any:
         """Return ``((loss, (metrics, rest)), gradients)`` of a minibatch.
 
-        `rest` is what the network keeps beside its parameters, as the loss's calls left it.
+        `rest` is what the network keeps beside its parameters, as the loss's calls left it. The
+        state of the optimiser says which parameters are due.
         """
 
         def loss_of(params: dict[str, Array]) -> Any:
@@ -340,6 +352,8 @@ class Core:
             )
             return loss, (metrics, rest)
 
+        if isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
+            return self.optimizer.gradients(loss_of, weights.params, opt, self._groups)
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)
 
     def _stop(self, metrics: dict[str, Array]) -> Array:

@@ -21,10 +21,11 @@ from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
 from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
-from flowrl.rl import losses, value_losses
+from flowrl.rl import deterministic_losses, losses, value_losses
 from flowrl.rl.explore import Explore
 from flowrl.rl.function_loss import FunctionLoss, as_loss
 from flowrl.rl.losses import Loss
+from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 from flowrl.rollout.handle import RunnersHandle
@@ -314,7 +315,12 @@ class LearnerHandle(Handle):
 def _misfit(loss: Loss, explore: Explore) -> str:
     """Return why a loss can't learn from actions picked by this exploration; empty if it can."""
     kind, how = type(loss).__name__, type(explore).__name__
-    if loss.values and explore.samples:
+    if loss.deterministic and explore.last.samples:
+        return (
+            "act by a stochastic policy, but the actions of a policy that "
+            f"{kind} trains have no distribution; give runners explore=fl.GaussianNoise(...)"
+        )
+    if loss.values and explore.last.samples:
         return (
             "act by a stochastic policy, which prefers high action values but samples; "
             f"{kind} does not train them for that; give runners explore=fl.EpsilonGreedy(...)"
@@ -322,7 +328,7 @@ def _misfit(loss: Loss, explore: Explore) -> str:
     if loss.sampled and not explore.samples:
         # An exploration of the user's own may sample from the policy, and lack only the mark.
         own = ""
-        if how not in ("EpsilonGreedy", "GaussianNoise"):
+        if how not in ("EpsilonGreedy", "GaussianNoise", "RandomStart"):
             own = f"; if {how} does sample them so, set samples = True in it"
         return (
             f"act by {how}, for which {kind} does not correct: "
@@ -336,7 +342,7 @@ def _misfit(loss: Loss, explore: Explore) -> str:
 def _losses_content_with(fields: Collection[str]) -> list[str]:
     """Return the names of the losses of this package that need no more than these fields."""
     found = set()
-    for module in (losses, value_losses):
+    for module in (losses, value_losses, deterministic_losses):
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue
@@ -353,7 +359,8 @@ class Learner(Resource):
     Args:
         policy: policy to train, the same as its runners act with.
         loss: loss such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
-        optimizer: optimiser such as `Adam`, or an optax transformation.
+        optimizer: optimiser such as `Adam`, `Optimizers` of several groups of parameters, or an
+            optax transformation.
         runners: name of the runners whose spaces it is made for; they get its first weights
             (default ``runners``).
 
@@ -373,7 +380,8 @@ class Learner(Resource):
             raise SettingError(
                 f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}"
             )
-        as_transformation(self.optimizer)
+        if not isinstance(self.optimizer, Optimizers):
+            as_transformation(self.optimizer)
         try:
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:
