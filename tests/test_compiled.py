@@ -44,8 +44,9 @@ def stock(name, env="CartPole-v1"):
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
+        "td3": lambda: fl.TD3Settings(**DRAWN, hidden=(8,)),
     }
-    return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
+    return getattr(fl, name)("Pendulum-v1" if name in ("sac", "td3") else env, settings[name]())
 
 
 def trained(graph, seed, runtime="local", more=1):
@@ -84,10 +85,13 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3"]
+)
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
-    other = {"learner.optimizer.lr": 0.00123}
+    group = ".actor" if name == "td3" else ""
+    other = {f"learner.optimizer{group}.lr": 0.00123}
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 

@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradient (TD3, Fujimoto et al. 2018)."""
+"""TD3, a deterministic policy gradient with two critics and delays (Fujimoto et al. 2018)."""
 
 from __future__ import annotations
 

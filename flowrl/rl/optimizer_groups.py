@@ -204,12 +204,11 @@ class Optimizers(Spec, Composed):
             return compute
 
         # One branch for each set of groups that may rest at a time.
-        resting = [
-            frozenset(group for i, group in enumerate(delayed) if number >> i & 1)
-            for number in range(2 ** len(delayed))
-        ]
-        bits = [jnp.int32(~self.due(group, state)) << i for i, group in enumerate(delayed)]
-        return jax.lax.switch(sum(bits), [of_due(groups) for groups in resting], params)
+        branches, index = [frozenset[str]()], jnp.int32(0)
+        for group in delayed:
+            index += len(branches) * jnp.int32(~self.due(group, state))
+            branches += [resting | {group} for resting in branches]
+        return jax.lax.switch(index, [of_due(resting) for resting in branches], params)
 
 
 def _of(names: Collection[str], arrays: Params) -> Params:
