@@ -32,15 +32,15 @@ class SearchingNetwork(nnx.Module):
     def __call__(self, boards):
         boards = boards.astype(bool)
         logits, value = self.plain(boards)
-        # The search chooses among all moves at its root, so its random key decides nothing.
-        found = mctx.gumbel_muzero_policy(
+        # Actions are sampled from the visit counts: the search itself needs no noise.
+        found = mctx.muzero_policy(
             (),
             jax.random.key(0),
             mctx.RootFnOutput(prior_logits=logits, value=value, embedding=boards),
             self.after,
             self.simulations,
             invalid_actions=boards.any(-1).reshape(-1, 9),
-            gumbel_scale=0.0,
+            dirichlet_fraction=0.0,
         )
         return jnp.log(found.action_weights + 1e-9), value
 
@@ -69,7 +69,7 @@ def alphazero_loss(policy, params, batch):
     # Without entropy it would soon see the same few games only.
     entropy = -mean((jnp.exp(logp) * logp).sum(-1), batch["valid"])
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "entropy": entropy}
-    return policy_loss + value_loss - 0.2 * entropy, metrics
+    return policy_loss + value_loss - 0.1 * entropy, metrics
 
 
 def graph() -> fl.Graph:
@@ -78,7 +78,7 @@ def graph() -> fl.Graph:
         "pettingzoo:classic.tictactoe_v3", policy=policy, envs_per_runner=64, rollout_length=16,
         batch_size=2048, minibatch_size=256, epochs=2, gamma=1.0, gae_lambda=1.0,
     )  # fmt: skip
-    return ppo.rename("alphazero").replace(learner=fl.Learner(policy, alphazero_loss, fl.Adam(3e-3)))
+    return ppo.rename("alphazero").replace(learner=fl.Learner(policy, alphazero_loss, fl.Adam(2e-3)))
 
 
 def main(steps: int = 100_000) -> fl.Run:

@@ -288,7 +288,8 @@ class LearnerHandle(Handle):
             raise ContractError(
                 f"{type(self.core.loss).__name__} uses no target network; remove this operator"
             )
-        core = self.site.run(self.core.update_target, self.state["core"], tau=tau)
+        # What is not donated would be copied, though only the target network changes.
+        core = self.site.run(self.core.update_target, self.state["core"], donate=(0,), tau=tau)
         self.state = {**self.state, "core": core}
         self.site.count(target_updates=1)
 
