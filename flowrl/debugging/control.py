@@ -313,9 +313,9 @@ class Control:
         # A loss is checked when a row closes, so the node at work then is not the one that trained.
         if isinstance(error, NotFiniteError):
             _, _, learner = error.where.rpartition(".")
-            items = self.given.items()
-            trained = {x.learner: node for node, x in items if isinstance(x, Trained)}
-            return trained.get(learner, "")
+            items = ((node, x) for node, x in self.given.items() if isinstance(x, Trained))
+            # Nodes after the one that trained pass its item on.
+            return next((node for node, x in items if x.learner == learner), "")
         outside = isinstance(error, FlowrlError) and error.where == self.plan.graph.name
         return "" if outside else self.session.place.ledger.at.node
 
