@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrl.core.compiled import explained
 from flowrl.core.events import OperatorRan, Stream, Tap
-from flowrl.core.items import Batch, Filling, Trained
+from flowrl.core.items import Batch, Filling, Gradients, Trained
 from flowrl.errors import FlowrlError
 from flowrl.graph.abstract import AbstractSite, OpaqueError, abstract
 from flowrl.graph.graph import Graph
@@ -113,6 +113,9 @@ class Trace:
 
     It is NaN where it can't be known.
     """
+    gradient_data_lags: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """By node that yields gradients, and by learner: by how many updates the data of each was
+    older, at most, than the weights that they are of; NaN where it can't be known."""
     mean_lags: list[float] = field(default_factory=list)
     """The mean policy lag of each update that a node yields in the steady period, its own or passed
     on."""
@@ -432,6 +435,10 @@ class Tracer:
             ]
         if isinstance(item, Trained):
             self._watch_update(node, item)
+        if isinstance(item, Gradients):
+            lag = item.columns["lag"]
+            known = math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag.max())
+            self.found.gradient_data_lags.setdefault((node, item.learner), []).append(known)
 
     def _watch_update(self, node: str, trained: Trained) -> None:
         """Note the policy lags of an update."""

@@ -125,7 +125,7 @@ class Network:
         self.graphdef, params, rest = split_module(abstract)
         self._params = paths_of(params)
         self._rest = paths_of(rest)
-        self._kinds = {type(part) for _, part in nnx.iter_graph(abstract)}
+        self._parts = {"/".join(map(str, path)): type(x) for path, x in nnx.iter_graph(abstract)}
         self._check(Weights(by_name(self._params, params), by_name(self._rest, rest)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -394,9 +394,9 @@ class Network:
             _, module, _ = self._call(*weights, obs, self.memory(weights, count))
         return self._rest_of(module)
 
-    def has(self, kind: type[Any]) -> bool:
-        """Return whether the module is, or holds a layer, of this kind."""
-        return any(issubclass(found, kind) for found in self._kinds)
+    def layers(self, kind: type[Any]) -> list[str]:
+        """Return the paths of the layers of this kind; that of the module itself is empty."""
+        return [path for path, found in self._parts.items() if issubclass(found, kind)]
 
     def act(
         self,

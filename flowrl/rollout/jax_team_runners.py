@@ -130,9 +130,9 @@ class JaxTeamRunners(OfPolicies, JaxRunners):  # type: ignore[override]  # only 
         item = {"runner": first, "batch": batches, "ended": happened, "valid": valid}
         self._requested(item, work, asked)
 
-    def _joined(self, batches: list[dict[str, Batch]]) -> tuple[Any, dict[str, int]]:
+    def _joined(self, taken: list[State]) -> tuple[Any, dict[str, int]]:
         """Return what runners sampled as one item, and how many steps are counted for it."""
-        of = {}
+        batches, of = [each["batch"] for each in taken], {}
         for policy in self.parts:
             of[policy] = Batch.join([each[policy] for each in batches])
         joined = MultiBatch(of) if self._is_team else of[""]
