@@ -93,7 +93,7 @@ def a3c(env: Make = "CartPole-v1", settings: A3CSettings | None = None, **change
             policy, PGLoss(s.vf_coef, s.ent_coef), RMSProp(s.lr, max_grad_norm=s.max_grad_norm)
         ),
     ).then(
-        grads=ParallelSample(mode="async", in_flight=1, local=local),
+        sample=ParallelSample(mode="async", in_flight=1, local=local),
         apply=ApplyGradients(),
         sync=SyncWeights(to="producer"),
         report=Report(every=s.report_every),

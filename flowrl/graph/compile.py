@@ -85,7 +85,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             counts=counts,
             lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
             gradient_data_lags={
-                n: _largest(lags) for (n, of), lags in found.gradient_data_lags.items() if of == name
+                n: lag for (n, of), lag in found.gradient_data_lags.items() if of == name
             },
             idle=[n for n in users if stuck and not found.steady[n].given],
             queues={n: queue for n, queue in queues.items() if n in users},

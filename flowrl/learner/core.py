@@ -418,6 +418,7 @@ class Core:
 
     @cached_property
     def normalizes(self) -> bool:
+        """Whether the network has running norms, which take in the observations of a batch."""
         return bool(self.network.layers(RunningNorm))
 
 

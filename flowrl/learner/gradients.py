@@ -162,9 +162,7 @@ def applied(
     carry = (weights, state["opt"], jnp.bool_(False))
     (new, opt, _), report = core.stepped(carry, metrics.pop("loss"), metrics, found["params"], kept)
     # Running norms take observations in even where the step is not taken.
-    of_norms = {
-        name: kept[name] for names in _norms(core.network).values() for name in names
-    }
+    of_norms = {name: kept[name] for names in _norms(core.network).values() for name in names}
     new = Weights(new.params, {**new.rest, **of_norms})
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])[None]
     return core.settled(state, new, opt, (numbers, list(report)), found["priority"])

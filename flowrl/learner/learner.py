@@ -14,7 +14,6 @@ from flowrl.core.events import Updated, Updating
 from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, plain_copy
 from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
-from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
 from flowrl.graph.use import Use

@@ -14,7 +14,7 @@ from flowrl.core.texts import amount
 from flowrl.errors import ContractError, GraphError, SettingError, a
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
-from flowrl.learner.core import Core
+from flowrl.learner.core import Core, core_of
 from flowrl.learner.gradients import arrays_of, as_item, gradients_of_rollout, versions_of
 from flowrl.learner.learner import LearnerHandle
 from flowrl.learner.rules import lacking
@@ -66,7 +66,10 @@ class ComputeGradients(Stateless):
                 f"ComputeGradients can't work at the sampler: {type(core.loss).__name__} needs "
                 f"{only}, which only the learner has; move it after ParallelSample"
             )
-        return GradientsAtSampler(core, str(self.learner))
+        # The optimiser stays with the learner.
+        return GradientsAtSampler(
+            core_of(core.policy, core.spaces, core.loss, None), str(self.learner)
+        )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return how many numbers the gradients have, and how often they are computed."""

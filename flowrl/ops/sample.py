@@ -85,7 +85,8 @@ class ParallelSample(Stateless):
             return None
         runners = plan.graph.resources[str(self.runners)]
         each = amount(Fraction(steps // max(calls, 1)), "step")
-        return runners.describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
+        through = f", through {', '.join(self.local)}" if self.local else ""
+        return runners.describe(), f"{each} a call, {plan.a_row(calls, 'call')}{through}"
 
     def review(self, graph: Graph) -> Iterator[str]:
         """Report what is wrong with the operators at the sampler."""

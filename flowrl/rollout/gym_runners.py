@@ -427,9 +427,7 @@ class GymRunners(RunnersHandle):
             self._statistics.note(sample.episodes)
         # Operators at the sampler may make anything of a rollout, so its steps are counted here.
         steps = len(samples) * self.spec.envs_per_runner * self.spec.rollout_length
-        self.site.count(
-            requests=len(samples), sampled_steps=steps, outstanding=len(self.requests)
-        )
+        self.site.count(requests=len(samples), sampled_steps=steps, outstanding=len(self.requests))
         return joined([sample.batch for sample in samples], self.site.run)
 
     def episodes(self) -> dict[str, Any]:

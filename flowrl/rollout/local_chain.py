@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from flowrl.core.events import Stream
 from flowrl.core.items import Batch, Gradients
 from flowrl.core.ledger import Ledger
 from flowrl.core.trees import names_of
@@ -150,6 +151,8 @@ class Local:
                 handles[target] = self.acting
         channels = {names[0]: self._input, "": self._output}
         self._loop = Loop("local", nodes, handles, site, Ledger(), None, channels)
+        # Its events would pass for those of the graph's own nodes, whose names may be the same.
+        self._loop.stream = Stream()
 
     def __call__(self, weights: Weights | None, batch: Batch) -> Any:
         """Return the item that the operators make of a rollout.

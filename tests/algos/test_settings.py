@@ -94,7 +94,9 @@ def test_stock_policies_of_both_kinds_convolve_from_the_same_size_on(size, convo
         observation_space = gym.spaces.Box(0, 255, (size, 50, 3), np.uint8)
 
     ppo, dqn = (graph.resources["runners"] for graph in (fl.ppo(Sized), fl.dqn(Sized)))
-    assert [bool(network(r.policy, r.spaces()).layers(Images)) for r in (ppo, dqn)] == [convolves] * 2
+    assert [bool(network(r.policy, r.spaces()).layers(Images)) for r in (ppo, dqn)] == [
+        convolves
+    ] * 2
 
 
 @pytest.mark.parametrize("name", ["ppo", "pg", "a2c"])
