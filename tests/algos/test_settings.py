@@ -28,6 +28,7 @@ def test_settings_of_another_kind_are_refused_by_name(name, wrong):
 STOCK_SETTINGS = {
     "ppo": fl.PPOSettings,
     "a2c": fl.A2CSettings,
+    "a3c": fl.A3CSettings,
     "pg": fl.PGSettings,
     "impala": fl.IMPALASettings,
     "appo": fl.APPOSettings,
