@@ -119,8 +119,9 @@ class GradientsAtSampler(Stateless):
             columns,
             core=core,
         )
-        # The rollout's newest rows are those of the weights.
-        version = ctx.call(np.max, versions_of(batch)[0])
+        # The weights are those of the newest row; of several agents the first one may be older.
+        versions = batch.columns.get("last_version", versions_of(batch)[0])
+        version = ctx.call(np.max, versions)
         yield as_item(acting.site, str(self.learner), found, batch, version)
 
 

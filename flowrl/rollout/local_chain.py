@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from flowrl.core.events import Stream
-from flowrl.core.items import Batch, Gradients
+from flowrl.core.items import Batch, Gradients, MultiBatch
 from flowrl.core.ledger import Ledger
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, a
@@ -176,6 +176,24 @@ class Local:
                 "rest after ParallelSample"
             )
         return given[0]
+
+
+def of_policies(items: dict[str, Any]) -> MultiBatch:
+    """Return the batches of several policies as one item.
+
+    Args:
+        items: by policy.
+
+    Raises:
+        ContractError: the operators at the sampler made something else of them.
+    """
+    for name, item in items.items():
+        if not isinstance(item, Batch):
+            raise ContractError(
+                f"local made {a(item)} of the rollouts of {name}; of several policies it must give "
+                "batches, so move the rest after Select"
+            )
+    return MultiBatch(items)
 
 
 def joined(items: Sequence[Any], run: Callable[..., Any]) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import flowrl as fl
 from conftest import close, rows_and_weights, runner_pids, timeless
+from teams import TwoCartPoles, two_learners
 
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True)
 SMALL = {"envs_per_runner": 4, "rollout_length": 5, "report_every": 3, "policy": POLICY}
@@ -140,3 +141,22 @@ def test_a_learner_in_a_process_of_its_own_applies_them():
     others, wanted = rows_and_weights(in_rounds(), 3, "local", seed=5)
     close((timeless(rows), weights), (timeless(others), wanted))
     assert run.audit().closed
+
+
+def test_one_policy_of_several_agents_gives_gradients_and_of_several_policies_they_are_refused():
+    graph = fl.a3c(TwoCartPoles, num_runners=2, **{**SMALL, "envs_per_runner": 2})
+    with fl.run(graph, seed=1) as run:
+        row = next(run)
+    assert row["updates"] == 3 and run.audit().closed
+    assert run.counts()["sampled_steps"] == row["trained_steps"]
+    local = graph.nodes[0].op.local
+    teams = two_learners(policy=POLICY).set("sample.local", fl.chain(grads=local["grads"]))
+    with pytest.raises(fl.errors.CheckError, match="unknown resource 'learner'"):
+        teams.check()
+    own = fl.chain(size=fl.Map(numbered))
+    with pytest.raises(fl.errors.CheckError, match="of several policies it must give batches"):
+        two_learners(policy=POLICY).set("sample.local", own).check()
+
+
+def numbered(batch):
+    return {"steps": batch.steps}
