@@ -37,7 +37,7 @@ class A3CSettings:
         max_grad_norm: largest global norm of the gradients (default 0.5).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
-        report_every: updates per row of results (default 50).
+        report_every: updates per row of results (default 40).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
         policy: policy to act and to train; None: a CNN for images, else an MLP (default None).
     """
@@ -53,7 +53,7 @@ class A3CSettings:
     max_grad_norm: float = 0.5
     normalize: bool = False
     normalize_rewards: bool = False
-    report_every: int = 50
+    report_every: int = 40
     clip_rewards: float | None = None
     policy: Policy | None = None
 
