@@ -49,6 +49,12 @@ def a2c() -> fl.Graph:
     return graph.insert(after="train", check=fl.Evaluate(every=5, episodes=2, max_steps=50))
 
 
+def a3c() -> fl.Graph:
+    """A3C, whose runners compute gradients."""
+    small = {name: x for name, x in SMALL.items() if name != "batch_size"}
+    return fl.a3c("CartPole-v1", policy=MLP, **small, report_every=4)
+
+
 def pg() -> fl.Graph:
     """The policy gradient."""
     return fl.pg("CartPole-v1", policy=MLP, **SMALL)
@@ -148,6 +154,7 @@ XLA = ("--runtime", "xla")
 CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "ppo": ("ppo", 6_000, ()),
     "a2c": ("a2c", 40_000, ()),
+    "a3c": ("a3c", 25_000, ()),
     "pg": ("pg", 25_000, ()),
     "impala": ("impala", 25_000, ()),
     "appo": ("appo", 25_000, ()),

@@ -77,6 +77,8 @@ GATES = (
     Gate("ppo", "Pendulum-v1", -250, 300_000, 3, -200),
     Gate("ppo", "Acrobot-v1", -100, 500_000, 3, -90),
     Gate("a2c", "CartPole-v1", 450, 500_000, 3, 475),
+    Gate("a3c", "CartPole-v1", 450, 500_000, 3, 475),
+    Gate("a3c", "CartPole-v1", 450, 500_000, 3, 475, "ray"),
     Gate("pg", "CartPole-v1", 450, 500_000, 3, 475),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, 490),
     Gate("impala", "CartPole-v1", 450, 1_000_000, 3, 490, "ray"),

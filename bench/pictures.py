@@ -30,7 +30,7 @@ SEEDS = 5
 PENDULUM = ("sac", "td3", "ddpg")
 """The stock graphs for actions in a Box."""
 STEPS = {
-    **dict.fromkeys(("pg", "a2c"), 300_000),
+    **dict.fromkeys(("pg", "a2c", "a3c"), 300_000),
     **dict.fromkeys(("dqn", "apex"), 100_000),
     **dict.fromkeys(PENDULUM, 8_000),
 }

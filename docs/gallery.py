@@ -12,6 +12,7 @@ from flowrl.cli.commands import documented
 PICTURES = Path(__file__).parent / "pictures"
 PARENTS = {
     "a2c": "pg",
+    "a3c": "a2c",
     "ppo": "a2c",
     "impala": "ppo",
     "appo": "impala",

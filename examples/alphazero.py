@@ -78,7 +78,9 @@ def graph() -> fl.Graph:
         "pettingzoo:classic.tictactoe_v3", policy=policy, envs_per_runner=64, rollout_length=16,
         batch_size=2048, minibatch_size=256, epochs=2, gamma=1.0, gae_lambda=1.0,
     )  # fmt: skip
-    return ppo.rename("alphazero").replace(learner=fl.Learner(policy, alphazero_loss, fl.Adam(2e-3)))
+    return ppo.rename("alphazero").replace(
+        learner=fl.Learner(policy, alphazero_loss, fl.Adam(2e-3))
+    )
 
 
 def main(steps: int = 100_000) -> fl.Run:

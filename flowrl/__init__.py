@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from flowrl import networks as networks
     from flowrl.algos.a2c import A2CSettings as A2CSettings
     from flowrl.algos.a2c import a2c as a2c
+    from flowrl.algos.a3c import A3CSettings as A3CSettings
+    from flowrl.algos.a3c import a3c as a3c
     from flowrl.algos.apex import ApexSettings as ApexSettings
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
@@ -79,6 +81,9 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Gate as Gate
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.flow import Merge as Merge
+    from flowrl.ops.gradients import ApplyGradients as ApplyGradients
+    from flowrl.ops.gradients import AverageGradients as AverageGradients
+    from flowrl.ops.gradients import ComputeGradients as ComputeGradients
     from flowrl.ops.league import AddOpponent as AddOpponent
     from flowrl.ops.league import ChooseOpponents as ChooseOpponents
     from flowrl.ops.queue import MixIn as MixIn
@@ -134,6 +139,7 @@ __version__ = "0.1.0"
 # The names of each module: the imports above are only read by type checkers and editors.
 _HOMES = {
     "algos.a2c": "A2CSettings a2c",
+    "algos.a3c": "A3CSettings a3c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
     "algos.config": "Config",
@@ -166,6 +172,7 @@ _HOMES = {
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
     "ops.batch": "Advantages Concat Standardize",
+    "ops.gradients": "ApplyGradients AverageGradients ComputeGradients",
     "ops.league": "AddOpponent ChooseOpponents",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",

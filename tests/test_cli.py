@@ -59,6 +59,7 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
     assert [line.split()[0] for line in out.splitlines()] == [
         "ppo",
         "a2c",
+        "a3c",
         "pg",
         "impala",
         "appo",
@@ -385,7 +386,9 @@ def test_a_saved_graph_runs_again(flowrl):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "graph", ["ppo", "pg", "a2c", "a3c", "impala", "appo", "dqn", "apex", "sac"]
+)
 @pytest.mark.parametrize("name", ["lr", "learner.optimizer.lr"])
 def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):
     env = "Pendulum-v1" if graph == "sac" else "CartPole-v1"
@@ -414,7 +417,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, pg"),
+        (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, a3c, pg"),
         (
             ["plan", "ppo", "--set", "epoch=3"],
             "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: num_runners,",

@@ -38,6 +38,7 @@ def stock(name, env="CartPole-v1"):
     settings = {
         "ppo": lambda: fl.PPOSettings(**SMALL, batch_size=8, epochs=2, minibatch_size=4),
         "a2c": lambda: fl.A2CSettings(**SMALL, batch_size=8, report_every=1),
+        "a3c": lambda: fl.A3CSettings(**SMALL, num_runners=2, report_every=1),
         "pg": lambda: fl.PGSettings(**SMALL, batch_size=8),
         "impala": lambda: fl.IMPALASettings(**WIDE, batch_size=16, report_every=1),
         "appo": lambda: fl.APPOSettings(**WIDE, batch_size=16, report_every=1),
@@ -86,7 +87,7 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3"]
+    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3"]
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()

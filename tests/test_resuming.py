@@ -113,6 +113,17 @@ CASES = {
     "a2c with an evaluation": lambda: fl.a2c("CartPole-v1", small(fl.A2CSettings)).insert(
         after="train", check=fl.Evaluate(every=2, episodes=2, max_steps=50)
     ),
+    "a2c with micro-batches": lambda: (
+        fl.a2c("CartPole-v1", small(fl.A2CSettings, batch_size=16, normalize=True, policy=None))
+        .remove("train")
+        .insert(
+            after="adv",
+            grads=fl.ComputeGradients(),
+            mean=fl.AverageGradients(4),
+            apply=fl.ApplyGradients(),
+        )
+    ),
+    "a3c": lambda: fl.a3c("CartPole-v1", small(fl.A3CSettings)),
     "impala, recurrent": lambda: fl.impala("CartPole-v1", small(fl.IMPALASettings, policy=RNN)),
     "impala with MixIn": lambda: fl.impala("CartPole-v1", small(fl.IMPALASettings)).insert(
         after="batch", mix=fl.MixIn(3, 2)
@@ -153,6 +164,7 @@ PROGRAMS = {
     "ppo": (lambda: fl.ppo(JAX, PPO), {}),
     "ppo with many seeds": (lambda: fl.ppo(JAX, PPO), {"seeds": 2}),
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
+    "a3c": (lambda: fl.a3c(JAX, small(fl.A3CSettings)), {}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
 }

@@ -1,7 +1,7 @@
 """Stock algorithms: functions that return a Graph."""
 
 STOCK = (
-    *("ppo", "a2c", "pg", "impala", "appo"),
+    *("ppo", "a2c", "a3c", "pg", "impala", "appo"),
     *("dqn", "apex"),
     *("sac", "td3", "ddpg"),
     *("vdn", "qmix", "multi_ppo"),

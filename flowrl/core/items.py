@@ -1,4 +1,4 @@
-"""Items that flow along the edges of a graph: `Batch` and `Trained`; and the `Row` of a run.
+"""Items that flow along the edges of a graph, such as `Batch`, and the `Row` of a run.
 
 `Filling` is a count in the state of an operator that collects items.
 """
@@ -182,6 +182,12 @@ def _unpacked(data: Sequence[str], columns: Sequence[str], arrays: Packed) -> Ba
     return Batch(fields, dict(zip(columns, arrays[len(data) :], strict=True)))
 
 
+def _gradients(numbered: tuple[Any, ...], arrays: Packed) -> Gradients:
+    """Return the gradients whose arrays `Packed` holds, of which `numbered` has the numbers."""
+    found: Gradients = jax.tree.map(arrays.__getitem__, Gradients(*numbered))
+    return found
+
+
 ALIGNED = 64
 """Arrays begin at multiples of this many bytes: XLA reads such arrays in place."""
 
@@ -273,8 +279,52 @@ class Metrics:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Gradients:
+    """Gradients of a learner's loss, of one batch or the mean of several.
+
+    `ComputeGradients` yields them and `ApplyGradients` takes them.
+    """
+
+    steps: int = field(metadata={"static": True})
+    """The steps of the batches, masked rows included."""
+    params: dict[str, Array]
+    """By parameter: its gradient."""
+    metrics: Metrics
+    """The loss, and its metrics."""
+    valid: Array
+    """The number of valid rows, by which a mean of several is weighted."""
+    rest: dict[str, dict[str, Any]]
+    """What the network keeps beside its parameters, and how the batch changed it.
+
+    Under ``before`` and ``after`` are the arrays before and after, and under ``moments`` the mean,
+    variance and count that each running norm would have of the batch alone, by its path.
+    """
+    columns: dict[str, Array]
+    """Arrays ``[B]``, one number per column of the batches.
+
+    They are ``version`` (the policy version of the weights that the gradients are of), ``lag`` (by
+    how many updates the data was older than those), and what an update feeds back to the producers
+    of the batches: see `Trained.feedback`.
+    """
+    batches: int = field(default=1, metadata={"static": True})
+    """The number of batches."""
+    learner: str = field(default="learner", metadata={"static": True})
+    """The name of the learner whose loss it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle NumPy arrays as one, as a `Batch` does."""
+        arrays, structure = jax.tree.flatten(self)
+        if not all(isinstance(x, np.ndarray) for x in arrays):
+            return (Gradients, tuple(vars(self).values()))
+        # The same with the number of each array in its place.
+        numbered = jax.tree.unflatten(structure, range(len(arrays)))
+        return (_gradients, (tuple(vars(numbered).values()), Packed(arrays)))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Trained:
-    """Result of one `learner.update`, which flows downstream of `TrainOneStep`."""
+    """Result of one update of a learner, by `TrainOneStep` or `ApplyGradients`."""
 
     steps: int = field(metadata={"static": True})
     """The steps of the batch."""
@@ -355,7 +405,7 @@ def bytes_of(item: Any) -> int:
 
 def steps_of(item: Any) -> int:
     """Return the steps in an item; 0 where it has none."""
-    return item.steps if isinstance(item, Batch | MultiBatch | Trained) else 0
+    return item.steps if isinstance(item, Batch | MultiBatch | Gradients | Trained) else 0
 
 
 def lag_of(version: Array, versions: Array, older: Array = 0) -> tuple[Array, Array]:

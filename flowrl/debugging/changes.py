@@ -14,6 +14,7 @@ from flowrl.errors import SettingError
 from flowrl.graph import values
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.plan import Plan
+from flowrl.graph.refs import resource_and_part
 from flowrl.learner.core import core_of
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.rl.function_loss import as_loss
@@ -86,6 +87,8 @@ def change(session: Session, plan: Plan, address: str, value: Any) -> Plan:
             _swap_node(session, new, refuse)
     for name, resource in graph.resources.items():
         if resource is not plan.graph.resources[name]:
+            if isinstance(resource, Learner) and prepared(plan) != prepared(new_plan):
+                refuse("runners get this before the first pass")
             _swap_resource(session, name, plan.graph.resources[name], resource, refuse)
     session.place.planned = new_plan.found.totals
     return new_plan
@@ -130,10 +133,16 @@ def _structure(tree: Any) -> tuple[Any, list[Any]]:
 
 
 class _CallLog:
-    """Stand-in for a resource that records the calls it gets."""
+    """Stand-in for a resource that records the calls it gets.
 
-    def __init__(self, name: str, calls: list[Any]) -> None:
+    That of a learner has its functions, as far as gradients depend on them, for any spaces.
+    """
+
+    def __init__(self, name: str, calls: list[Any], resource: Any) -> None:
         self._name, self._calls = name, calls
+        if isinstance(resource, Learner):
+            spaces: Any = None
+            self.core = core_of(resource.policy, spaces, as_loss(resource.loss), None)
 
     def __getattr__(self, verb: str) -> Callable[..., None]:
         return lambda *args, **named: self._calls.append((self._name, verb, args, named))
@@ -146,7 +155,8 @@ class _PrepareContext:
         self.name, self.root, self._plan, self._calls = node.name, not node.after, plan, calls
 
     def __getitem__(self, ref: Any) -> _CallLog:
-        return _CallLog(str(ref), self._calls)
+        name, _ = resource_and_part(str(ref))
+        return _CallLog(str(ref), self._calls, self._plan.graph.resources.get(name))
 
     def planned(self, resource: Any, counter: str) -> int:
         """Return the number that the plan has."""

@@ -84,6 +84,9 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             exact=traced and found.exact,
             counts=counts,
             lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
+            gradient_data_lags={
+                n: lag for (n, of), lag in found.gradient_data_lags.items() if of == name
+            },
             idle=[n for n in users if stuck and not found.steady[n].given],
             queues={n: queue for n, queue in queues.items() if n in users},
             replays={n: replay for n, replay in replays.items() if n in users},

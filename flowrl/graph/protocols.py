@@ -442,6 +442,17 @@ class Operator(Settings, ABC):
     def prepare(self, ctx: Context) -> None:
         """Prepare resources for the run; it is called once, before the first pass."""
 
+    def at_sampler(self, ctx: Context) -> Operator:
+        """Return the operator that does its work where rollouts are sampled; itself by default.
+
+        What it returns is sent to the runners. In place of each resource it finds the behaviour
+        policy there, so it has to hold what else it needs of a resource.
+
+        Args:
+            ctx: the context of the node that samples, with all resources of the graph.
+        """
+        return self
+
     def ready(self, state: Any, ctx: Context) -> bool:
         """Return whether it may fire, for a node without inputs.
 

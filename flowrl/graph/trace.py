@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrl.core.compiled import explained
 from flowrl.core.events import OperatorRan, Stream, Tap
-from flowrl.core.items import Batch, Filling, Trained
+from flowrl.core.items import Batch, Filling, Gradients, Trained
 from flowrl.errors import FlowrlError
 from flowrl.graph.abstract import AbstractSite, OpaqueError, abstract
 from flowrl.graph.graph import Graph
@@ -113,9 +113,10 @@ class Trace:
 
     It is NaN where it can't be known.
     """
+    gradient_data_lags: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By node and learner whose gradients it yields: the largest lag of their data, or NaN."""
     mean_lags: list[float] = field(default_factory=list)
-    """The mean policy lag of each update that a node yields in the steady period, its own or passed
-    on."""
+    """The mean policy lag of each update that a node yields or passes on in the steady period."""
     metrics: dict[str, str] = field(default_factory=dict)
     """By name of a metric that `Context.metric` or an environment reports: what reports it."""
     timed: bool = False
@@ -432,15 +433,14 @@ class Tracer:
             ]
         if isinstance(item, Trained):
             self._watch_update(node, item)
+        if isinstance(item, Gradients):
+            lags, of = self.found.gradient_data_lags, (node, item.learner)
+            lags[of] = float(np.maximum(lags.get(of, 0.0), _known(item.columns["lag"])))
 
     def _watch_update(self, node: str, trained: Trained) -> None:
         """Note the policy lags of an update."""
         self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
-        # A lag is only a shape where a function on the way computed the column `version`, whose
-        # numbers are unknown then.
-        mean, largest = (
-            math.nan if isinstance(lag, jax.ShapeDtypeStruct) else float(lag) for lag in trained.lag
-        )
+        mean, largest = map(_known, trained.lag)
         self.found.lags.setdefault(node, []).append(largest)
         self.found.mean_lags.append(mean)
 
@@ -478,6 +478,11 @@ class Tracer:
         for (_, node), number in self.place.ledger.got.items():
             did[node, "", "taken"] += number
         return did
+
+
+def _known(lags: Any) -> float:
+    """Return a policy lag, the largest of several; NaN where `version` was computed on the way."""
+    return math.nan if isinstance(lags, jax.ShapeDtypeStruct) else float(np.max(lags))
 
 
 def _sampled(did: Did) -> int:

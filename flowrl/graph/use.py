@@ -30,6 +30,9 @@ class Use:
     lags: Mapping[str, float]
     """By node that calls this resource and yields updates, its own or passed on: the largest policy
     lag, NaN where it can't be known."""
+    gradient_data_lags: Mapping[str, float]
+    """By node that yields gradients of this resource: by how many updates their data was older, at
+    most, than the weights that they are of; NaN where it can't be known."""
     idle: Sequence[str]
     """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
     queues: Mapping[str, str]

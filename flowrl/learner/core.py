@@ -13,10 +13,11 @@ import optax
 from jax.sharding import PartitionSpec
 
 from flowrl.core.clock import epoch_ended
-from flowrl.core.items import COLUMNS, Metrics
+from flowrl.core.items import Metrics
 from flowrl.core.mesh import mean_of_devices, number, shared
 from flowrl.core.trees import with_trees
 from flowrl.errors import ContractError
+from flowrl.learner.checked import all_finite, finite_or_masked, means, refuse_reserved
 from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.function_loss import call_loss
 from flowrl.rl.losses import Loss, without_masked_nans
@@ -27,11 +28,6 @@ from flowrl.rl.policies import Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
 
 Array = Any
-RESERVED = {*COLUMNS, "bad"}
-"""Names that the metrics of a loss may not have.
-
-Every Row has columns of the first ones, and by ``bad`` an update reports that it is not finite.
-"""
 State = dict[str, Any]
 OBSERVED = ("obs", "next_obs", "bootstrap_obs")
 """The names under which a loss finds observations, as trees where these have several parts."""
@@ -179,28 +175,48 @@ class Core:
         steps, width = data["valid"].shape
         minibatches = Minibatches(steps, width, minibatch_size, self.sequences, shuffle, shards)
         next_key, key = jax.random.split(state["key"])
-        fields, column_fields = self._laid_out(minibatches, data, columns, key)
+        fields, column_fields = self.laid_out(minibatches, data, columns, key)
         # The names are known once the function is traced, which happens when it is called.
         names: list[str] = []
         train = self._training(minibatches, names, epochs=epochs, traced=traced)
         if shards > 1:
-            train = self._on_devices(train, minibatches, fields, column_fields)
+            train = self.on_devices(train, minibatches, fields, column_fields)
         weights, opt, metrics, priority = train(
-            state["weights"], state["opt"], self._loss_inputs(state), key, fields, column_fields
+            state["weights"], state["opt"], self.loss_inputs(state), key, fields, column_fields
         )
-        means, gradient_steps = _means(metrics, names)
+        new = self.settled(state, weights, opt, (metrics, names), priority)
+        return {**new[0], "key": next_key}, *new[1:]
+
+    def settled(
+        self,
+        state: State,
+        weights: Weights,
+        opt: Any,
+        metrics: tuple[Array, list[str]],
+        priority: Array | None,
+    ) -> tuple[State, Metrics, Array | None]:
+        """Return the state after an update, its metrics and priorities.
+
+        Args:
+            state: before the update.
+            weights: after it.
+            opt: the optimiser's state after it.
+            metrics: those of its gradient steps, and their names, as `means` takes them.
+            priority: of each row, if the loss reports it.
+        """
+        mean, gradient_steps = means(*metrics)
         # A result that is not finite is dropped as a whole: only the random key moves on.
-        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], means)}
-        good = jnp.isfinite(means["loss"]) & _all_finite(new)
+        new = {"weights": weights, "opt": opt, "loss": self.loss.adapt(state["loss"], mean)}
+        good = jnp.isfinite(mean["loss"]) & all_finite(new)
         if priority is not None:
             # A NaN among the priorities would spoil every sample before the next Row reports it.
             flat = priority.reshape(-1)
             priority = jnp.where(good & jnp.isfinite(flat), flat, 0.0)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, {k: state[k] for k in new})
-        report = {**means, "gradient_steps": jnp.where(good, gradient_steps, 0), "bad": ~good}
-        return {**state, **kept, "key": next_key}, Metrics.pack(report), priority
+        report = {**mean, "gradient_steps": jnp.where(good, gradient_steps, 0), "bad": ~good}
+        return {**state, **kept}, Metrics.pack(report), priority
 
-    def _laid_out(
+    def laid_out(
         self,
         minibatches: Minibatches,
         data: dict[str, Array],
@@ -217,7 +233,7 @@ class Core:
             return laid_out, {}
         return laid_out, {name: minibatches.laid_out(x, time=False) for name, x in columns.items()}
 
-    def _loss_inputs(self, state: State) -> dict[str, Array]:
+    def loss_inputs(self, state: State) -> dict[str, Array]:
         """Return what the loss takes beside the batch: its own numbers, and target parameters."""
         if not self.loss.target_network:
             return dict(state["loss"])
@@ -256,13 +272,13 @@ class Core:
             # convolutions.
             run = _run_once if minibatches.count == 1 and epochs == 1 else _run_in_loop
             (weights, opt, _), metrics, priority = run(epoch, start, key, epochs)
-            if self._normalizes:
-                weights = self._observed(weights, rows)
+            if self.normalizes:
+                weights = self.observed(weights, rows)
             return weights, opt, metrics.reshape(-1, len(names)), priority
 
         return train
 
-    def _observed(self, weights: Weights, rows: Rows) -> Weights:
+    def observed(self, weights: Weights, rows: Rows) -> Weights:
         """Return weights whose running norms have taken in the observations of a batch."""
         arrays = {part.name: rows[part.name].reshape(-1, *part.shape) for part in self.spaces.parts}
         obs = self.spaces.tree(arrays)
@@ -270,7 +286,7 @@ class Core:
             weights.params, self.network.observe(weights, obs, rows["valid"].reshape(-1))
         )
 
-    def _on_devices(
+    def on_devices(
         self, train: Callable[..., Any], minibatches: Minibatches, fields: Rows, columns: Rows
     ) -> Callable[..., Any]:
         """Return the training function as one that devices run side by side on shared rows."""
@@ -298,34 +314,65 @@ class Core:
         """
 
         def step(carry: Any, batch: Rows) -> Any:
-            weights, opt, stopped = carry
-            (loss, (metrics, rest)), grads = self._gradients(weights, opt, batch, loss_inputs)
-            _refuse_reserved(metrics)
-            priority = metrics.pop("priority", None) if self.loss.priorities else None
-            if priority is not None:
-                # The devices average the loss anyway, so it reports what is wrong on one of them.
-                loss = jnp.where(_finite_or_masked(priority, batch["valid"]), loss, jnp.nan)
-            metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
-            # What the network left as it was is equal on all devices and needs no averaging.
-            changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
-            loss, metrics, grads, changed = mean_of_devices(
-                (loss, metrics, grads, changed), jnp.sum(batch["valid"])
-            )
-            updates, new_opt = self.tx.update(grads, opt, weights.params)
-            new_params = optax.apply_updates(weights.params, updates)
-            new = (Weights(new_params, {**rest, **changed}), new_opt)
-            applied = jnp.float32(1)
-            if self.loss.stops_early:
-                # The step that goes too far is not taken, nor are those after it.
-                stopped = stopped | self._stop(metrics)
-                new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
-                applied = 1 - stopped.astype(jnp.float32)
-            report = {"loss": loss, **metrics, "gradient_steps": applied}
+            loss, metrics, grads, rest, priority = self.found(*carry[:2], batch, loss_inputs)
+            carry, report = self.stepped(carry, loss, metrics, grads, rest)
             names[:] = report
             numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])
-            return (*new, stopped), (numbers, priority)
+            return carry, (numbers, priority)
 
         return step
+
+    def found(self, weights: Weights, opt: Any, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
+        """Return what a gradient step takes from a minibatch, equal on all devices.
+
+        It is the loss, its metrics, the gradients, what the network keeps beside its parameters
+        after the loss's calls, and the priorities of this device's rows if the loss reports them.
+        """
+        (loss, (metrics, rest)), grads = self._gradients(weights, opt, batch, loss_inputs)
+        refuse_reserved(metrics)
+        priority = metrics.pop("priority", None) if self.loss.priorities else None
+        if priority is not None:
+            # The devices average the loss anyway, so it reports what is wrong on one of them.
+            loss = jnp.where(finite_or_masked(priority, batch["valid"]), loss, jnp.nan)
+        metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+        # What the network left as it was is equal on all devices and needs no averaging.
+        changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
+        loss, metrics, grads, changed = mean_of_devices(
+            (loss, metrics, grads, changed), jnp.sum(batch["valid"])
+        )
+        return loss, metrics, grads, {**rest, **changed}, priority
+
+    def stepped(
+        self,
+        carry: tuple[Weights, Any, Array],
+        loss: Array,
+        metrics: dict[str, Array],
+        grads: dict[str, Array],
+        rest: dict[str, Array],
+    ) -> tuple[tuple[Weights, Any, Array], dict[str, Array]]:
+        """Take a gradient step.
+
+        Args:
+            carry: weights, optimiser state, and whether the update has stopped.
+            loss: of the minibatch.
+            metrics: of the loss, by name.
+            grads: the gradient of each parameter.
+            rest: what the network keeps beside its parameters.
+
+        Returns:
+            The same three after it, and what the step reports.
+        """
+        weights, opt, stopped = carry
+        updates, new_opt = self.tx.update(grads, opt, weights.params)
+        new_params = optax.apply_updates(weights.params, updates)
+        new = (Weights(new_params, rest), new_opt)
+        applied = jnp.float32(1)
+        if self.loss.stops_early:
+            # The step that goes too far is not taken, nor are those after it.
+            stopped = stopped | self._stop(metrics)
+            new = jax.tree.map(lambda a, b: jnp.where(stopped, a, b), (weights, opt), new)
+            applied = 1 - stopped.astype(jnp.float32)
+        return (*new, stopped), {"loss": loss, **metrics, "gradient_steps": applied}
 
     def _gradients(
         self, weights: Weights, opt: Any, batch: Rows, loss_inputs: dict[str, Array]
@@ -333,7 +380,7 @@ class Core:
         """Return ``((loss, (metrics, rest)), gradients)`` of a minibatch.
 
         `rest` is what the network keeps beside its parameters, as the loss's calls left it. The
-        state of the optimiser says which parameters are due.
+        state of the optimiser says which parameters are due: all of them where it is None.
         """
 
         def loss_of(params: dict[str, Array]) -> Any:
@@ -352,7 +399,7 @@ class Core:
             )
             return loss, (metrics, rest)
 
-        if isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
+        if opt is not None and isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
             return self.optimizer.gradients(loss_of, weights.params, opt, self._groups)
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)
 
@@ -384,8 +431,9 @@ class Core:
         return self.network.unroll(weights, obs, memory)
 
     @cached_property
-    def _normalizes(self) -> bool:
-        return self.network.has(RunningNorm)
+    def normalizes(self) -> bool:
+        """Whether the network has running norms, which take in the observations of a batch."""
+        return bool(self.network.layers(RunningNorm))
 
 
 def _epoch(
@@ -429,55 +477,3 @@ def _run_in_loop(
     indexed_keys = (jnp.arange(epochs), jax.random.split(key, epochs))
     carry, (metrics, priority) = jax.lax.scan(epoch, start, indexed_keys)
     return carry, metrics, None if priority is None else priority[-1]
-
-
-def _means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
-    """Return the mean of each metric over the gradient steps that were applied, and their number.
-
-    If none was applied, the metrics are those of the first, for which the update stopped.
-
-    Args:
-        metrics: of every gradient step, ``[gradient steps, len(names)]``.
-        names: of the metrics; the last one is ``gradient_steps``, 1 where a step was applied.
-    """
-    applied = metrics[:, -1:]
-    gradient_steps = jnp.sum(applied)
-    counted = applied.at[0].set(jnp.where(gradient_steps > 0, applied[0], 1.0))
-    share = counted / jnp.maximum(gradient_steps, 1)
-    # A step that does not count may have metrics that are NaN, which a share of 0 would keep.
-    means = jnp.sum(jnp.where(counted > 0, metrics, 0.0) * share, axis=0)
-    return dict(zip(names[:-1], means, strict=False)), gradient_steps
-
-
-def _all_finite(tree: Any) -> Array:
-    """Return whether all floating point numbers of a tree are finite."""
-    numbers = [
-        leaf.reshape(-1)
-        for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    return jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
-
-
-def _finite_or_masked(priority: Array, valid: Array) -> Array:
-    """Return whether all priorities of a minibatch are finite, but for those of masked rows.
-
-    Args:
-        priority: by row, ``[N]``.
-        valid: by row whether it counts, ``[N]``, or ``[T, N]`` of whole columns, which all count.
-    """
-    finite = jnp.isfinite(priority)
-    return jnp.all(finite | (valid == 0) if valid.shape == priority.shape else finite)
-
-
-def _refuse_reserved(metrics: dict[str, Array]) -> None:
-    """Raise an error if a metric of the loss has one of the reserved names.
-
-    Raises:
-        ContractError: with another name for it.
-    """
-    if taken := sorted(RESERVED & set(metrics)):
-        raise ContractError(
-            f"the loss reports {', '.join(taken)}, which every Row or update has already; "
-            f"give it another name, such as loss/{taken[0]}"
-        )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -12,31 +11,33 @@ import numpy as np
 
 from flowrl.core.clock import here, update_begins
 from flowrl.core.events import Updated, Updating
-from flowrl.core.items import Batch, Metrics, Trained, lag_of, plain_copy
+from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, plain_copy
 from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
-from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
-from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
-from flowrl.rl import deterministic_losses, losses, value_losses
-from flowrl.rl.explore import Explore
-from flowrl.rl.function_loss import FunctionLoss, as_loss
+from flowrl.learner.gradients import (
+    FED_BACK,
+    applied,
+    arrays_of,
+    as_item,
+    gradients_of,
+    versions_of,
+)
+from flowrl.learner.rules import lacking, misfit_of, runners_of, stale_data
+from flowrl.rl.function_loss import as_loss
 from flowrl.rl.losses import Loss
 from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 from flowrl.rollout.handle import RunnersHandle
-from flowrl.rollout.local_chain import action_values_of, sequence_columns, values_of
-from flowrl.rollout.runners import Runners
+from flowrl.rollout.local_chain import action_values_of, values_of
 
 Array = Any
 TRACED = 8
 """With tracing on, the epochs of every eighth update are reported, for reporting takes time."""
-FED_BACK = ("producer", "slot", "stamp", "shard")
-"""The columns of a batch that an update hands on in its feedback."""
 
 
 class LearnerHandle(Handle):
@@ -115,38 +116,32 @@ class LearnerHandle(Handle):
             ContractError: a field or the column `version` is missing, or `minibatch_size` does
                 not divide the batch.
         """
-        if lacking := self.lacking(batch):
-            raise ContractError(lacking)
+        if wrong := self.lacking(batch):
+            raise ContractError(wrong)
         steps = batch.steps
         size = steps if minibatch_size is None else minibatch_size
         self._check_divides(batch, size)
-        version = self.state["version"]
-        if "version" not in batch.columns:
-            raise ContractError(
-                "needs the column version, but the batch has lost it; "
-                "change batches by batch.with_(...), which keeps the columns"
-            )
-        older = [batch.columns[name] for name in ("older",) if name in batch.columns]
-        lag = self.site.call(lag_of, version, batch.columns["version"], *older)
+        lag = self.site.call(lag_of, self.state["version"], *versions_of(batch))
         settings = {"epochs": epochs, "minibatch_size": size, "shuffle": shuffle}
         metrics, priority = self._run(batch, settings, lag)
         self._count(steps, epochs, size)
         feedback = {name: batch.columns[name] for name in FED_BACK if name in batch.columns}
         if self.core.loss.priorities:
             feedback["priority"] = priority
-        trained = Trained(steps, metrics, lag, feedback, self.site.name)
+        return self._updated(Trained(steps, metrics, lag, feedback, self.site.name))
+
+    def _updated(self, trained: Trained) -> Trained:
+        """Report an update, and return its result."""
         if self.site.stream.wants(Updated):
-            self.site.stream.emit(Updated(self.site.name, int(version), trained))
+            before = int(self.state["version"]) - 1
+            self.site.stream.emit(Updated(self.site.name, before, trained))
         return trained
 
     def _run(
         self, batch: Batch, settings: dict[str, Any], lag: tuple[Array, Array]
     ) -> tuple[Metrics, Array | None]:
         """Run the compiled update and keep its state; return its metrics and priorities."""
-        data = batch.data
-        if "valid" not in data:
-            data = batch.with_(valid=np.ones(batch.shape, bool)).data
-        columns = sequence_columns(batch) if self.core.sequences else {}
+        data, columns = arrays_of(self.core, batch)
         version = self.state["version"]
         if self.site.stream.wants(Updating):
             before = self.site.run(plain_copy, self.state["core"])
@@ -155,11 +150,7 @@ class LearnerHandle(Handle):
             )
         if traced := self._traces(lag, settings["epochs"]):
             update_begins()
-        rows, devices = settings["minibatch_size"] // self._row_steps(batch), self.site.devices
-        self.shards = devices if rows % devices == 0 else 1
-        # `rows` is set last: another thread, which shows what goes on, takes a number there as a
-        # sign that the rest is known.
-        self.rows = rows
+        self._share(batch, settings["minibatch_size"])
         core, metrics, priority = self.site.run(
             self.core.update,
             self.state["core"],
@@ -172,6 +163,70 @@ class LearnerHandle(Handle):
         )
         self.state = {"core": core, "version": version + 1}
         return metrics, priority
+
+    def _share(self, batch: Batch, size: int) -> None:
+        """Find how many devices share minibatches of this size."""
+        rows, devices = size // self._row_steps(batch), self.site.devices
+        self.shards = devices if rows % devices == 0 else 1
+        # `rows` is set last: another thread, which shows what goes on, takes a number there as a
+        # sign that the rest is known.
+        self.rows = rows
+
+    def gradients(self, batch: Batch) -> Gradients:
+        """Return the gradients of a batch, of the newest weights.
+
+        Args:
+            batch: ``[T, B]`` with the fields that the loss needs.
+
+        Raises:
+            ContractError: a field or the column `version` is missing.
+        """
+        if wrong := self.lacking(batch):
+            raise ContractError(wrong)
+        data, columns = arrays_of(self.core, batch)
+        self._share(batch, batch.steps)
+        core = self.state["core"]
+        # Not the optimiser's state, which the gradients do not depend on.
+        state = {name: x for name, x in core.items() if name != "opt"}
+        key, found = self.site.run(
+            gradients_of, state, data, columns, core=self.core, shards=self.shards
+        )
+        self.state = {**self.state, "core": {**core, "key": key}}
+        return as_item(self.site, self.site.name, found, batch, self.state["version"])
+
+    def apply(self, gradients: Gradients) -> Trained:
+        """Take one step of the optimiser by some gradients.
+
+        Args:
+            gradients: of this learner's loss, of the newest weights or older ones.
+
+        Returns:
+            The metrics of the update, the policy lag of the data, and feedback by column.
+
+        Raises:
+            ContractError: they are of another learner.
+        """
+        if gradients.learner != self.site.name:
+            raise ContractError(
+                f"applies the gradients of {gradients.learner} to {self.site.name}; name the same "
+                "learner in both operators"
+            )
+        version, columns = self.state["version"], dict(gradients.columns)
+        priority = columns.pop("priority", None)
+        versions, lags = columns.pop("version"), columns.pop("lag")
+        newest = gradients.batches == 1 and bool((versions == version).all())
+        names = ("params", "metrics", "valid", "rest")
+        found = {**{name: getattr(gradients, name) for name in names}, "priority": priority}
+        core, metrics, priority = self.site.run(
+            applied, self.state["core"], found, donate=(0,), core=self.core, newest=newest
+        )
+        self.state = {"core": core, "version": version + 1}
+        self._count(gradients.steps, 1, gradients.steps)
+        self.site.count(applied_gradients=1)
+        if priority is not None:
+            columns["priority"] = priority
+        lag = self.site.call(lag_of, version, versions, lags)
+        return self._updated(Trained(gradients.steps, metrics, lag, columns, self.site.name))
 
     def _row_steps(self, batch: Batch) -> int:
         """Return the steps of one row of a minibatch: those of a column where these stay whole."""
@@ -239,21 +294,7 @@ class LearnerHandle(Handle):
             batch: what is to be trained on.
             added: by field, the operator that adds it.
         """
-        missing = [name for name in self.core.loss.needs if not batch.has(name)]
-        if not missing:
-            return ""
-        # Transitions have no order in time, which operators that work on rollouts need.
-        has_order = not batch.has("next_obs")
-        operators = {added[name] for name in missing if name in added and has_order}
-        ways = [f"put {operator}(...) before it" for operator in sorted(operators)]
-        if others := _losses_content_with(batch.data):
-            ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
-        fields = f"the {plural(len(missing), 'field')} {', '.join(missing)}"
-        return (
-            f"{type(self.core.loss).__name__} needs {fields}, "
-            f"but the batch has {', '.join(batch.data)}; "
-            f"{', or '.join(ways) or 'add them before it'}"
-        )
+        return lacking(self.core.loss, batch, added)
 
     def values(self, batch: Batch) -> Array:
         """Return the values ``[B]`` of the observations after the last rows of a batch.
@@ -313,46 +354,6 @@ class LearnerHandle(Handle):
         return self.site.run(self.core.weights, self.state["core"]), self.state["version"]
 
 
-def _misfit(loss: Loss, explore: Explore) -> str:
-    """Return why a loss can't learn from actions picked by this exploration; empty if it can."""
-    kind, how = type(loss).__name__, type(explore).__name__
-    if loss.deterministic and explore.last.samples:
-        return (
-            "act by a stochastic policy, but the actions of a policy that "
-            f"{kind} trains have no distribution; give runners explore=fl.GaussianNoise(...)"
-        )
-    if loss.values and explore.last.samples:
-        return (
-            "act by a stochastic policy, which prefers high action values but samples; "
-            f"{kind} does not train them for that; give runners explore=fl.EpsilonGreedy(...)"
-        )
-    if loss.sampled and not explore.samples:
-        # An exploration of the user's own may sample from the policy, and lack only the mark.
-        own = ""
-        if how not in ("EpsilonGreedy", "GaussianNoise", "RandomStart"):
-            own = f"; if {how} does sample them so, set samples = True in it"
-        return (
-            f"act by {how}, for which {kind} does not correct: "
-            "it learns from actions sampled from the policy's own distribution; "
-            "leave explore out, which samples them so (fl.Sampled()), "
-            f"and encourage exploration by the loss's entropy bonus{own}"
-        )
-    return ""
-
-
-def _losses_content_with(fields: Collection[str]) -> list[str]:
-    """Return the names of the losses of this package that need no more than these fields."""
-    found = set()
-    for module in (losses, value_losses, deterministic_losses):
-        for kind in vars(module).values():
-            if not isinstance(kind, type) or not issubclass(kind, Loss):
-                continue
-            # These two have no needs of their own.
-            if kind not in (Loss, FunctionLoss) and set(kind.needs) <= set(fields):
-                found.add(kind.__name__)
-    return sorted(found)
-
-
 @dataclass(frozen=True)
 class Learner(Resource):
     """A policy in training, with its loss and its optimiser.
@@ -407,58 +408,15 @@ class Learner(Resource):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
-        if runners is not None and (misfit := _misfit(loss, runners.explore_of(""))):
+        if runners is not None and (misfit := misfit_of(loss, runners.explore_of(""))):
             yield str(self.runners), misfit
         if loss.target_network and use.exact and not use.total("target_updates"):
             problem = f"nothing moves the target network of {kind}"
             yield use.name, f"{problem}; add target=UpdateTarget(...) after TrainOneStep"
         if loss.on_policy:
-            yield from _stale_data(use, kind, str(self.runners))
+            yield from stale_data(use, kind, str(self.runners))
 
     def describe(self) -> str:
         """Return one line such as ``MLP, PPOLoss, Adam``."""
         parts = (self.policy.fn, self.loss, self.optimizer)
         return ", ".join(getattr(p, "__name__", type(p).__name__) for p in parts)
-
-
-def runners_of(use: Use, name: str) -> Runners | None:
-    """Return the settings of a learner's runners, or of the part of them that it trains for."""
-    resource, part = resource_and_part(name)
-    runners = use.resources.get(resource)
-    if not isinstance(runners, Runners):
-        return None
-    if not part:
-        return runners
-    # What is known of parts comes from the environment, which was made if the trace ran.
-    return runners.by_policy.get(part) if use.traced else None
-
-
-def _stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
-    """Report where an on-policy loss gets data of other than the newest weights.
-
-    Args:
-        use: how the graph uses the learner.
-        kind: the name of the loss's class.
-        runners: the name of the learner's runners.
-    """
-    if replayed := next(iter(use.replays.values()), ""):
-        problem = f"{kind} is on-policy, but {replayed} gives data of any age"
-        yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
-        return
-    for queue in dict.fromkeys(use.queues.values()):
-        old = "what comes out of a queue may be any number of updates old"
-        way = "remove the queue, or take a loss that corrects for age"
-        yield queue, f"{kind} is on-policy, but {old}; {way}"
-    # The runners themselves report that they never get weights.
-    resource, _ = resource_and_part(runners)
-    never = use.total("requests", resource) and not use.total("publishes", resource)
-    for node, lag in use.lags.items():
-        if math.isnan(lag):
-            unknown = "the age of its data can't be known"
-            why = "the column `version` was computed again on the way"
-            way = "change batches by batch.with_(...), which keeps the columns"
-            yield node, f"{kind} is on-policy, but {unknown}: {why}; {way}"
-        elif lag > 0 and not never:
-            old = f"it trains on data up to {lag:.0f} {plural(lag, 'update')} old"
-            way = "put SyncWeights() after every update and before the next sample"
-            yield node, f"{kind} is on-policy, but {old}; {way}, and make one batch of each round"

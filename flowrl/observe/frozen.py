@@ -11,7 +11,8 @@ import numpy as np
 from flowrl.errors import GraphError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.use import Use
-from flowrl.learner.learner import Learner, runners_of
+from flowrl.learner.learner import Learner
+from flowrl.learner.rules import runners_of
 from flowrl.observe.saved_policies import load
 from flowrl.rl.policies import Policy
 from flowrl.rollout.handle import RunnersHandle

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.core.items import Batch, MultiBatch, Row, Tally, Trained
+from flowrl.core.items import Batch, Gradients, MultiBatch, Row, Tally, Trained
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 
@@ -83,19 +83,24 @@ def scalars(item: Any) -> list[str]:
         return ["steps", "lag_mean", "lag_max", *item.metrics.names]
     if isinstance(item, MultiBatch):
         return ["steps", *(f"{policy}.steps" for policy in item.batches)]
+    if isinstance(item, Gradients):
+        return ["steps", "batches", "valid", *item.metrics.names]
     return ["steps"] if isinstance(item, Batch) else []
 
 
 def fields(item: Any) -> dict[str, Array]:
     """Return the arrays of an item by name.
 
-    These are the fields and columns of a batch, or the feedback of an update. Those of a
+    These are the fields and columns of a batch, the gradients of the parameters and their columns,
+    or the feedback of an update. Those of a
     `MultiBatch` have the name of the policy first, such as ``red.reward``.
     """
     if isinstance(item, MultiBatch):
         return {f"{policy}.{name}": x for policy, name, x in _of_policies(item)}
     if isinstance(item, Batch):
         return {**item.columns, **item.data}
+    if isinstance(item, Gradients):
+        return {**item.columns, **item.params}
     return dict(item.feedback) if isinstance(item, Trained) else {}
 
 
@@ -123,8 +128,8 @@ def number(item: Any, name: str) -> float | None:
         return None
     if isinstance(item, Row):
         return item[name]
-    if name == "steps":
-        return float(item.steps)
+    if name in ("steps", "batches", "valid"):
+        return float(getattr(item, name))
     if isinstance(item, MultiBatch):
         return float(item[name.removesuffix(".steps")].steps)
     if name in ("lag_mean", "lag_max"):
@@ -170,6 +175,9 @@ def brief(item: Any) -> str:
             shapes = [f"{policy} {list(batch.shape)}" for policy, batch in item.batches.items()]
             steps = amount(Fraction(item.steps), "step")
             return f"a MultiBatch of {', '.join(shapes)}, {steps}"
+        case Gradients():
+            steps = amount(Fraction(item.steps), "step")
+            return f"Gradients of {amount(Fraction(item.batches), 'batch')}, {steps}"
         case Trained():
             return f"a Trained on {amount(Fraction(item.steps), 'step')}"
         case Tally():
@@ -189,15 +197,23 @@ def whole(item: Any) -> str:
             parts += [_table("column", item.columns)] if item.columns else []
         case MultiBatch():
             parts = [f"{policy}: {whole(batch)}" for policy, batch in item.batches.items()]
+        case Gradients():
+            parts = [_numbers(item), _table("parameter", item.params)]
+            parts += [_table("column", item.columns)]
         case Trained():
-            shown = [(name, number(item, name)) for name in scalars(item) if name != "steps"]
-            wide = max(len(name) for name, _ in shown)
-            parts = ["\n".join(f"  {name:<{wide}}  {value:.6g}" for name, value in shown)]
+            parts = [_numbers(item)]
             parts += [_table("feedback", item.feedback)] if item.feedback else []
         case _:
             text = repr(item)
             parts = [text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."]
     return "\n".join([brief(item), *parts])
+
+
+def _numbers(item: Any) -> str:
+    """Return the plain numbers of an item but its steps, a line each."""
+    shown = [(name, number(item, name)) for name in scalars(item) if name != "steps"]
+    wide = max(len(name) for name, _ in shown)
+    return "\n".join(f"  {name:<{wide}}  {value:.6g}" for name, value in shown)
 
 
 def plain(item: Any) -> dict[str, Any]:
@@ -211,7 +227,7 @@ def plain(item: Any) -> dict[str, Any]:
         `STATS` of each array, as texts; ``numbers`` by name; and ``text``, how it prints if its
         type is not flowrl's.
     """
-    own = isinstance(item, Batch | MultiBatch | Trained | Row)
+    own = isinstance(item, Batch | Gradients | MultiBatch | Trained | Row)
     arrays = fields(item)
     numbers = [x for x in scalars(item) if not x.endswith("steps")]
     known = not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(item))

@@ -138,7 +138,9 @@ class Recorder:
                 case Updating():
                     self._hold(event)
                 case Updated(resource=resource, trained=trained):
-                    self.held[resource][-1].trained = trained
+                    # Of a step by gradients there is no batch, so it can't be recorded.
+                    if held := self.held.get(resource):
+                        held[-1].trained = trained
                 case Ended():
                     for learner in self.held:
                         self._judge(learner)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
-from flowrl.core.items import Batch
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
@@ -32,9 +31,9 @@ class ParallelSample(Stateless):
             of the others are in a later round, with their true policy version (default 1.0).
         in_flight: requests to each runner at the same time, with ``mode="async"`` (default 2).
         local: operators that every rollout goes through where it is sampled, before it is sent: an
-            `fl.chain(...)` of operators without a state that yield one batch for each; None: no
+            `fl.chain(...)` of operators without a state that yield one item for each; None: no
             operators (default None). In place of the learner they find the weights of the behaviour
-            policy, so `Advantages` works there.
+            policy, so `Advantages` and `ComputeGradients` work there.
         runners: name of the runners that sample (default ``runners``).
 
     Raises:
@@ -86,7 +85,8 @@ class ParallelSample(Stateless):
             return None
         runners = plan.graph.resources[str(self.runners)]
         each = amount(Fraction(steps // max(calls, 1)), "step")
-        return runners.describe(), f"{each} a call, {plan.a_row(calls, 'call')}"
+        through = f", through {', '.join(self.local)}" if self.local else ""
+        return runners.describe(), f"{each} a call, {plan.a_row(calls, 'call')}{through}"
 
     def review(self, graph: Graph) -> Iterator[str]:
         """Report what is wrong with the operators at the sampler."""
@@ -96,14 +96,15 @@ class ParallelSample(Stateless):
     def prepare(self, ctx: Context) -> None:
         """Pass the operators of `local` to the runners."""
         if self.local is not None:
-            ctx[self.runners].localize(self.local)
+            ops = {name: op.at_sampler(ctx) for name, op in self.local.items()}
+            ctx[self.runners].localize(Chain(ops))
 
     def ready(self, state: None, ctx: Context) -> bool:
         """Return whether samples may be requested, where the policy lag is paced."""
         return ctx[self.runners].may(0.0 if self.mode == "async" else self.min_fraction)
 
-    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
-        """Yield the batch of one round, or the next rollout."""
+    def step(self, state: None, item: Any, ctx: Context) -> Iterator[Any]:
+        """Yield the batch of one round, or the next rollout, or what `local` made of it."""
         runners = ctx[self.runners]
         if self.mode == "async":
             yield runners.next(self.in_flight)

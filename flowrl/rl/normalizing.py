@@ -71,7 +71,6 @@ def merge_moments(
     Returns:
         Mean, variance and count, equal on all devices.
     """
-    mean, var, count = moments
     # A masked row may hold NaN, which a weight of 0 would not remove.
     w = weight.reshape((-1,) + (1,) * (x.ndim - 1)).astype(jnp.float32)
     x = jnp.where(w > 0, x, 0)
@@ -79,9 +78,22 @@ def merge_moments(
     share = w / jnp.where(n > 0, n, 1)
     batch_mean = total(jnp.sum(x * share, axis=0))
     batch_var = total(jnp.sum((x - batch_mean) ** 2 * share, axis=0))
+    return joined_moments(moments, (batch_mean, batch_var, n))
+
+
+def joined_moments(
+    moments: tuple[Array, Array, Array], more: tuple[Array, Array, Array]
+) -> tuple[Array, Array, Array]:
+    """Return the moments of two sets of observations together (Chan et al. 1979).
+
+    Args:
+        moments: mean, variance and count of the first ones; the count is above 0.
+        more: those of the others.
+    """
+    (mean, var, count), (other_mean, other_var, n) = moments, more
     new_count = count + n
-    delta = batch_mean - mean
-    new_var = (var * count + batch_var * n + delta**2 * count * n / new_count) / new_count
+    delta = other_mean - mean
+    new_var = (var * count + other_var * n + delta**2 * count * n / new_count) / new_count
     return mean + delta * n / new_count, new_var, new_count
 
 

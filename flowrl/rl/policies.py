@@ -127,7 +127,7 @@ class Network:
         self._rest = paths_of(rest)
         self.parameter_names: list[str] = self._params[0]
         self.parameter_groups = getattr(abstract, "parameter_groups", {})
-        self._kinds = {type(part) for _, part in nnx.iter_graph(abstract)}
+        self._parts = {"/".join(map(str, path)): type(x) for path, x in nnx.iter_graph(abstract)}
         self._check(Weights(by_name(self._params, params), by_name(self._rest, rest)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -396,9 +396,9 @@ class Network:
             _, module, _ = self._call(*weights, obs, self.memory(weights, count))
         return self._rest_of(module)
 
-    def has(self, kind: type[Any]) -> bool:
-        """Return whether the module is, or holds a layer, of this kind."""
-        return any(issubclass(found, kind) for found in self._kinds)
+    def layers(self, kind: type[Any]) -> list[str]:
+        """Return the paths of the layers of this kind; that of the module itself is empty."""
+        return [path for path, found in self._parts.items() if issubclass(found, kind)]
 
     def act(
         self,

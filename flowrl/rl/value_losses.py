@@ -104,7 +104,7 @@ class DQNLoss(Loss):
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless actions are choices whose values are known, or mixed."""
-        mixed = net.head.kind == "multi_categorical" and net.has(Mixing)
+        mixed = net.head.kind == "multi_categorical" and bool(net.layers(Mixing))
         if net.head.kind != "categorical" and not mixed:
             return (
                 "DQNLoss needs a policy whose outputs are action values (fl.networks.QNetwork, or "

@@ -139,7 +139,7 @@ class Acting(Keeping):
 
     def localize(self, chain: Chain) -> None:
         """Pass every later rollout through these operators before it is sent."""
-        self.local = Local(chain, self.network, alone(self.label, self.spec))
+        self.local = Local(chain, self.network, alone(self.label, self.spec, self.seed))
 
     def go_on(self, turn: int) -> None:
         """Explore like a runner that has acted so many steps, whose place this one takes."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from flowrl.core.clock import TRANSFER, UPDATE, Reading, here
 from flowrl.core.events import Restarted, Warned
-from flowrl.core.items import Batch
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
@@ -27,6 +26,7 @@ from flowrl.graph.protocols import Future, Site, Workers
 from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
+from flowrl.rollout.local_chain import joined
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.requests import KEEP_SECONDS, AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
@@ -265,7 +265,7 @@ class GymRunners(RunnersHandle):
             "paced": (self._allowed(), *self.requests.order()) if self._pacing else (),
         }
 
-    def collect(self, min_fraction: float = 1.0) -> Batch:
+    def collect(self, min_fraction: float = 1.0) -> Any:
         """Ask the idle runners, wait for enough rollouts, and join them in the runners' order.
 
         Args:
@@ -295,7 +295,7 @@ class GymRunners(RunnersHandle):
         received.sort(key=lambda runner_and_sample: runner_and_sample[0])
         return self._join([sample for _, sample in received])
 
-    def next(self, in_flight: int = 2) -> Batch:
+    def next(self, in_flight: int = 2) -> Any:
         """Keep every runner busy with requests, and wait for the first result.
 
         Args:
@@ -419,17 +419,16 @@ class GymRunners(RunnersHandle):
         self.site.stream.emit(Restarted(self.site.name, runner, str(error), steps))
         self._statistics.restart(steps)
 
-    def _join(self, samples: list[Sample]) -> Batch:
-        """Join the rollouts of some samples to one batch, and count them."""
+    def _join(self, samples: list[Sample]) -> Any:
+        """Join the rollouts of some samples to one item, and count them."""
         # Episodes are noted in the order of the runners: else the last 100 of them would depend on
         # whose result came first.
         for sample in samples:
             self._statistics.note(sample.episodes)
-        batch = Batch.join([sample.batch for sample in samples])
-        self.site.count(
-            requests=len(samples), sampled_steps=batch.steps, outstanding=len(self.requests)
-        )
-        return batch
+        # Operators at the sampler may make anything of a rollout, so its steps are counted here.
+        steps = len(samples) * self.spec.envs_per_runner * self.spec.rollout_length
+        self.site.count(requests=len(samples), sampled_steps=steps, outstanding=len(self.requests))
+        return joined([sample.batch for sample in samples], self.site.run)
 
     def episodes(self) -> dict[str, Any]:
         """Return and reset what was counted since the last call, as `RunnersHandle` says."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from flowrl.core.events import WeightsSent
-from flowrl.core.items import Batch, nbytes
+from flowrl.core.items import nbytes
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Handle, Site
@@ -129,7 +129,7 @@ class RunnersHandle(Handle):
         return True
 
     @abstractmethod
-    def collect(self, min_fraction: float = 1.0) -> Batch:
+    def collect(self, min_fraction: float = 1.0) -> Any:
         """Ask every idle runner for a rollout with the newest weights, and join those that come.
 
         The batch is returned as soon as enough rollouts came. The others go on, and are in a later
@@ -139,14 +139,15 @@ class RunnersHandle(Handle):
             min_fraction: the part of the runners whose rollouts are enough.
 
         Returns:
-            ONE batch ``[rollout_length, ceil(min_fraction x num_runners) x envs_per_runner]``.
+            ONE batch ``[rollout_length, ceil(min_fraction x num_runners) x envs_per_runner]``, or
+            one item of what the operators at the sampler made of each rollout.
 
         Raises:
             EnvError: an environment raised, gave NaN, or broke its declared shape or type.
         """
 
     @abstractmethod
-    def next(self, in_flight: int = 2) -> Batch:
+    def next(self, in_flight: int = 2) -> Any:
         """Return the next rollout that is ready, of one runner.
 
         Every runner is kept busy with requests that carry the newest weights.
@@ -155,7 +156,8 @@ class RunnersHandle(Handle):
             in_flight: requests to each runner at once.
 
         Returns:
-            A batch ``[rollout_length, envs_per_runner]``.
+            A batch ``[rollout_length, envs_per_runner]``, or what the operators at the sampler made
+            of it.
 
         Raises:
             EnvError: an environment raised, gave NaN, or broke its declared shape or type.

@@ -22,7 +22,7 @@ from flowrl.rl.policies import Weights
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.jax_core import State, core_of
-from flowrl.rollout.local_chain import Local
+from flowrl.rollout.local_chain import Local, joined
 from flowrl.rollout.requests import whom_to_ask
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class JaxRunners(RunnersHandle):
         return allowed_requests(*self._pacing, oldest, paced["phase"] + len(pending))
 
     @STEP
-    def collect(self, min_fraction: float = 1.0) -> Batch:
+    def collect(self, min_fraction: float = 1.0) -> Any:
         """Ask the idle runners, and take enough rollouts of those that were asked first.
 
         Args:
@@ -177,7 +177,7 @@ class JaxRunners(RunnersHandle):
         return self._take(wanted)
 
     @STEP
-    def next(self, in_flight: int = 2) -> Batch:
+    def next(self, in_flight: int = 2) -> Any:
         """Ask every runner with less than `in_flight` requests again, and take the oldest rollout.
 
         Args:
@@ -235,15 +235,14 @@ class JaxRunners(RunnersHandle):
             "order": sorted(self.state["order"], key=asked.__contains__),
         }
 
-    def _take(self, items: int, runners: int = 1) -> Batch:
+    def _take(self, items: int, runners: int = 1) -> Any:
         """Take the oldest items, each of so many runners; count and join them."""
         taken, in_flight = self.state["in_flight"][:items], self.state["in_flight"][items:]
         statistics = self.state["statistics"]
-        for item in taken:
-            statistics = self.site.run(self.core.note, statistics, item["ended"], item["valid"])
-        by_runner = sorted(taken, key=lambda item: item["runner"])
-        batch: Batch
-        batch, counts = self._joined([item["batch"] for item in by_runner])
+        for each in taken:
+            statistics = self.site.run(self.core.note, statistics, each["ended"], each["valid"])
+        by_runner = sorted(taken, key=lambda each: each["runner"])
+        item, counts = self._joined(by_runner)
         self.state = {
             **self.state,
             "statistics": statistics,
@@ -251,12 +250,13 @@ class JaxRunners(RunnersHandle):
             "paced": self._paced_after(items),
         }
         self.site.count(requests=items * runners, outstanding=len(in_flight), **counts)
-        return batch
+        return item
 
-    def _joined(self, batches: list[Any]) -> tuple[Any, dict[str, int]]:
+    def _joined(self, taken: list[State]) -> tuple[Any, dict[str, int]]:
         """Return what runners sampled as one item, and how many steps are counted for it."""
-        batch = Batch.join(batches)
-        return batch, {"sampled_steps": batch.steps}
+        # Operators at the sampler may make anything of a rollout, so its own steps are counted.
+        steps = sum(math.prod(each["valid"].shape) for each in taken)
+        return joined([each["batch"] for each in taken], self.site.run), {"sampled_steps": steps}
 
     def _paced_after(self, items: int) -> State:
         """Return where the pacing is after so many more rollouts."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from flowrl.core.broken import Broken
-from flowrl.core.items import Batch, MultiBatch
+from flowrl.core.items import Batch
 from flowrl.envs.jax_agents import names_of_agents
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
@@ -18,7 +18,7 @@ from flowrl.rollout.handle import OTHER_CHAIN
 from flowrl.rollout.jax_core import State
 from flowrl.rollout.jax_runners import JaxRunners, with_published
 from flowrl.rollout.jax_team_core import risen, team_core_of
-from flowrl.rollout.local_chain import Local
+from flowrl.rollout.local_chain import Local, joined, of_policies
 from flowrl.rollout.of_policies import OfPolicies
 from flowrl.rollout.team_runners import PolicyRunners
 
@@ -130,14 +130,14 @@ class JaxTeamRunners(OfPolicies, JaxRunners):  # type: ignore[override]  # only 
         item = {"runner": first, "batch": batches, "ended": happened, "valid": valid}
         self._requested(item, work, asked)
 
-    def _joined(self, batches: list[dict[str, Batch]]) -> tuple[Any, dict[str, int]]:
+    def _joined(self, taken: list[State]) -> tuple[Any, dict[str, int]]:
         """Return what runners sampled as one item, and how many steps are counted for it."""
-        of = {}
+        batches, of = [each["batch"] for each in taken], {}
         for policy in self.parts:
-            of[policy] = Batch.join([each[policy] for each in batches])
-        joined = MultiBatch(of) if self._is_team else of[""]
+            of[policy] = joined([each[policy] for each in batches], self.site.run)
+        item = of_policies(of) if self._is_team else of[""]
         steps = {f"sampled_steps/{name}": batch.steps for name, batch in of.items() if name}
-        return joined, {"sampled_steps": joined.steps, **steps}
+        return item, {"sampled_steps": item.steps, **steps}
 
     def episodes(self) -> dict[str, Any]:
         """Return and reset what was counted since the last call, as `RunnersHandle` says."""

@@ -5,9 +5,11 @@ They are the same operators as those after the sampler.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from flowrl.core.items import Batch
+from flowrl.core.events import Stream
+from flowrl.core.items import Batch, Gradients, MultiBatch
 from flowrl.core.ledger import Ledger
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, a
@@ -16,6 +18,7 @@ from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle, Site
 from flowrl.graph.refs import refs
 from flowrl.graph.stages import Channel
+from flowrl.rl.averaging import average
 from flowrl.rl.policies import Network, Weights
 
 
@@ -122,7 +125,7 @@ class Acting(Handle):
 
 
 class Local:
-    """Runs a chain of operators at the sampler, which turns each rollout into one batch.
+    """Runs a chain of operators at the sampler, which turns each rollout into one item.
 
     Args:
         chain: the operators by name.
@@ -148,26 +151,70 @@ class Local:
                 handles[target] = self.acting
         channels = {names[0]: self._input, "": self._output}
         self._loop = Loop("local", nodes, handles, site, Ledger(), None, channels)
+        # Its events would pass for those of the graph's own nodes, whose names may be the same.
+        self._loop.stream = Stream()
 
-    def __call__(self, weights: Weights | None, batch: Batch) -> Batch:
-        """Return the batch that the operators make of a rollout.
+    def __call__(self, weights: Weights | None, batch: Batch) -> Any:
+        """Return the item that the operators make of a rollout.
 
         Args:
             weights: those that it was sampled with.
             batch: the rollout.
 
         Raises:
-            ContractError: the operators give anything but one batch.
+            ContractError: the operators give anything but one item.
         """
         self.acting.state = weights
         self._input.put("", batch)
         self._loop.run_pass()
         given = [item for _, item in self._output.items]
         self._output.items.clear()
-        if len(given) != 1 or not isinstance(given[0], Batch):
-            got = f"{len(given)} items" if len(given) != 1 else a(given[0])
+        if len(given) != 1 or given[0] is None:
+            got = f"{len(given)} items" if len(given) != 1 else "None"
             raise ContractError(
-                f"local gave {got} for a rollout; it must give one batch for each, so move the "
+                f"local gave {got} for a rollout; it must give one item for each, so move the "
                 "rest after ParallelSample"
             )
         return given[0]
+
+
+def of_policies(items: dict[str, Any]) -> MultiBatch:
+    """Return the batches of several policies as one item.
+
+    Args:
+        items: by policy.
+
+    Raises:
+        ContractError: the operators at the sampler made something else of them.
+    """
+    for name, item in items.items():
+        if not isinstance(item, Batch):
+            raise ContractError(
+                f"local made {a(item)} of the rollouts of {name}; of several policies it must give "
+                "batches, so move the rest after Select"
+            )
+    return MultiBatch(items)
+
+
+def joined(items: Sequence[Any], run: Callable[..., Any]) -> Any:
+    """Return what runners gave in one round as one item.
+
+    Batches are joined side by side, and gradients averaged.
+
+    Args:
+        items: what each runner gave.
+        run: what runs pure functions.
+
+    Raises:
+        ContractError: there are several of another kind.
+    """
+    if all(isinstance(item, Batch) for item in items):
+        return Batch.join(items)
+    if all(isinstance(item, Gradients) for item in items):
+        return average(items, run)
+    if len(items) == 1:
+        return items[0]
+    raise ContractError(
+        f"can't join what local gave in a round, {a(items[0])} of each runner: only batches and "
+        "gradients can be joined; take mode='async', which yields each by itself"
+    )

@@ -307,7 +307,7 @@ class Runners(Resource):
             and not (space.bounded_below | space.bounded_above).any()
             for _, space in leaves(self.spaces().seen)
         )
-        if not free or network(policy, self.spaces()).has(RunningNorm):
+        if not free or network(policy, self.spaces()).layers(RunningNorm):
             return ""
         return (
             f"observations of {env_name(self.env)} have no bounds and are not normalised; "

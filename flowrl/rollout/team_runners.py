@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from flowrl.core.items import Batch, MultiBatch
 from flowrl.core.keeping import Keeping
 from flowrl.errors import GraphError
 from flowrl.graph.protocols import Site, Workers
@@ -19,6 +18,7 @@ from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.gym_runners import GymRunners
 from flowrl.rollout.handle import EVALUATED, RunnersHandle
+from flowrl.rollout.local_chain import joined, of_policies
 from flowrl.rollout.of_policies import OfPolicies
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.statistics import EpisodeStatistics
@@ -249,18 +249,18 @@ class TeamRunners(OfPolicies, GymRunners):  # type: ignore[override]  # only one
         batches = {}
         for policy in self.parts:
             of_one = [sample.by_policy[policy].batch for sample in samples]
-            batches[policy] = Batch.join(of_one)
-        joined = MultiBatch(batches) if self._is_team else batches[""]
+            batches[policy] = joined(of_one, self.site.run)
+        item = of_policies(batches) if self._is_team else batches[""]
         of_each = {
             f"sampled_steps/{policy}": batch.steps for policy, batch in batches.items() if policy
         }
         self.site.count(
             requests=len(samples),
-            sampled_steps=joined.steps,
+            sampled_steps=item.steps,
             outstanding=len(self.requests),
             **of_each,
         )
-        return joined
+        return item
 
     def evaluated_of(self, policy: str) -> Weights | None:
         """Return the weights of a policy in the last evaluation, as `RunnersHandle` says."""
@@ -316,7 +316,7 @@ class PolicyRunners(RunnersHandle):
         """
         self.team.report(columns)
 
-    def collect(self, min_fraction: float = 1.0) -> Batch:
+    def collect(self, min_fraction: float = 1.0) -> Any:
         """Refuse to sample one policy alone.
 
         Raises:
@@ -324,7 +324,7 @@ class PolicyRunners(RunnersHandle):
         """
         raise GraphError(self._all)
 
-    def next(self, in_flight: int = 2) -> Batch:
+    def next(self, in_flight: int = 2) -> Any:
         """Refuse to sample one policy alone.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from flowrl.core.items import Batch, steps_of
+from flowrl.core.items import Batch, Gradients, steps_of
 from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop
 from flowrl.graph.protocols import Handle
@@ -139,12 +139,12 @@ def _waiting(channel: Channel | None, before: str) -> Amount:
 
 
 def _held_steps(loops: Sequence[Loop]) -> dict[str, int]:
-    """Return, by node, the steps of the batches in its operator's state, where there are any."""
+    """Return, by node, the steps of the items in its operator's state, where there are any."""
     held: dict[str, int] = {}
     for loop in loops:
         for name, state in loop.states.items():
-            # Batches are pytrees themselves: as leaves they still know their steps.
-            items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch))
-            if steps := sum(x.steps for x in items if isinstance(x, Batch)):
+            # Batches and gradients are pytrees themselves: as leaves they still know their steps.
+            items = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Batch | Gradients))
+            if steps := sum(x.steps for x in items if isinstance(x, Batch | Gradients)):
                 held[name] = steps
     return held

@@ -28,6 +28,7 @@ def test_settings_of_another_kind_are_refused_by_name(name, wrong):
 STOCK_SETTINGS = {
     "ppo": fl.PPOSettings,
     "a2c": fl.A2CSettings,
+    "a3c": fl.A3CSettings,
     "pg": fl.PGSettings,
     "impala": fl.IMPALASettings,
     "appo": fl.APPOSettings,
@@ -86,7 +87,7 @@ def test_dqn_learns_from_small_images(policy, convolves, tmp_path):
     with fl.run(graph, steps=32, out=tmp_path / "run") as run:
         assert list(run)[-1]["updates"] >= 1
     loaded = fl.load(tmp_path / "run", allow=["test_settings"])
-    assert network(loaded.policy, loaded.spaces).has(Images) == convolves
+    assert bool(network(loaded.policy, loaded.spaces).layers(Images)) == convolves
     np.testing.assert_array_equal(loaded.evaluate(1), [1.0 * 3])
 
 
@@ -96,14 +97,16 @@ def test_stock_policies_of_both_kinds_convolve_from_the_same_size_on(size, convo
         observation_space = gym.spaces.Box(0, 255, (size, 50, 3), np.uint8)
 
     ppo, dqn = (graph.resources["runners"] for graph in (fl.ppo(Sized), fl.dqn(Sized)))
-    assert [network(r.policy, r.spaces()).has(Images) for r in (ppo, dqn)] == [convolves] * 2
+    assert [bool(network(r.policy, r.spaces()).layers(Images)) for r in (ppo, dqn)] == [
+        convolves
+    ] * 2
 
 
 @pytest.mark.parametrize("name", ["ppo", "pg", "a2c"])
 def test_small_images_are_normalised_where_that_is_asked_for(name):
     kind = {"ppo": fl.PPOSettings, "pg": fl.PGSettings, "a2c": fl.A2CSettings}[name]
     runners = getattr(fl, name)(Pictures, kind(normalize=True)).resources["runners"]
-    assert network(runners.policy, runners.spaces()).has(fl.networks.RunningNorm)
+    assert network(runners.policy, runners.spaces()).layers(fl.networks.RunningNorm)
 
 
 class Pushed(Clockwork):

@@ -216,7 +216,7 @@ class DictObservations(Clockwork):
     observation_space = gym.spaces.Dict(image=gym.spaces.Box(0, 255, (84, 84, 3), np.uint8))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "a3c", "pg", "impala", "appo"])
 def test_tuned_settings_for_every_game_clip_rewards(name, capsys):
     assert fl.tuned(name, "ALE/Pong-v5") == fl.tuned(name, "ALE/Breakout-v5")
     assert fl.tuned(name, "ALE/Pong-v5")["clip_rewards"] == 1.0

@@ -44,19 +44,19 @@ def a2c_with_micro_batches():
         sample=fl.ParallelSample(),
         batch=fl.Concat(500),
         adv=fl.Advantages(),
-        grads=v.ComputeGradients(),
-        mean=v.AverageGradients(4),
-        apply=v.ApplyGradients(),
+        grads=fl.ComputeGradients(),
+        mean=fl.AverageGradients(4),
+        apply=fl.ApplyGradients(),
         sync=fl.SyncWeights(),
         report=fl.Report(),
     )
 
 
 def a3c():
-    local = fl.chain(adv=fl.Advantages(), g=v.ComputeGradients())
+    local = fl.chain(adv=fl.Advantages(), g=fl.ComputeGradients())
     return graph("a3c", fl.losses.PGLoss()).then(
         grads=fl.ParallelSample(mode="async", local=local),
-        apply=v.ApplyGradients(),
+        apply=fl.ApplyGradients(),
         sync=fl.SyncWeights(to="producer"),
         report=fl.Report(),
     )

@@ -89,13 +89,13 @@ def one_in_three(batch):
     [
         (
             fl.chain(more=fl.FlatMap(one_in_three)),
-            r"sample: local gave 3 items for a rollout; it must give one batch for each",
+            r"sample: local gave 3 items for a rollout; it must give one item for each",
         ),
         (fl.chain(none=fl.Filter(lambda b: False)), r"local gave 0 items"),
         (fl.chain(adv=fl.Advantages(), norm=fl.Standardize("nothing")), r"sample: .*nothing"),
     ],
 )
-def test_work_at_the_sampler_that_gives_no_one_batch_is_reported_before_the_run(chain, says):
+def test_work_at_the_sampler_that_gives_no_one_item_is_reported_before_the_run(chain, says):
     with pytest.raises(fl.errors.CheckError, match=says):
         fl.ppo("CartPole-v1", SMALL).set("sample.local", chain).check()
 

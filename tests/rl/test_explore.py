@@ -179,7 +179,7 @@ class Declared(Softened):
 @pytest.mark.parametrize(
     "explore", [fl.EpsilonGreedy(), fl.GaussianNoise(), Softened()], ids=lambda x: type(x).__name__
 )
-@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo"])
+@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "a3c", "impala", "appo"])
 def test_a_policy_gradient_refuses_an_exploration_that_it_does_not_correct_for(graph, explore):
     made = getattr(fl, graph)(
         "Pendulum-v1" if isinstance(explore, fl.GaussianNoise) else "CartPole-v1"

@@ -563,10 +563,9 @@ def test_acting_looks_through_the_moments_and_does_not_change_them():
         np.testing.assert_array_equal(rest[name], number)
 
 
-def test_has_finds_a_layer_anywhere_in_the_module():
-    assert made(NORMALIZED)[0].has(fl.networks.RunningNorm) and not made(MLP)[0].has(
-        fl.networks.RunningNorm
-    )
+def test_layers_are_found_anywhere_in_the_module_by_their_paths():
+    assert made(NORMALIZED)[0].layers(fl.networks.RunningNorm) == ["encoder/norm"]
+    assert made(MLP)[0].layers(fl.networks.RunningNorm) == []
 
 
 merge = jax.jit(merge_moments)

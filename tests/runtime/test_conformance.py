@@ -24,6 +24,7 @@ PPO = fl.ppo("CartPole-v1", fl.PPOSettings(**SMALL, batch_size=256, epochs=2, mi
 STOCK = {
     "ppo": PPO,
     "a2c": fl.a2c("CartPole-v1", fl.A2CSettings(**SMALL, batch_size=128, report_every=3)),
+    "a3c": fl.a3c("CartPole-v1", fl.A3CSettings(**{**SMALL, "num_runners": 1}, report_every=3)),
     "pg": fl.pg("Pendulum-v1", fl.PGSettings(**SMALL, batch_size=128)),
 }
 

@@ -37,6 +37,15 @@ PPO = fl.ppo(ENV, fl.PPOSettings(**SMALL, batch_size=64, epochs=1, minibatch_siz
 GRAPHS = {
     "ppo": PPO,
     "a2c": fl.a2c(ENV, fl.A2CSettings(**SMALL, batch_size=64, report_every=3)),
+    "a2c with micro-batches": fl.a2c(ENV, fl.A2CSettings(**SMALL, batch_size=64, report_every=3))
+    .remove("train")
+    .insert(
+        after="adv",
+        grads=fl.ComputeGradients(),
+        mean=fl.AverageGradients(4),
+        apply=fl.ApplyGradients(),
+    ),
+    "a3c": fl.a3c(ENV, fl.A3CSettings(**SMALL, num_runners=2, report_every=3)),
     "impala": fl.impala(ENV, fl.IMPALASettings(**ASYNC)),
     "appo": fl.appo(ENV, fl.APPOSettings(**ASYNC)),
 }

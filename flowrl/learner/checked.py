@@ -1,0 +1,70 @@
+"""What an update reports, and whether it is finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flowrl.core.items import COLUMNS
+from flowrl.errors import ContractError
+
+Array = Any
+RESERVED = {*COLUMNS, "bad"}
+"""Names that the metrics of a loss may not have.
+
+Every Row has columns of the first ones, and by ``bad`` an update reports that it is not finite.
+"""
+
+
+def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
+    """Return the mean of each metric over the gradient steps that were applied, and their number.
+
+    If none was applied, the metrics are those of the first, for which the update stopped.
+
+    Args:
+        metrics: of every gradient step, ``[gradient steps, len(names)]``.
+        names: of the metrics; the last one is ``gradient_steps``, 1 where a step was applied.
+    """
+    applied = metrics[:, -1:]
+    gradient_steps = jnp.sum(applied)
+    counted = applied.at[0].set(jnp.where(gradient_steps > 0, applied[0], 1.0))
+    share = counted / jnp.maximum(gradient_steps, 1)
+    # A step that does not count may have metrics that are NaN, which a share of 0 would keep.
+    means = jnp.sum(jnp.where(counted > 0, metrics, 0.0) * share, axis=0)
+    return dict(zip(names[:-1], means, strict=False)), gradient_steps
+
+
+def all_finite(tree: Any) -> Array:
+    """Return whether all floating point numbers of a tree are finite."""
+    numbers = [
+        leaf.reshape(-1)
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+
+
+def finite_or_masked(priority: Array, valid: Array) -> Array:
+    """Return whether all priorities of a minibatch are finite, but for those of masked rows.
+
+    Args:
+        priority: by row, ``[N]``.
+        valid: by row whether it counts, ``[N]``, or ``[T, N]`` of whole columns, which all count.
+    """
+    finite = jnp.isfinite(priority)
+    return jnp.all(finite | (valid == 0) if valid.shape == priority.shape else finite)
+
+
+def refuse_reserved(metrics: dict[str, Array]) -> None:
+    """Raise an error if a metric of the loss has one of the reserved names.
+
+    Raises:
+        ContractError: with another name for it.
+    """
+    if taken := sorted(RESERVED & set(metrics)):
+        raise ContractError(
+            f"the loss reports {', '.join(taken)}, which every Row or update has already; "
+            f"give it another name, such as loss/{taken[0]}"
+        )

@@ -1,0 +1,139 @@
+"""What is wrong with how a graph trains a learner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+from flowrl.core.items import Batch
+from flowrl.core.texts import plural
+from flowrl.graph.refs import resource_and_part
+from flowrl.graph.use import Use
+from flowrl.rl import deterministic_losses, losses, value_losses
+from flowrl.rl.explore import Explore
+from flowrl.rl.function_loss import FunctionLoss
+from flowrl.rl.losses import Loss
+from flowrl.rollout.runners import Runners
+
+
+def misfit_of(loss: Loss, explore: Explore) -> str:
+    """Return why a loss can't learn from actions picked by this exploration; empty if it can."""
+    kind, how = type(loss).__name__, type(explore).__name__
+    if loss.deterministic and explore.last.samples:
+        return (
+            "act by a stochastic policy, but the actions of a policy that "
+            f"{kind} trains have no distribution; give runners explore=fl.GaussianNoise(...)"
+        )
+    if loss.values and explore.last.samples:
+        return (
+            "act by a stochastic policy, which prefers high action values but samples; "
+            f"{kind} does not train them for that; give runners explore=fl.EpsilonGreedy(...)"
+        )
+    if loss.sampled and not explore.samples:
+        # An exploration of the user's own may sample from the policy, and lack only the mark.
+        own = ""
+        if how not in ("EpsilonGreedy", "GaussianNoise", "RandomStart"):
+            own = f"; if {how} does sample them so, set samples = True in it"
+        return (
+            f"act by {how}, for which {kind} does not correct: "
+            "it learns from actions sampled from the policy's own distribution; "
+            "leave explore out, which samples them so (fl.Sampled()), "
+            f"and encourage exploration by the loss's entropy bonus{own}"
+        )
+    return ""
+
+
+def losses_content_with(fields: Collection[str]) -> list[str]:
+    """Return the names of the losses of this package that need no more than these fields."""
+    found = set()
+    for module in (losses, value_losses, deterministic_losses):
+        for kind in vars(module).values():
+            if not isinstance(kind, type) or not issubclass(kind, Loss):
+                continue
+            # These two have no needs of their own.
+            if kind not in (Loss, FunctionLoss) and set(kind.needs) <= set(fields):
+                found.add(kind.__name__)
+    return sorted(found)
+
+
+def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
+    """Return which fields a batch lacks that a loss needs, and the way out; empty if none.
+
+    Args:
+        loss: the loss.
+        batch: what is to be trained on.
+        added: by field, the operator that adds it.
+    """
+    missing = [name for name in loss.needs if not batch.has(name)]
+    if not missing:
+        return ""
+    # Transitions have no order in time, which operators that work on rollouts need.
+    has_order = not batch.has("next_obs")
+    operators = {added[name] for name in missing if name in added and has_order}
+    ways = [f"put {operator}(...) before it" for operator in sorted(operators)]
+    if others := losses_content_with(batch.data):
+        ways.append(f"take a loss that needs no more than that ({', '.join(others)})")
+    fields = f"the {plural(len(missing), 'field')} {', '.join(missing)}"
+    return (
+        f"{type(loss).__name__} needs {fields}, but the batch has {', '.join(batch.data)}; "
+        f"{', or '.join(ways) or 'add them before it'}"
+    )
+
+
+def runners_of(use: Use, name: str) -> Runners | None:
+    """Return the settings of a learner's runners, or of the part of them that it trains for."""
+    resource, part = resource_and_part(name)
+    runners = use.resources.get(resource)
+    if not isinstance(runners, Runners):
+        return None
+    if not part:
+        return runners
+    # What is known of parts comes from the environment, which was made if the trace ran.
+    return runners.by_policy.get(part) if use.traced else None
+
+
+def stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
+    """Report where an on-policy loss gets data of other than the newest weights.
+
+    Args:
+        use: how the graph uses the learner.
+        kind: the name of the loss's class.
+        runners: the name of the learner's runners.
+    """
+    if replayed := next(iter(use.replays.values()), ""):
+        problem = f"{kind} is on-policy, but {replayed} gives data of any age"
+        yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
+        return
+    for queue in dict.fromkeys(use.queues.values()):
+        old = "what comes out of a queue may be any number of updates old"
+        way = "remove the queue, or take a loss that corrects for age"
+        yield queue, f"{kind} is on-policy, but {old}; {way}"
+    # The runners themselves report that they never get weights.
+    resource, _ = resource_and_part(runners)
+    never = use.total("requests", resource) and not use.total("publishes", resource)
+    for node, lag in {**data_lags(use), **use.gradient_data_lags}.items():
+        if math.isnan(lag):
+            unknown = "the age of its data can't be known"
+            why = "the column `version` was computed again on the way"
+            way = "change batches by batch.with_(...), which keeps the columns"
+            yield node, f"{kind} is on-policy, but {unknown}: {why}; {way}"
+        elif lag > 0 and not never:
+            old = f"it trains on data up to {lag:.0f} {plural(lag, 'update')} old"
+            way = "put SyncWeights() after every update and before the next sample"
+            yield node, f"{kind} is on-policy, but {old}; {way}, and make one batch of each round"
+
+
+def data_lags(use: Use) -> dict[str, float]:
+    """Return the policy lags of the updates that are no steps by gradients from elsewhere.
+
+    Gradients are of data of the right age if it was so when they were computed. That other updates
+    came in between is as it should be (Mnih et al. 2016).
+    """
+    counts = use.counts.get(use.name, {})
+    applies = {node for node, counted in counts.items() if counted.get("applied_gradients")}
+    # A node that passes the results of such a step on repeats its policy lag.
+    return {
+        node: lag
+        for node, lag in use.lags.items()
+        if not applies or (node not in applies and counts[node].get("updates"))
+    }
