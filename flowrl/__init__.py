@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.qmix import QMIXSettings as QMIXSettings
     from flowrl.algos.qmix import qmix as qmix
+    from flowrl.algos.rainbow import RainbowSettings as RainbowSettings
+    from flowrl.algos.rainbow import rainbow as rainbow
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.self_play import self_play as self_play
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from flowrl.resuming import resume as resume
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
+    from flowrl.rl.explore import NoisyWeights as NoisyWeights
     from flowrl.rl.explore import Sampled as Sampled
     from flowrl.rl.optimizers import SGD as SGD
     from flowrl.rl.optimizers import Adam as Adam
@@ -137,6 +140,7 @@ _HOMES = {
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.qmix": "QMIXSettings qmix",
+    "algos.rainbow": "RainbowSettings rainbow",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
     "algos.tuned": "tuned",
@@ -168,7 +172,7 @@ _HOMES = {
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "replay.replay": "Replay",
-    "rl.explore": "EpsilonGreedy GaussianNoise Sampled",
+    "rl.explore": "EpsilonGreedy GaussianNoise NoisyWeights Sampled",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",
     "rl.team": "Scripted Team",

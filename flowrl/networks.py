@@ -1,7 +1,9 @@
 """Networks of policies and of action values, and what a network of your own is made with."""
 
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
+from flowrl.rl.noisy_layers import NoisyLinear
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.return_distributions import CategoricalReturns, QuantileReturns
 from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
 from flowrl.rl.value_networks import QNetwork, SACNetwork
 
@@ -9,8 +11,11 @@ __all__ = [
     "CNN",
     "MLP",
     "RNN",
+    "CategoricalReturns",
     "CentralCritic",
+    "NoisyLinear",
     "QNetwork",
+    "QuantileReturns",
     "RunningNorm",
     "SACNetwork",
     "TeamQNetwork",

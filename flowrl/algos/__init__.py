@@ -1,4 +1,17 @@
 """Stock algorithms: functions that return a Graph."""
 
-STOCK = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "vdn", "qmix", "multi_ppo")
+STOCK = (
+    "ppo",
+    "a2c",
+    "pg",
+    "impala",
+    "appo",
+    "dqn",
+    "rainbow",
+    "apex",
+    "sac",
+    "vdn",
+    "qmix",
+    "multi_ppo",
+)
 """The names of the stock graphs. Each is a function in the module of the same name."""

@@ -31,6 +31,8 @@ class Explore(Settings, ABC):
     picking the action. Any other exploration makes a behaviour policy whose probabilities nobody
     records, so losses that need them refuse it.
     """
+    noisy: ClassVar[bool] = False
+    """Whether the noise of a step is for the policy's noisy layers: random ``uint32[n, 2]``."""
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
         """Return the noise that `pick` takes for one step of n environments.
@@ -180,3 +182,22 @@ class GaussianNoise(Explore):
         """Return the greedy action with the scaled noise added, clipped to [-1, 1]."""
         # Actions of the policy stand for [-1, 1]; beyond that the bounds would clip them.
         return jnp.clip(dist.mode() + self.deviation * noise, -1, 1)
+
+
+@dataclass(frozen=True)
+class NoisyWeights(Explore):
+    """Greedy actions of a policy with noise in its weights (Fortunato et al. 2018).
+
+    The policy has noisy layers (`fl.networks.NoisyLinear`), which learn how much noise there is.
+    Each step of each environment has noise of its own. It has no settings.
+    """
+
+    noisy: ClassVar[bool] = True
+
+    def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
+        """Return random bits ``uint32[n, 2]``, from which all noise of an environment comes."""
+        return jax.random.bits(key, (n, 2))
+
+    def pick(self, dist: Distribution, noise: Array) -> Array:
+        """Return the greedy action: the noise is in the distribution already."""
+        return dist.mode()

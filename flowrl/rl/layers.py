@@ -14,7 +14,7 @@ from flax import nnx
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import Path, head, leaves
 from flowrl.rl.images import Images, shows_images
-from flowrl.rl.initializers import orthogonal_weights
+from flowrl.rl.initializers import orthogonal, orthogonal_weights
 from flowrl.rl.normalizing import RunningNorm
 
 Array = Any
@@ -137,11 +137,6 @@ def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
     return Encoder(space, normalize=normalize)
 
 
-def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """Return a linear layer with orthogonal initial weights of gain sqrt(2), and offsets of 0."""
-    return nnx.Linear(inputs, outputs, kernel_init=orthogonal_weights(np.sqrt(2)), rngs=rngs)
-
-
 class Trunk(nnx.Module):
     """Fully connected layers, each followed by the activation.
 
@@ -162,7 +157,7 @@ class Trunk(nnx.Module):
         hidden: Sequence[int],
         activation: str,
         *,
-        linear: Callable[..., nnx.Linear] = orthogonal,
+        linear: Callable[..., Any] = orthogonal,
         rngs: nnx.Rngs,
     ) -> None:
         if activation not in ACTIVATIONS:
