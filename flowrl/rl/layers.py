@@ -145,6 +145,7 @@ class Trunk(nnx.Module):
         hidden: the widths of the layers.
         activation: tanh, relu, silu or gelu.
         linear: makes a layer from its inputs and outputs; by default `orthogonal`.
+        first: makes the layer that reads `size` numbers; None: `linear`.
         rngs: the random keys of the initial weights.
 
     Raises:
@@ -158,6 +159,7 @@ class Trunk(nnx.Module):
         activation: str,
         *,
         linear: Callable[..., Any] = orthogonal,
+        first: Callable[..., Any] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         if activation not in ACTIVATIONS:
@@ -167,7 +169,10 @@ class Trunk(nnx.Module):
         self.activation = activation
         # Each layer reads what the one before it returns, so there is one input more than widths.
         pairs = zip((size, *hidden), hidden, strict=False)
-        self.layers = nnx.List([linear(inputs, outputs, rngs=rngs) for inputs, outputs in pairs])
+        makers = [first or linear, *[linear] * (len(hidden) - 1)]
+        self.layers = nnx.List(
+            [make(*pair, rngs=rngs) for make, pair in zip(makers, pairs, strict=True)]
+        )
 
     def __call__(self, x: Array) -> Array:
         """Return features ``[N, hidden[-1]]`` of ``x [N, size]``."""

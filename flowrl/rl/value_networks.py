@@ -117,7 +117,9 @@ class QNetwork(nnx.Module):
             # Everything but images is read by fully connected layers.
             flat = encoder(obs_space, normalize=normalize, rngs=rngs)
             self.encoder = flat
-            self.trunk = Trunk(flat.size, hidden, activation, linear=linear, rngs=rngs)
+            self.trunk = Trunk(
+                flat.size, hidden, activation, linear=linear, first=uniform, rngs=rngs
+            )
         self.distribution = returns_of(atoms, v_min, v_max)
         self.atoms = 1 if atoms is None else atoms
         self.actions = actions.outputs
