@@ -16,6 +16,7 @@ PARENTS = {
     "impala": "ppo",
     "appo": "impala",
     "sac": "dqn",
+    "rainbow": "dqn",
     "apex": "dqn",
     "vdn": "dqn",
     "qmix": "vdn",

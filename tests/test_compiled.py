@@ -42,6 +42,7 @@ def stock(name, env="CartPole-v1"):
         "impala": lambda: fl.IMPALASettings(**WIDE, batch_size=16, report_every=1),
         "appo": lambda: fl.APPOSettings(**WIDE, batch_size=16, report_every=1),
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
+        "rainbow": lambda: fl.RainbowSettings(**DRAWN),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
     }
@@ -84,14 +85,16 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "sac"]
+)
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None)])
+@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None), ("rainbow", None)])
 def test_a_second_program_with_another_seed_and_learning_rate_compiles_nothing(
     name, seeds, compilations, monkeypatch
 ):

@@ -121,6 +121,9 @@ CASES = {
         "runners.wrappers", (partial(FrameStackObservation, stack_size=2),)
     ),
     "dqn": lambda: fl.dqn("CartPole-v1", small(fl.DQNSettings, **Q, prioritized=True, n_step=2)),
+    "rainbow": lambda: fl.rainbow(
+        "CartPole-v1", small(fl.RainbowSettings, **{**Q, "policy": None}, hidden=(8,), atoms=5)
+    ),
     "apex": lambda: fl.apex("CartPole-v1", small(fl.ApexSettings, **Q)),
     # Its generators are within the wrappers of PettingZoo's parallel environments.
     "qmix": lambda: fl.qmix(
@@ -151,6 +154,16 @@ PROGRAMS = {
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
+    "noisy quantiles": (
+        lambda: fl.dqn(
+            JAX,
+            small(fl.DQNSettings, **{**Q, "policy": None}, num_runners=1, hidden=(8,)),
+            noisy=True,
+            distribution="quantile",
+            atoms=5,
+        ),
+        {},
+    ),
 }
 
 

@@ -49,8 +49,8 @@ class QNetwork(nnx.Module):
 
     With `atoms` it has the distribution of each action's return, whose mean is the action value:
     over returns from `v_min` to `v_max`, which `C51Loss` trains, or without these as quantiles,
-    which `QRLoss` trains. With `noisy` all its fully connected layers are noisy (`NoisyLinear`);
-    runners explore by their noise with `NoisyWeights`.
+    which `QRLoss` trains. With `noisy` its fully connected layers are noisy (`NoisyLinear`), but
+    for one that reads observations themselves; runners explore by the noise with `NoisyWeights`.
 
     Args:
         obs_space: observation space of the environment.
@@ -69,7 +69,7 @@ class QNetwork(nnx.Module):
             None).
         v_min: lowest return of a categorical distribution; None: quantiles (default None).
         v_max: highest return of a categorical distribution; None: quantiles (default None).
-        noisy: whether the fully connected layers are noisy (default False).
+        noisy: whether the fully connected layers after the first are noisy (default False).
         rngs: random keys of the initial weights.
 
     Raises:
@@ -117,6 +117,7 @@ class QNetwork(nnx.Module):
             # Everything but images is read by fully connected layers.
             flat = encoder(obs_space, normalize=normalize, rngs=rngs)
             self.encoder = flat
+            # Noise in the layer that reads observations would drown them, for they are few.
             self.trunk = Trunk(
                 flat.size, hidden, activation, linear=linear, first=uniform, rngs=rngs
             )

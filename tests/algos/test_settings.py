@@ -32,6 +32,7 @@ STOCK_SETTINGS = {
     "impala": fl.IMPALASettings,
     "appo": fl.APPOSettings,
     "dqn": fl.DQNSettings,
+    "rainbow": fl.RainbowSettings,
     "apex": fl.ApexSettings,
     "sac": fl.SACSettings,
     "vdn": fl.VDNSettings,

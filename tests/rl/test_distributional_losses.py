@@ -140,7 +140,9 @@ def test_c51_agrees_with_rlax():
     )
     fields = (b["action"], b["reward"], b["discount"])
     double = jax.vmap(
-        lambda x, a, r, d, y, q: rlax.categorical_double_q_learning(SUPPORT, x, a, r, d, SUPPORT, y, q)
+        lambda x, a, r, d, y, q: rlax.categorical_double_q_learning(
+            SUPPORT, x, a, r, d, SUPPORT, y, q
+        )
     )(now, *fields, old, jax.nn.softmax(new) @ SUPPORT)
     single = jax.vmap(
         lambda x, a, r, d, y: rlax.categorical_q_learning(SUPPORT, x, a, r, d, SUPPORT, y)
@@ -193,7 +195,9 @@ def test_no_gradient_flows_through_the_target_or_an_invalid_row(loss, policy):
     # The observations after a step have a part in the target alone, which trains nothing.
     grad = jax.grad(lambda p, b: loss(policy, p, b)[0])(params, b)
     only = {**b, "obs": np.where(b["valid"][:, None], b["obs"], 9).astype(np.float32)}
-    np.testing.assert_allclose(jax.grad(lambda p: loss(policy, p, only)[0])(params), grad, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(lambda p: loss(policy, p, only)[0])(params), grad, atol=1e-6
+    )
     broken = {**b, "reward": np.where(b["valid"], b["reward"], np.nan).astype(np.float32)}
     assert np.isfinite(loss(policy, params, broken)[0])
 
