@@ -202,7 +202,8 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "v_min": 0.0,
         "v_max": 100.0,
         "hidden": (128, 128),
-        "lr": Linear(1e-3, 0.0, 25_000),
+        "beta_steps": 50_000,
+        "lr": Linear(2e-3, 0.0, 25_000),
         "report_every": 4,
     },
     ("apex", "CartPole-v1"): {
