@@ -95,6 +95,7 @@ GATES = (
     Gate("dqn", "CartPole-v1", 450, 100_000, 3, 450, **VALUES),
     Gate("dqn", "Acrobot-v1", -100, 150_000, 3, -100, **VALUES),
     Gate("dqn", "gymnax:CartPole-v1", 450, 100_000, 3, 450, "xla", **VALUES),
+    Gate("rainbow", "CartPole-v1", 475, 50_000, 3, 475, **VALUES),
     Gate("apex", "CartPole-v1", 450, 200_000, 3, 450, "ray", **VALUES),
     Gate("sac", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
     Gate("td3", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),

@@ -34,6 +34,7 @@ STEPS = {
     **dict.fromkeys(("dqn", "apex"), 100_000),
     **dict.fromkeys(PENDULUM, 8_000),
 }
+STEPS["rainbow"] = 50_000
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 

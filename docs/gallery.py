@@ -19,6 +19,7 @@ PARENTS = {
     "sac": "dqn",
     "td3": "sac",
     "ddpg": "td3",
+    "rainbow": "dqn",
     "apex": "dqn",
     "vdn": "dqn",
     "qmix": "vdn",

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.qmix import QMIXSettings as QMIXSettings
     from flowrl.algos.qmix import qmix as qmix
+    from flowrl.algos.rainbow import RainbowSettings as RainbowSettings
+    from flowrl.algos.rainbow import rainbow as rainbow
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.self_play import self_play as self_play
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
     from flowrl.resuming import resume as resume
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
+    from flowrl.rl.explore import NoisyWeights as NoisyWeights
     from flowrl.rl.explore import RandomStart as RandomStart
     from flowrl.rl.explore import Sampled as Sampled
     from flowrl.rl.optimizer_groups import Optimizers as Optimizers
@@ -150,6 +153,7 @@ _HOMES = {
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.qmix": "QMIXSettings qmix",
+    "algos.rainbow": "RainbowSettings rainbow",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
     "algos.td3": "TD3Settings td3",
@@ -183,7 +187,7 @@ _HOMES = {
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "replay.replay": "Replay",
-    "rl.explore": "EpsilonGreedy GaussianNoise RandomStart Sampled",
+    "rl.explore": "EpsilonGreedy GaussianNoise RandomStart NoisyWeights Sampled",
     "rl.optimizer_groups": "Optimizers",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",

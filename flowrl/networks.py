@@ -2,7 +2,9 @@
 
 from flowrl.rl.actor_critics import SACNetwork, TD3Network
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
+from flowrl.rl.noisy_layers import NoisyLinear
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.return_distributions import CategoricalReturns, QuantileReturns
 from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
 from flowrl.rl.value_networks import QNetwork
 
@@ -10,8 +12,11 @@ __all__ = [
     "CNN",
     "MLP",
     "RNN",
+    "CategoricalReturns",
     "CentralCritic",
+    "NoisyLinear",
     "QNetwork",
+    "QuantileReturns",
     "RunningNorm",
     "SACNetwork",
     "TD3Network",

@@ -50,6 +50,15 @@ CASES = {
     "ppo": (MLP, DISCRETE, fl.losses.PPOLoss(target_kl=0.5), 256, (2, 4)),
     "vtrace": (MLP, DISCRETE, fl.losses.VTraceLoss(), T * 8, (2, 4)),
     "dqn": (Q, DISCRETE, fl.losses.DQNLoss(), 256, (2, 4)),
+    "dqn, noisy c51": (
+        fl.Policy(
+            fl.networks.QNetwork, hidden=(32, 32), atoms=11, v_min=-3.0, v_max=3.0, noisy=True
+        ),
+        DISCRETE,
+        fl.losses.C51Loss(),
+        256,
+        (4,),
+    ),
     "sac": (SAC, BOX, fl.losses.SACLoss(), 256, (2, 4)),
     "td3": (TD3, BOX, fl.losses.TD3Loss(), 256, (4,)),
     "ppo, less than a line": (

@@ -64,6 +64,7 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
         "impala",
         "appo",
         "dqn",
+        "rainbow",
         "apex",
         "sac",
         "td3",
@@ -387,7 +388,7 @@ def test_a_saved_graph_runs_again(flowrl):
 
 
 @pytest.mark.parametrize(
-    "graph", ["ppo", "pg", "a2c", "a3c", "impala", "appo", "dqn", "apex", "sac"]
+    "graph", ["ppo", "pg", "a2c", "a3c", "impala", "appo", "dqn", "rainbow", "apex", "sac"]
 )
 @pytest.mark.parametrize("name", ["lr", "learner.optimizer.lr"])
 def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):

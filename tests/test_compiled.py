@@ -43,6 +43,7 @@ def stock(name, env="CartPole-v1"):
         "impala": lambda: fl.IMPALASettings(**WIDE, batch_size=16, report_every=1),
         "appo": lambda: fl.APPOSettings(**WIDE, batch_size=16, report_every=1),
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
+        "rainbow": lambda: fl.RainbowSettings(**DRAWN),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
         "td3": lambda: fl.TD3Settings(**DRAWN, hidden=(8,)),
@@ -87,7 +88,7 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3"]
+    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "sac", "td3"]
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
@@ -96,7 +97,7 @@ def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name,
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None)])
+@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None), ("rainbow", None)])
 def test_a_second_program_with_another_seed_and_learning_rate_compiles_nothing(
     name, seeds, compilations, monkeypatch
 ):

@@ -12,7 +12,20 @@ from flowrl.cli.arguments import runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
-NAMES = ("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3", "ddpg")
+NAMES = (
+    "ppo",
+    "a2c",
+    "a3c",
+    "pg",
+    "impala",
+    "appo",
+    "dqn",
+    "rainbow",
+    "apex",
+    "sac",
+    "td3",
+    "ddpg",
+)
 BOX = ("sac", "td3", "ddpg")
 
 
@@ -38,7 +51,7 @@ def rows(path):
 )
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
     env = "Pendulum-v1" if name in BOX else "CartPole-v1"
-    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", *BOX) else []
+    early = ["--set", "learning_starts=200"] if name in ("dqn", "rainbow", "apex", *BOX) else []
     if name == "sac":
         early += ["--set", "policy=Policy(networks.SACNetwork, hidden=(8,))"]
     elif name in BOX:

@@ -132,6 +132,9 @@ CASES = {
         "runners.wrappers", (partial(FrameStackObservation, stack_size=2),)
     ),
     "dqn": lambda: fl.dqn("CartPole-v1", small(fl.DQNSettings, **Q, prioritized=True, n_step=2)),
+    "rainbow": lambda: fl.rainbow(
+        "CartPole-v1", small(fl.RainbowSettings, **{**Q, "policy": None}, hidden=(8,), atoms=5)
+    ),
     "apex": lambda: fl.apex("CartPole-v1", small(fl.ApexSettings, **Q)),
     # Its generators are within the wrappers of PettingZoo's parallel environments.
     "qmix": lambda: fl.qmix(
@@ -167,6 +170,16 @@ PROGRAMS = {
     "a3c": (lambda: fl.a3c(JAX, small(fl.A3CSettings)), {}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
+    "noisy quantiles": (
+        lambda: fl.dqn(
+            JAX,
+            small(fl.DQNSettings, **{**Q, "policy": None}, num_runners=1, hidden=(8,)),
+            noisy=True,
+            distribution="quantile",
+            atoms=5,
+        ),
+        {},
+    ),
 }
 
 

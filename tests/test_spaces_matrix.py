@@ -88,10 +88,12 @@ def test_it_is_trained_saved_and_evaluated_and_nothing_that_is_ruled_out_is_done
     assert len(policy.evaluate(2)) == len(policy.evaluate(2, greedy=False)) == 2
 
 
-@pytest.mark.parametrize("graph", [fl.ppo, fl.a2c, fl.a3c, fl.impala, fl.appo, fl.dqn, fl.apex])
+@pytest.mark.parametrize(
+    "graph", [fl.ppo, fl.a2c, fl.a3c, fl.impala, fl.appo, fl.dqn, fl.rainbow, fl.apex]
+)
 def test_no_stock_graph_takes_an_action_that_is_ruled_out(graph):
     settings = {"obs": "dict", "mask": "obs"}
-    sizes = {"learning_starts": 64} if graph in (fl.dqn, fl.apex) else {}
+    sizes = {"learning_starts": 64} if graph in (fl.dqn, fl.rainbow, fl.apex) else {}
     flow = graph(Spaced, **sizes).set("runners.env_settings", settings)
     steps = 0
     with fl.run(flow) as run:

@@ -2,7 +2,7 @@
 
 STOCK = (
     *("ppo", "a2c", "a3c", "pg", "impala", "appo"),
-    *("dqn", "apex"),
+    *("dqn", "rainbow", "apex"),
     *("sac", "td3", "ddpg"),
     *("vdn", "qmix", "multi_ppo"),
 )

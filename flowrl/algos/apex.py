@@ -41,6 +41,12 @@ class ApexSettings(DQNSettings):
         n_step: environment steps of each return (default 3).
         double: choose the next action with the newest parameters (default True).
         dueling: separate value and advantages in the network (default True).
+        distribution: what is learned of a return: its mean ("none"), "c51" or "quantile" (default
+            "none").
+        atoms: numbers for each distribution (default 51).
+        v_min: lowest return of the distributions of "c51" (default -10.0).
+        v_max: highest return of the distributions of "c51" (default 10.0).
+        noisy: explore by noisy layers of the network, without epsilon (default False).
         hidden: widths of the fully connected layers (default (64, 64)).
         prioritized: sample transitions by priority instead of uniformly (default True).
         beta_steps: environment steps over which the exponent rises; 0: never (default 0).
@@ -51,8 +57,7 @@ class ApexSettings(DQNSettings):
         normalize_rewards: divide sampled rewards by the running deviation of returns (default
             False).
         report_every: updates per row of results (default 100).
-        policy: policy to act and to train; None: QNetwork of `hidden`, `dueling` and `normalize`
-            (default None).
+        policy: policy to act and to train; None: QNetwork of these settings (default None).
         spread: how much epsilon differs between environments; 0: not at all (default 7.0).
         shards: parts of the replay, each for environments of its own (default 2).
         in_flight: requests to each runner at the same time (default 2).
@@ -94,13 +99,14 @@ def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None, **chan
     local = None
     if s.prioritized and not s.normalize_rewards:
         local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step))
+    graph = dqn(env, s)
+    if not s.noisy:
+        graph = graph.set("runners.explore.spread", s.spread)
     return (
-        dqn(env, s)
-        .rename("apex")
+        graph.rename("apex")
         .set("sample.mode", "async")
         .set("sample.in_flight", s.in_flight)
         .set("sample.local", local)
-        .set("runners.explore.spread", s.spread)
         .set("replay.shards", s.shards)
         .move("batch", after=())
         .insert(after="batch", queue=Queue(s.queue_capacity))

@@ -1,14 +1,11 @@
-"""Deep Q-learning (DQN, Mnih et al. 2015), with double, dueling and prioritized variants.
-
-Double Q-learning is by van Hasselt et al. (2016), the dueling network by Wang et al. (2016) and
-the prioritized replay by Schaul et al. (2016). Returns may span several steps (`n_step`).
-"""
+"""Deep Q-learning (DQN, Mnih et al. 2015), and what Rainbow (Hessel et al. 2018) adds to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from flowrl.algos.action_values import explore_of, loss_of, policy_of
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
@@ -19,11 +16,8 @@ from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep, UpdateTarget
 from flowrl.ops.weights import SyncWeights
 from flowrl.replay.replay import Replay
-from flowrl.rl.explore import EpsilonGreedy
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
-from flowrl.rl.value_losses import DQNLoss
-from flowrl.rl.value_networks import QNetwork
 from flowrl.rollout.runners import Runners
 
 
@@ -52,6 +46,12 @@ class DQNSettings:
         n_step: environment steps of each return (default 1).
         double: choose the next action with the newest parameters (default True).
         dueling: separate value and advantages in the network (default False).
+        distribution: what is learned of a return: its mean ("none"), "c51" or "quantile" (default
+            "none").
+        atoms: numbers for each distribution (default 51).
+        v_min: lowest return of the distributions of "c51" (default -10.0).
+        v_max: highest return of the distributions of "c51" (default 10.0).
+        noisy: explore by noisy layers of the network, without epsilon (default False).
         hidden: widths of the fully connected layers (default (64, 64)).
         prioritized: sample transitions by priority instead of uniformly (default False).
         beta_steps: environment steps over which the exponent rises; 0: never (default 100_000).
@@ -59,11 +59,9 @@ class DQNSettings:
         epsilon_steps: environment steps over which epsilon falls from 1 (default 10_000).
         max_grad_norm: largest global norm of the gradients; None: any (default 10.0).
         normalize: scale observations by running moments, in the default policy (default False).
-        normalize_rewards: divide sampled rewards by the running deviation of returns (default
-            False).
+        normalize_rewards: divide sampled rewards by the deviation of returns (default False).
         report_every: updates per row of results (default 100).
-        policy: policy to act and to train; None: QNetwork of `hidden`, `dueling` and `normalize`
-            (default None).
+        policy: policy to act and to train; None: QNetwork of these settings (default None).
     """
 
     num_runners: int = 1
@@ -81,6 +79,11 @@ class DQNSettings:
     n_step: int = 1
     double: bool = True
     dueling: bool = False
+    distribution: Literal["none", "c51", "quantile"] = "none"
+    atoms: int = 51
+    v_min: float = -10.0
+    v_max: float = 10.0
+    noisy: bool = False
     hidden: tuple[int, ...] = (64, 64)
     prioritized: bool = False
     beta_steps: int = 100_000
@@ -96,9 +99,10 @@ class DQNSettings:
 def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **changes: Any) -> Graph:
     """Return the graph of DQN: sample, add to the replay, sample from the replay, train.
 
-    Every ratio between these steps is a setting. The algorithm is that of Mnih et al. (2015), with
-    double Q-learning (van Hasselt et al. 2016), and by choice a dueling network (Wang et al. 2016),
-    prioritized replay (Schaul et al. 2016) and returns of several steps.
+    Every ratio between these steps is a setting. The algorithm is that of Mnih et al. (2015) with
+    double Q-learning (van Hasselt et al. 2016), and by choice dueling (Wang et al. 2016),
+    prioritized (Schaul et al. 2016), distributional (Bellemare et al. 2017, Dabney et al. 2018),
+    noisy (Fortunato et al. 2018) and with returns of several steps.
 
     Args:
         env: id of an environment, or a function that makes one (default "CartPole-v1").
@@ -109,8 +113,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, DQNSettings, changes)
-    policy = s.policy or Policy(QNetwork, hidden=s.hidden, dueling=s.dueling, normalize=s.normalize)
-    explore = EpsilonGreedy(end=s.epsilon, steps=s.epsilon_steps)
+    policy = policy_of(s)
     # Only a prioritized replay keeps the errors of the transitions that were trained on.
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
     return Graph(
@@ -121,7 +124,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
-            explore=explore,
+            explore=explore_of(s),
         ),
         replay=Replay(
             s.buffer_size,
@@ -131,9 +134,7 @@ def dqn(env: Make = "CartPole-v1", settings: DQNSettings | None = None, **change
             gamma=s.gamma,
             normalize_rewards=s.normalize_rewards,
         ),
-        learner=Learner(
-            policy, DQNLoss(double=s.double), Adam(s.lr, max_grad_norm=s.max_grad_norm)
-        ),
+        learner=Learner(policy, loss_of(s), Adam(s.lr, max_grad_norm=s.max_grad_norm)),
     ).then(
         sample=ParallelSample(),
         add=ReplayAdd(),

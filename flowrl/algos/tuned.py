@@ -192,6 +192,20 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "hidden": (256, 256),
     },
     ("dqn", "Acrobot-v1"): {**DQN, "lr": Linear(1e-3, 0.0, 75_000)},
+    # As many gradient steps as those of DQN; no return is above 1 / (1 - gamma) = 100.
+    ("rainbow", "CartPole-v1"): {
+        "rollout_length": 32,
+        "batch_size": 128 * 64,
+        "minibatch_size": 64,
+        "updates_per_step": 1 / 256,
+        "target_update_every": 1,
+        "v_min": 0.0,
+        "v_max": 100.0,
+        "hidden": (128, 128),
+        "beta_steps": 50_000,
+        "lr": Linear(2e-3, 0.0, 25_000),
+        "report_every": 4,
+    },
     ("apex", "CartPole-v1"): {
         **DQN,
         "rollout_length": 16,

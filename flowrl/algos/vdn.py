@@ -119,5 +119,7 @@ def team_dqn(env: Make, settings: Any, policy: Policy, *, state: bool) -> Graph:
         state: whether observations hold the global state, where `env` is no `Joint`.
     """
     joint = env if isinstance(env, Joint) else Joint(env, reward=settings.reward, state=state)
-    same = {field.name: getattr(settings, field.name) for field in fields(DQNSettings)}
+    # A team has no distributions of returns and no noisy layers.
+    names = {field.name for field in fields(DQNSettings)} & {x.name for x in fields(settings)}
+    same = {name: getattr(settings, name) for name in names}
     return dqn(joint, DQNSettings(**{**same, "policy": policy}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from flowrl.learner.checked import all_finite, finite_or_masked, means, refuse_r
 from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.function_loss import call_loss
 from flowrl.rl.losses import Loss, without_masked_nans
+from flowrl.rl.noisy_layers import NoisyLinear, noise_of_rows
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
@@ -225,7 +227,7 @@ class Core:
     ) -> tuple[Rows, Rows]:
         """Return the fields and the column fields of a batch, laid out as minibatches."""
         fields = without_masked_nans(data)
-        if self.loss.random:
+        if self.loss.random or self._noisy:
             shape = (*data["valid"].shape, 2)
             fields["seed"] = jax.random.bits(jax.random.fold_in(key, 0), shape)
         laid_out = {name: minibatches.laid_out(x) for name, x in fields.items()}
@@ -385,14 +387,16 @@ class Core:
 
         def loss_of(params: dict[str, Array]) -> Any:
             rest = weights.rest
+            calls = count()
 
             def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
                 nonlocal rest
-                if method:
-                    output, rest = self.network.call(method, Weights(params, rest), *args)
-                    return output
-                dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
-                return dist, value
+                with noise_of_rows(batch["seed"] if self._noisy else None, next(calls)):
+                    if method:
+                        output, rest = self.network.call(method, Weights(params, rest), *args)
+                        return output
+                    dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
+                    return dist, value
 
             loss, metrics = call_loss(
                 self.loss, policy, params, {**with_trees(batch, *OBSERVED), **loss_inputs}
@@ -429,6 +433,10 @@ class Core:
             length = jax.tree.leaves(obs)[0].shape[0]
             memory = memory._replace(reset=memory.reset[:length])
         return self.network.unroll(weights, obs, memory)
+
+    @cached_property
+    def _noisy(self) -> bool:
+        return bool(self.network.layers(NoisyLinear))
 
     @cached_property
     def normalizes(self) -> bool:

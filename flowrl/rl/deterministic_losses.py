@@ -67,7 +67,7 @@ class TD3Loss(Loss):
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless the policy has critics and is not recurrent."""
-        if net.head.kind != "tanh_gaussian" or not net.has(Criticised):
+        if net.head.kind != "tanh_gaussian" or not net.layers(Criticised):
             return (
                 f"TD3Loss needs a policy with critics (fl.networks.TD3Network), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"

@@ -31,6 +31,8 @@ class Explore(Settings, ABC):
     picking the action. Any other exploration makes a behaviour policy whose probabilities nobody
     records, so losses that need them refuse it.
     """
+    noisy: ClassVar[bool] = False
+    """Whether the noise of a step is for the policy's noisy layers: random ``uint32[n, 2]``."""
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
         """Return the noise that `pick` takes for one step of n environments.
@@ -241,3 +243,22 @@ def _unbounded(name: str, head: Head) -> str:
         "space, but some of these are not finite; give it finite ones by a wrapper "
         "(gymnasium.wrappers.TransformAction), or take Sampled"
     )
+
+
+@dataclass(frozen=True)
+class NoisyWeights(Explore):
+    """Greedy actions of a policy with noise in its weights (Fortunato et al. 2018).
+
+    The policy has noisy layers (`fl.networks.NoisyLinear`), which learn how much noise there is.
+    Each step of each environment has noise of its own. It has no settings.
+    """
+
+    noisy: ClassVar[bool] = True
+
+    def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
+        """Return random bits ``uint32[n, 2]``, from which all noise of an environment comes."""
+        return jax.random.bits(key, (n, 2))
+
+    def pick(self, dist: Distribution, noise: Array) -> Array:
+        """Return the greedy action: the noise is in the distribution already."""
+        return dist.mode()

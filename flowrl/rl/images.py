@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from flowrl.errors import PolicyError
-from flowrl.rl.initializers import orthogonal_weights
+from flowrl.rl.initializers import orthogonal, orthogonal_weights
 
 Array = Any
 NO_PLATFORM: ContextVar[bool] = ContextVar("NO_PLATFORM", default=False)
@@ -160,6 +160,7 @@ class Images(nnx.Module):
         kernels: the sizes of the convolutions in pixels.
         strides: the strides of the convolutions in pixels.
         hidden: the width of the fully connected layer after them.
+        linear: makes that layer from its inputs and outputs; by default `orthogonal`.
         rngs: the random keys of the initial weights.
 
     Raises:
@@ -175,6 +176,7 @@ class Images(nnx.Module):
         kernels: Sequence[int] = KERNELS,
         strides: Sequence[int] = STRIDES,
         hidden: int = 512,
+        linear: Callable[..., Any] = orthogonal,
         rngs: nnx.Rngs,
     ) -> None:
         shape = space.shape or ()
@@ -191,9 +193,8 @@ class Images(nnx.Module):
             layers.append(Convolution(depth, out, kernel, stride, rngs=rngs))
             depth = out
         self.layers = nnx.List(layers)
-        init = orthogonal_weights(np.sqrt(2))
         self.size = hidden
-        self.dense = nnx.Linear(height * width * depth, hidden, kernel_init=init, rngs=rngs)
+        self.dense = linear(height * width * depth, hidden, rngs=rngs)
         # Observations that are not bytes are taken to be scaled already.
         self.scale = 255.0 if np.dtype(space.dtype) == np.uint8 else 1.0
 

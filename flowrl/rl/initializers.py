@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 
@@ -22,3 +23,8 @@ def orthogonal_weights(gain: float) -> Callable[..., Any]:
     """
     # After the random key come the shape and the type, which are static.
     return jax.jit(nnx.initializers.orthogonal(gain), static_argnums=(1, 2, 3))
+
+
+def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """Return a linear layer with orthogonal initial weights of gain sqrt(2), and offsets of 0."""
+    return nnx.Linear(inputs, outputs, kernel_init=orthogonal_weights(np.sqrt(2)), rngs=rngs)

@@ -14,7 +14,7 @@ from flax import nnx
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import Path, head, leaves
 from flowrl.rl.images import Images, shows_images
-from flowrl.rl.initializers import orthogonal_weights
+from flowrl.rl.initializers import orthogonal, orthogonal_weights
 from flowrl.rl.normalizing import RunningNorm
 
 Array = Any
@@ -137,11 +137,6 @@ def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
     return Encoder(space, normalize=normalize)
 
 
-def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """Return a linear layer with orthogonal initial weights of gain sqrt(2), and offsets of 0."""
-    return nnx.Linear(inputs, outputs, kernel_init=orthogonal_weights(np.sqrt(2)), rngs=rngs)
-
-
 class Trunk(nnx.Module):
     """Fully connected layers, each followed by the activation.
 
@@ -150,6 +145,7 @@ class Trunk(nnx.Module):
         hidden: the widths of the layers.
         activation: tanh, relu, silu or gelu.
         linear: makes a layer from its inputs and outputs; by default `orthogonal`.
+        first: makes the layer that reads `size` numbers; None: `linear`.
         rngs: the random keys of the initial weights.
 
     Raises:
@@ -162,7 +158,8 @@ class Trunk(nnx.Module):
         hidden: Sequence[int],
         activation: str,
         *,
-        linear: Callable[..., nnx.Linear] = orthogonal,
+        linear: Callable[..., Any] = orthogonal,
+        first: Callable[..., Any] | None = None,
         rngs: nnx.Rngs,
     ) -> None:
         if activation not in ACTIVATIONS:
@@ -172,7 +169,10 @@ class Trunk(nnx.Module):
         self.activation = activation
         # Each layer reads what the one before it returns, so there is one input more than widths.
         pairs = zip((size, *hidden), hidden, strict=False)
-        self.layers = nnx.List([linear(inputs, outputs, rngs=rngs) for inputs, outputs in pairs])
+        makers = [first or linear, *[linear] * (len(hidden) - 1)]
+        self.layers = nnx.List(
+            [make(*pair, rngs=rngs) for make, pair in zip(makers, pairs, strict=True)]
+        )
 
     def __call__(self, x: Array) -> Array:
         """Return features ``[N, hidden[-1]]`` of ``x [N, size]``."""

@@ -24,6 +24,7 @@ from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.module_state import by_name, paths_of, shapes_text, split_module
+from flowrl.rl.noisy_layers import noise_of_rows
 from flowrl.rl.normalizing import observing
 from flowrl.rl.spaces import Spaces
 
@@ -425,7 +426,8 @@ class Network:
             One packed ``float32[B, width + 2]`` of action, log-probability and value, and the carry
             after the step.
         """
-        (outputs, value), _, carry = self._call(*weights, obs, memory)
+        with noise_of_rows(noise if explore.noisy else None):
+            (outputs, value), _, carry = self._call(*weights, obs, memory)
         dist = self.head.distribution(outputs)
         action = dist.mode() if noise is None else explore.pick(dist, noise)
         # A scalar action becomes a column, to be packed with the others.

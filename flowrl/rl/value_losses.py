@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flowrl.errors import SettingError
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
+from flowrl.rl.return_distributions import Returns
 
 if TYPE_CHECKING:
     from flowrl.rl.policies import Network
@@ -110,6 +111,11 @@ class DQNLoss(Loss):
                 "DQNLoss needs a policy whose outputs are action values (fl.networks.QNetwork, or "
                 f"TeamQNetwork for actions of several choices), not {net.name}; SACLoss is for "
                 "fl.networks.SACNetwork"
+            )
+        if net.layers(Returns):
+            return (
+                f"DQNLoss would train only the means of the distributions that {net.name} has; "
+                "take C51Loss or QRLoss, or leave its atoms out"
             )
         return no_recurrence(self, net, "QNetwork")
 

@@ -12,7 +12,10 @@ from flax import nnx
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
 from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
+from flowrl.rl.initializers import orthogonal
 from flowrl.rl.layers import Trunk, encoder
+from flowrl.rl.noisy_layers import NoisyLinear
+from flowrl.rl.return_distributions import CategoricalReturns, returns_of
 
 Array = Any
 
@@ -43,6 +46,11 @@ class QNetwork(nnx.Module):
     through the convolutions of Mnih et al. (2015), all else through fully connected layers. Any
     images with 3 axes go through convolutions where `channels`, `kernels` or `strides` are given.
 
+    With `atoms` it has the distribution of each action's return, whose mean is the action value:
+    over returns from `v_min` to `v_max`, which `C51Loss` trains, or without these as quantiles,
+    which `QRLoss` trains. With `noisy` its fully connected layers are noisy (`NoisyLinear`), but
+    for one that reads observations themselves; runners explore by the noise with `NoisyWeights`.
+
     Args:
         obs_space: observation space of the environment.
         action_space: action space of the environment, which must be one of n actions.
@@ -56,10 +64,16 @@ class QNetwork(nnx.Module):
         channels: number of filters of each convolution; None: (32, 64, 64) (default None).
         kernels: sizes of the convolutions in pixels; None: (8, 4, 3) (default None).
         strides: strides of the convolutions in pixels; None: (4, 2, 1) (default None).
+        atoms: numbers for the distribution of each action's return; None: its mean alone (default
+            None).
+        v_min: lowest return of a categorical distribution; None: quantiles (default None).
+        v_max: highest return of a categorical distribution; None: quantiles (default None).
+        noisy: whether the fully connected layers after the first are noisy (default False).
         rngs: random keys of the initial weights.
 
     Raises:
-        PolicyError: actions are not one of n, or `normalize` is set for images.
+        PolicyError: actions are not one of n, `normalize` is set for images, or `atoms`, `v_min`
+            and `v_max` do not belong together.
     """
 
     def __init__(
@@ -74,6 +88,10 @@ class QNetwork(nnx.Module):
         channels: Sequence[int] | None = None,
         kernels: Sequence[int] | None = None,
         strides: Sequence[int] | None = None,
+        atoms: int | None = None,
+        v_min: float | None = None,
+        v_max: float | None = None,
+        noisy: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         actions = head(action_space)
@@ -85,26 +103,56 @@ class QNetwork(nnx.Module):
             )
         convolutions = {"channels": channels, "kernels": kernels, "strides": strides}
         given = {name: values for name, values in convolutions.items() if values is not None}
-        width = hidden[-1]
+        width, linear = hidden[-1], NoisyLinear if noisy else uniform
         if given or shows_images(obs_space):
             if normalize:
                 raise PolicyError(f"QNetwork {NOT_NORMALIZED}")
-            self.encoder: nnx.Module = Images(obs_space, hidden=width, **given, rngs=rngs)
+            dense: Any = NoisyLinear if noisy else orthogonal
+            self.encoder: nnx.Module = Images(
+                obs_space, hidden=width, linear=dense, **given, rngs=rngs
+            )
             self.trunk = None
         else:
             # Everything but images is read by fully connected layers.
             flat = encoder(obs_space, normalize=normalize, rngs=rngs)
             self.encoder = flat
-            self.trunk = Trunk(flat.size, hidden, activation, linear=uniform, rngs=rngs)
-        self.advantage = uniform(width, actions.outputs, rngs=rngs)
-        self.value = uniform(width, 1, rngs=rngs) if dueling else None
+            # Noise in the layer that reads observations would drown them, for they are few.
+            self.trunk = Trunk(
+                flat.size, hidden, activation, linear=linear, first=uniform, rngs=rngs
+            )
+        self.distribution = returns_of(atoms, v_min, v_max)
+        self.atoms = 1 if atoms is None else atoms
+        self.actions = actions.outputs
+        self.advantage = linear(width, self.actions * self.atoms, rngs=rngs)
+        self.value = linear(width, self.atoms, rngs=rngs) if dueling else None
 
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """Return action values ``[N, n]`` of ``obs [N, ...]``, and the highest of them ``[N]``."""
+        returns = self.returns(obs)
+        values = returns[..., 0] if self.distribution is None else self.distribution.mean(returns)
+        return values, values.max(-1)
+
+    def returns(self, obs: Array) -> Array:
+        """Return the numbers ``[N, n, atoms]`` of the distributions of all actions' returns.
+
+        They are logits of categorical distributions, or quantiles; without `atoms` they are the
+        action values ``[N, n, 1]``.
+        """
         x = self.encoder(obs)
         x = x if self.trunk is None else self.trunk(x)
-        values = self.advantage(x)
+        numbers = self.advantage(x)
+        numbers = numbers.reshape(numbers.shape[0], self.actions, self.atoms)
         if self.value is not None:
             # Without subtracting the mean, value and advantages could shift against each other.
-            values = self.value(x) + values - values.mean(-1, keepdims=True)
-        return values, values.max(-1)
+            numbers = self.value(x)[:, None] + numbers - numbers.mean(1, keepdims=True)
+        return numbers
+
+    def support(self) -> Array:
+        """Return the returns ``[atoms]`` of categorical distributions.
+
+        Raises:
+            PolicyError: the network has no categorical distributions.
+        """
+        if not isinstance(self.distribution, CategoricalReturns):
+            raise PolicyError("QNetwork has a support of returns only with atoms, v_min and v_max")
+        return self.distribution.support()

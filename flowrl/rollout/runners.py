@@ -23,6 +23,7 @@ from flowrl.graph.site import alone
 from flowrl.graph.use import Use
 from flowrl.rl.actions import leaves
 from flowrl.rl.explore import Explore, Sampled
+from flowrl.rl.noisy_layers import NoisyLinear
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import SAMPLED, Policy, network
 from flowrl.rl.spaces import Spaces
@@ -277,8 +278,13 @@ class Runners(Resource):
         if not use.traced:
             return
         for spec in self.by_policy.values():
-            if wrong := spec.explore_of("").check(network(spec.policy, spec.spaces()).head):
+            explore, net = spec.explore_of(""), network(spec.policy, spec.spaces())
+            if wrong := explore.check(net.head):
                 yield use.name, wrong
+            elif explore.noisy and not net.layers(NoisyLinear):
+                how = f"explore by noisy layers ({type(explore).__name__}), which {net.name} lacks"
+                way = "give it some (noisy=True of fl.networks.QNetwork), or take EpsilonGreedy"
+                yield use.name, f"{how}; {way}"
         learns = any(use.total("updates", other) for other in use.resources)
         if use.total("requests") and not use.total("publishes") and learns:
             problem = (

@@ -64,6 +64,8 @@ GRAPHS = {
     "jax": fl.dqn(
         "gymnax:CartPole-v1", fl.DQNSettings(**DQN, prioritized=True, normalize_rewards=True)
     ),
+    "rainbow": fl.rainbow("CartPole-v1", **DQN | {"policy": None}, hidden=(8,), atoms=5),
+    "rainbow, jax": fl.rainbow("gymnax:CartPole-v1", **DQN | {"policy": None}, hidden=(8,)),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
@@ -135,7 +137,7 @@ def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_t
     np.testing.assert_array_equal(policy.act(near), run.policy.act(near))
 
 
-@pytest.mark.parametrize("name", ["every setting", "sac"])
+@pytest.mark.parametrize("name", ["every setting", "rainbow", "sac"])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     one, again, other = (
         [row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1)

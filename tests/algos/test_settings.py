@@ -33,6 +33,7 @@ STOCK_SETTINGS = {
     "impala": fl.IMPALASettings,
     "appo": fl.APPOSettings,
     "dqn": fl.DQNSettings,
+    "rainbow": fl.RainbowSettings,
     "apex": fl.ApexSettings,
     "sac": fl.SACSettings,
     "td3": fl.TD3Settings,

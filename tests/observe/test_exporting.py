@@ -60,6 +60,11 @@ SMALL = {"channels": (2,), "kernels": (3,), "strides": (2,), "hidden": 4}
 KINDS = fl.networks
 POLICIES = {
     "values": (fl.Policy(KINDS.QNetwork, hidden=(8,)), "box", "discrete from 2"),
+    "noisy distributions": (
+        fl.Policy(KINDS.QNetwork, hidden=(8,), atoms=5, v_min=-1.0, v_max=1.0, noisy=True),
+        "box",
+        "discrete from 2",
+    ),
     "masked": (mlp(), MASKED, "multi-discrete"),
     "bits": (mlp(), "discrete", "multi-binary"),
     "integers": (mlp(), "integer box", "integer box"),

@@ -1,0 +1,115 @@
+"""Noisy layers: weights with learned deviations, whose noise comes from the caller by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flowrl.errors import PolicyError
+
+Array = Any
+
+
+class RowNoise:
+    """Factorised noise of each row, for one layer after another.
+
+    Args:
+        bits: random ``uint32[N, 2]``, from which all noise of a row comes.
+        call: number of this call of the module among those that share `bits`.
+    """
+
+    def __init__(self, bits: Array, call: int) -> None:
+        self.keys = jax.vmap(partial(jax.random.fold_in, data=call))(jax.random.wrap_key_data(bits))
+        self.layers = 0
+        """Layers that got their noise; each has noise of its own by its number."""
+
+    def of_next_layer(self, inputs: int, outputs: int) -> tuple[Array, Array]:
+        """Return the noise ``[N, inputs]`` and ``[N, outputs]`` of a layer's two sides.
+
+        It is ``sign(x) sqrt(|x|)`` of standard normals x (Fortunato et al. 2018, section 3).
+        """
+        self.layers += 1
+
+        # Each row has its own key: its noise does not depend on how rows are split up.
+        def of_row(key: Array) -> Array:
+            return jax.random.normal(jax.random.fold_in(key, self.layers), (inputs + outputs,))
+
+        normals = jax.vmap(of_row)(self.keys)
+        left, right = jnp.split(jnp.sign(normals) * jnp.sqrt(jnp.abs(normals)), [inputs], axis=-1)
+        return left, right
+
+
+NOISE: ContextVar[RowNoise | None] = ContextVar("NOISE", default=None)
+"""The noise of the rows that layers are called on now; None: they take their mean weights."""
+
+
+@contextmanager
+def noise_of_rows(bits: Array | None, call: int = 0) -> Iterator[None]:
+    """Let every `NoisyLinear` take noise, each row by its own bits.
+
+    Args:
+        bits: random ``uint32[N, 2]`` of the N rows that a module is called on; None: no noise.
+        call: number of this call among those with the same bits, each of which has other noise.
+    """
+    token = NOISE.set(None if bits is None else RowNoise(bits, call))
+    try:
+        yield
+    finally:
+        NOISE.reset(token)
+
+
+class NoisyLinear(nnx.Module):
+    """Linear layer whose weights are noisy, with learned deviations (Fortunato et al. 2018).
+
+    Its noise is factorised (section 3.1, equations 10 and 11), and every row of a batch has noise
+    of its own. In an update it is new for each call of the policy by the loss; where runners
+    explore by `NoisyWeights` it is new for each step. Anywhere else the layer takes the means of
+    its weights, as in greedy actions.
+
+    Args:
+        inputs: numbers that the layer reads.
+        outputs: numbers that it returns.
+        deviation: initial deviation of the weights, times the square root of `inputs`
+            (default 0.5).
+        rngs: random keys of the initial weights.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, deviation: float = 0.5, rngs: nnx.Rngs
+    ) -> None:
+        bound = inputs**-0.5
+
+        def within(shape: tuple[int, ...]) -> Array:
+            return jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound)
+
+        self.kernel = nnx.Param(within((inputs, outputs)))
+        self.bias = nnx.Param(within((outputs,)))
+        self.kernel_deviation = nnx.Param(jnp.full((inputs, outputs), deviation * bound))
+        self.bias_deviation = nnx.Param(jnp.full((outputs,), deviation * bound))
+
+    def __call__(self, x: Array) -> Array:
+        """Return ``[N, outputs]`` of ``x [N, inputs]``.
+
+        Raises:
+            PolicyError: there is noise for another number of rows.
+        """
+        y = x @ self.kernel[...] + self.bias[...]
+        noise = NOISE.get()
+        if noise is None:
+            return y
+        if x.shape[:-1] != noise.keys.shape:
+            raise PolicyError(
+                f"noisy layers are called on rows {x.shape[:-1]}, but the batch has noise for "
+                f"{noise.keys.shape}, one of each row; call the policy on obs or next_obs as they "
+                "are, by a loss of single steps"
+            )
+        left, right = noise.of_next_layer(*self.kernel.shape)
+        # This is the product with kernel + deviation * outer(left, right), of each row its own.
+        return y + right * ((x * left) @ self.kernel_deviation[...] + self.bias_deviation[...])
