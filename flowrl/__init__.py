@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.qmix import QMIXSettings as QMIXSettings
     from flowrl.algos.qmix import qmix as qmix
+    from flowrl.algos.r2d2 import R2D2Settings as R2D2Settings
+    from flowrl.algos.r2d2 import r2d2 as r2d2
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.self_play import self_play as self_play
@@ -137,6 +139,7 @@ _HOMES = {
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
     "algos.qmix": "QMIXSettings qmix",
+    "algos.r2d2": "R2D2Settings r2d2",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
     "algos.tuned": "tuned",

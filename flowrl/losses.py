@@ -2,6 +2,7 @@
 
 from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
 from flowrl.rl.masked import mean as masked_mean
+from flowrl.rl.sequence_losses import R2D2Loss
 from flowrl.rl.value_losses import DQNLoss, SACLoss
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Loss",
     "PGLoss",
     "PPOLoss",
+    "R2D2Loss",
     "SACLoss",
     "VTraceLoss",
     "masked_mean",

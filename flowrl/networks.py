@@ -2,6 +2,7 @@
 
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.recurrent_value_networks import RecurrentQNetwork
 from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
 from flowrl.rl.value_networks import QNetwork, SACNetwork
 
@@ -11,6 +12,7 @@ __all__ = [
     "RNN",
     "CentralCritic",
     "QNetwork",
+    "RecurrentQNetwork",
     "RunningNorm",
     "SACNetwork",
     "TeamQNetwork",

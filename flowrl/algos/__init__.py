@@ -1,4 +1,6 @@
 """Stock algorithms: functions that return a Graph."""
 
-STOCK = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "vdn", "qmix", "multi_ppo")
+STOCK = (
+    "ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "r2d2", "sac", "vdn", "qmix", "multi_ppo",
+)  # fmt: skip
 """The names of the stock graphs. Each is a function in the module of the same name."""

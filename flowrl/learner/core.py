@@ -327,12 +327,14 @@ class Core:
         def loss_of(params: dict[str, Array]) -> Any:
             rest = weights.rest
 
-            def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
+            def policy(
+                params: dict[str, Array], *args: Array, method: str = "", burn_in: int = 0
+            ) -> Any:
                 nonlocal rest
                 if method:
                     output, rest = self.network.call(method, Weights(params, rest), *args)
                     return output
-                dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
+                dist, value, rest = self._forward(Weights(params, rest), args[0], batch, burn_in)
                 return dist, value
 
             loss, metrics = call_loss(
@@ -355,10 +357,11 @@ class Core:
             )
         return self.loss.stop(metrics)
 
-    def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array]) -> Any:
+    def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array], burn_in: int) -> Any:
         """Return distribution, value and rest for observations of a minibatch.
 
-        The observations may be those of its rows, or of its rows and the one after them.
+        The observations may be those of its rows, or of its rows and the one after them. The first
+        `burn_in` rows only make the carry.
         """
         if not self.sequences:
             return self.network.apply(weights, obs)
@@ -367,7 +370,7 @@ class Core:
         if self.network.recurrent:
             length = jax.tree.leaves(obs)[0].shape[0]
             memory = memory._replace(reset=memory.reset[:length])
-        return self.network.unroll(weights, obs, memory)
+        return self.network.unroll(weights, obs, memory, burn_in)
 
     @cached_property
     def _normalizes(self) -> bool:

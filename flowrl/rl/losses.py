@@ -32,7 +32,9 @@ Bound = Callable[..., Any]
 """A policy as a loss calls it.
 
 ``policy(params, obs)`` returns the distribution and the value; ``policy(params, *args,
-method="critic")`` returns what that method of the module returns.
+method="critic")`` returns what that method of the module returns. Of whole columns,
+``policy(params, obs, burn_in=n)`` returns those after the first n rows, which only make the carry
+of a recurrent policy, without a gradient.
 """
 Metrics = dict[str, Array]
 

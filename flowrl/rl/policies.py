@@ -26,6 +26,7 @@ from flowrl.rl.explore import Explore, Sampled
 from flowrl.rl.module_state import by_name, paths_of, shapes_text, split_module
 from flowrl.rl.normalizing import observing
 from flowrl.rl.spaces import Spaces
+from flowrl.rl.unrolling import scan_after_burn_in
 
 Array = Any
 
@@ -314,7 +315,7 @@ class Network:
         return found(*seen), self._rest_of(module)
 
     def unroll(
-        self, weights: Weights, obs: Any, memory: Memory
+        self, weights: Weights, obs: Any, memory: Memory, burn_in: int = 0
     ) -> tuple[Distribution, Array, dict[str, Array]]:
         """Apply the policy to whole columns ``obs [T, B, ...]``, one row after another.
 
@@ -322,17 +323,20 @@ class Network:
             weights: those of all rows.
             obs: ``[T, B, ...]``.
             memory: the carry ``[B, ...]`` before the first row, and the resets ``bool[T, B]``.
+            burn_in: first rows which only make the carry; no gradient flows back into them.
 
         Returns:
-            The distribution over actions and the value of each row, ``[T, B]``, and the untrained
-            rest after the last one.
+            The distribution over actions and the value of each row after the burn-in, and the
+            untrained rest after the last one.
         """
         # Rows of a policy that is not recurrent do not depend on each other: one call is enough.
         if not self.recurrent:
-            shape = jax.tree.leaves(obs)[0].shape[:2]
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+            columns = jax.tree.leaves(obs)[0].shape[1]
+            flat = jax.tree.map(lambda x: x[burn_in:].reshape(-1, *x.shape[2:]), obs)
             dist, value, rest = self.apply(weights, flat)
-            dist, value = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (dist, value))
+            dist, value = jax.tree.map(
+                lambda x: x.reshape(-1, columns, *x.shape[1:]), (dist, value)
+            )
             return dist, value, rest
 
         def apply_row(before: Any, row: Any) -> Any:
@@ -343,8 +347,8 @@ class Network:
             )
             return (self._rest_of(module), carry_after), outputs_and_value
 
-        (rest, _), (outputs, value) = jax.lax.scan(
-            apply_row, (weights.rest, memory.carry), (obs, memory.reset)
+        (rest, _), (outputs, value) = scan_after_burn_in(
+            apply_row, (weights.rest, memory.carry), (obs, memory.reset), burn_in
         )
         return self.head.distribution(outputs), value, rest
 

@@ -47,7 +47,7 @@ def weights_of(batch: Mapping[str, Array]) -> Array:
     return valid.astype(jnp.float32)
 
 
-def _weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
+def weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
     """Return the sum of `x` times `weights_of` its rows, over the number of valid rows."""
     valid = batch["valid"]
     # The sum of the weights must not be divided by: it would undo the importance sampling.
@@ -134,7 +134,7 @@ class DQNLoss(Loss):
         value = _whole(policy, params, batch["obs"], taken)
         error, valid = target - value, batch["valid"]
         row_losses = error**2 / 2 if self.huber is None else huber(error, self.huber)
-        return _weighted_mean(row_losses, batch), {
+        return weighted_mean(row_losses, batch), {
             "q_mean": mean(value, valid),
             "td_error": mean(jnp.abs(error), valid),
             "priority": jnp.abs(error),
@@ -187,7 +187,7 @@ class SACLoss(Loss):
 
         target = _soft_target(policy, fixed, alpha, next_noise, batch)
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
-        critic_loss = _weighted_mean((error**2).sum(0) / 2, batch)
+        critic_loss = weighted_mean((error**2).sum(0) / 2, batch)
 
         action, logp = policy(params, batch["obs"])[0].sample_and_log_prob(noise)
         value = policy(fixed, batch["obs"], action, method="critic").min(0)
