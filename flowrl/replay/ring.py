@@ -13,6 +13,7 @@ from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
 from flowrl.replay.sequences import carries_of, sequences_of
 from flowrl.replay.sum_tree import SumTree, scattered
+from flowrl.replay.transitions import transitions_of
 from flowrl.rollout.reward_scale import RewardScale
 
 if TYPE_CHECKING:
@@ -408,7 +409,7 @@ class Ring(Keeping):
     ) -> Batch:
         """Return the transitions or sequences that begin at slots ``[n]``, with more fields."""
         if self.spec.sequence_length is None:
-            return self._transitions(slots, data, columns)
+            return transitions_of(self, slots, data, columns)
         return sequences_of(self, slots, data, columns)
 
     def _uniform(self, n: int) -> Array:
@@ -423,54 +424,6 @@ class Ring(Keeping):
             more = self.random.integers(0, written, 2 * n)
             slots = np.concatenate([slots, more[usable[more]]])
         return slots[:n]
-
-    def _transitions(
-        self, slots: Array, data: dict[str, Array], columns: dict[str, Array]
-    ) -> Batch:
-        """Return the transitions that begin at slots ``[n]``.
-
-        Args:
-            slots: of their first steps.
-            data: more fields ``[1, n]``.
-            columns: more columns ``[n]``.
-        """
-        flat = self.flat
-        reward, discount, last = self._returns(slots)
-        if self.scale is not None:
-            # Rewards are stored as they came, so that all of a batch are scaled alike.
-            reward = self.scale(reward)
-        found = {
-            **{name: flat[name].take(slots, axis=0) for name in self.seen},
-            "action": flat["action"].take(slots, axis=0),
-            "reward": reward,
-            "discount": discount,
-            **{
-                f"next_{name}": flat[name].take(last + self.envs, axis=0, mode="wrap")
-                for name in self.seen
-            },
-            **{name: flat[name].take(slots, axis=0) for name in self.extra},
-        }
-        return Batch(
-            {name: x[None] for name, x in found.items()} | data,
-            {"version": flat["version"].take(slots), **columns},
-        )
-
-    def _returns(self, slots: Array) -> tuple[Array, Array, Array]:
-        """Return the n-step returns from slots on, the discounts after them, and the last slots."""
-        flat, last = self.flat, slots
-        reward, discount = flat["reward"].take(slots), flat["discount"].take(slots)
-        if self.n_step == 1:
-            return reward, discount, last
-        over = self.over.reshape(-1)
-        going = ~over.take(slots)
-        for _ in range(self.n_step - 1):
-            # Those whose episode is over stay where they are.
-            last = last + self.envs * going
-            reward += np.where(going, discount * flat["reward"].take(last, mode="wrap"), 0)
-            further = discount * flat["discount"].take(last, mode="wrap")
-            discount = np.where(going, further, discount)
-            going &= ~over.take(last, mode="wrap")
-        return reward, discount, last
 
     @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:
