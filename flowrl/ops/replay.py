@@ -17,12 +17,14 @@ from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
-from flowrl.learner.learner import LearnerHandle
+from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.ops.sample import ParallelSample
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.replay import Replay
+from flowrl.rl.function_loss import as_loss
 from flowrl.rl.returns import td_errors
+from flowrl.rl.sequence_losses import R2D2Loss
 
 AHEAD = 4
 """Batches that a sampling stage of its own asks for beforehand."""
@@ -130,6 +132,28 @@ class ReplaySample(Stateless):
             raise SettingError(
                 f"updates_per_step must be a number above 0, or None, got {self.updates_per_step}"
             )
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report where transitions are sampled for a loss of sequences, or the other way round."""
+        replay = graph.resources.get(str(self.replay))
+        if not isinstance(replay, Replay):
+            return
+        for name, learner in graph.resources.items():
+            # What is sampled may be for other learners; those of other runners certainly are.
+            if not isinstance(learner, Learner) or learner.runners != replay.runners:
+                continue
+            loss, whole = as_loss(learner.loss), replay.sequence_length is not None
+            kind = f"{type(loss).__name__} of {name}"
+            if whole and "next_obs" in loss.needs:
+                yield (
+                    f"samples sequences, but {kind} trains on single transitions; leave "
+                    f"{self.replay}.sequence_length out, or take R2D2Loss"
+                )
+            if not whole and isinstance(loss, R2D2Loss):
+                yield (
+                    f"samples single transitions, but {kind} trains on sequences; "
+                    f"set {self.replay}.sequence_length, or take DQNLoss"
+                )
 
     @property
     def ratio(self) -> Fraction | None:

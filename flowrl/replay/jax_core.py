@@ -110,9 +110,9 @@ class Core:
 
         Args:
             state: of this replay.
-            data: the fields of the rollout, ``[T, B, ...]``; those of the carry before it have
-                ``[1, B, ...]``.
-            end: the observations that it led to, ``[B, ...]``, by the names of their fields.
+            data: the fields of the rollout, ``[T, B, ...]``.
+            end: the observations that it led to, ``[B, ...]``, by the names of their fields; and
+                the carry before it, by the names of its columns.
             first: the numbers of its first steps, ``[B]``: where they go on from.
             low: the number of its first environment; the others follow, and have given as many
                 rollouts as it has.
@@ -165,6 +165,7 @@ class Core:
         head, steps = state["head"][low], data["reward"].shape[0]
         fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
         # Of a carry there is one row for each rollout.
+        fresh |= {name: end[name][None] for name in names_of("carry", end)}
         rows_of = {name: self.rows // x.shape[0] for name, x in state["data"].items()}
         if "priority" in data:
             powers = self._power(data["priority"])
@@ -174,8 +175,8 @@ class Core:
             name: _put(x, fresh[name], head // rows_of[name], low)
             for name, x in state["data"].items()
         }
-        for name, x in end.items():
-            stored[name] = _put(stored[name], x[None], (head + steps) % self.rows, low)
+        for name in names_of("obs", end):
+            stored[name] = _put(stored[name], end[name][None], (head + steps) % self.rows, low)
         return stored
 
     def _usable(self, valid: Array, over: Array, rows: Array, mine: slice) -> Array:

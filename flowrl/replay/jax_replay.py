@@ -144,11 +144,11 @@ class JaxReplay(ReplayHandle):
         batch = needed(self.spec, batch)
         core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
         end = {name: batch.columns[f"bootstrap_{name}"] for name in names_of("obs", batch.data)}
-        data = batch.data | {name: batch.columns[name][None] for name in carries_of(batch)}
+        end |= {name: batch.columns[name] for name in carries_of(batch)}
         parts = self._parts(envs)
         for part in parts:
             first, last = int(part[0]), int(part[-1]) + 1
-            given = (data, end, batch.columns["first"])
+            given = (batch.data, end, batch.columns["first"])
             if len(parts) > 1:
                 given = self.site.run(_columns, *given, first=first, last=last)
             self.arrays = self.site.run(

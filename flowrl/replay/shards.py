@@ -46,7 +46,7 @@ def needed(spec: Replay, batch: Batch) -> Batch:
     columns = COLUMNS if spec.sequence_length is None else (*COLUMNS, "carry")
     if spec.sequence_length is None and names_of("carry", batch.columns):
         raise ContractError(
-            "gives single transitions, from which a recurrent policy can't be trained; "
+            "the replay gives single transitions, from which a recurrent policy can't be trained; "
             "take Replay(..., sequence_length=...) with R2D2Loss, or a policy that is not recurrent"
         )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()

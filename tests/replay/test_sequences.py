@@ -145,9 +145,9 @@ def compiled(prioritized, length, envs, steps, rows):
 
 
 def added(add, state, batch, low=0):
-    carry = {name: x[None] for name, x in batch.columns.items() if name.startswith("carry")}
-    end = {"obs": batch.columns["bootstrap_obs"]}
-    return add(state, batch.data | carry, end, batch.columns["first"], low=low)
+    carry = {name: x for name, x in batch.columns.items() if name.startswith("carry")}
+    end = {"obs": batch.columns["bootstrap_obs"], **carry}
+    return add(state, batch.data, end, batch.columns["first"], low=low)
 
 
 @settings(max_examples=20, deadline=None)
