@@ -43,6 +43,7 @@ def stock(name, env="CartPole-v1"):
         "appo": lambda: fl.APPOSettings(**WIDE, batch_size=16, report_every=1),
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
+        "r2d2": lambda: fl.R2D2Settings(**DRAWN, sequence_length=4, burn_in=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
     }
     return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
@@ -84,7 +85,9 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "r2d2", "sac"]
+)
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}

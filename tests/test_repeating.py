@@ -12,7 +12,7 @@ from flowrl.cli.arguments import runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
-NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac")
+NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "r2d2", "sac")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def rows(path):
 )
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
     env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
-    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "sac") else []
+    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "r2d2", "sac") else []
     if name == "sac":
         early += ["--set", "policy=Policy(networks.SACNetwork, hidden=(8,))"]
     words = ["run", name, "--env", env, *early, "--set", "lr=0.002"]

@@ -90,6 +90,10 @@ def small(kind, **settings):
 
 
 Q = {"learning_starts": 40, "buffer_size": 300, "rollout_length": 4, "batch_size": 16}
+SEQUENCES = {
+    **Q, "batch_size": 4, "sequence_length": 5, "burn_in": 3, "updates_per_step": 1 / 8,
+    "policy": None, "hidden": (8,), "size": 8,
+}  # fmt: skip
 RNN = fl.Policy(fl.networks.RNN, cell="lstm")
 SAC = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
 
@@ -126,6 +130,14 @@ CASES = {
     "qmix": lambda: fl.qmix(
         settings=small(fl.QMIXSettings, **Q, policy=None, hidden=(8,), mixing=4, n_step=2)
     ),
+    "r2d2": lambda: fl.r2d2("CartPole-v1", small(fl.R2D2Settings, **SEQUENCES)),
+    "r2d2, SAME_STEP, uniform": lambda: fl.r2d2(
+        partial(environments.cut_short, "SameStep"),
+        small(
+            fl.R2D2Settings,
+            **SEQUENCES | {"learning_starts": 200, "envs_per_runner": 8, "prioritized": False},
+        ),
+    ),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
     ),
@@ -151,6 +163,7 @@ PROGRAMS = {
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
+    "r2d2": (lambda: fl.r2d2(JAX, small(fl.R2D2Settings, **SEQUENCES, num_runners=1)), {}),
 }
 
 

@@ -300,7 +300,7 @@ class Core:
             # What the network left as it was is equal on all devices and needs no averaging.
             changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
             loss, metrics, grads, changed = mean_of_devices(
-                (loss, metrics, grads, changed), jnp.sum(batch["valid"])
+                (loss, metrics, grads, changed), jnp.sum(self.loss.averaged(batch["valid"]))
             )
             updates, new_opt = self.tx.update(grads, opt, weights.params)
             new_params = optax.apply_updates(weights.params, updates)

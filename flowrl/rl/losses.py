@@ -119,6 +119,10 @@ class Loss(Settings, ABC):
         """Return those numbers after an update with these mean metrics."""
         return state
 
+    def averaged(self, valid: Array) -> Array:
+        """Return those of the field ``valid`` whose rows the means of the loss are over."""
+        return valid
+
     @abstractmethod
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -103,6 +103,10 @@ class R2D2Loss(Loss):
             f"(fl.networks.RecurrentQNetwork), not {net.name}"
         )
 
+    def averaged(self, valid: Array) -> Array:
+        """Return the rows after the burn-in."""
+        return valid[self.burn_in :]
+
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:

@@ -174,8 +174,8 @@ RECURRENT = fl.Policy(fl.networks.RecurrentQNetwork)
         (
             without(R2D2, replay__buffer_size=80 - 28, batch__learning_starts=8),
             (
-                r"holds 13 steps of each environment, too few for rollouts of 5 and sequences of 9; "
-                r"raise buffer_size to 56 or more"
+                r"holds 13 steps of each environment, too few for rollouts of 5 and sequences of "
+                r"9; raise buffer_size to 56 or more"
             ),
         ),
         (

@@ -43,6 +43,18 @@ SAC = {
     "report_every": 5,
     "policy": fl.Policy(fl.networks.SACNetwork, hidden=(8,)),
 }
+R2D2 = {
+    "envs_per_runner": 4,
+    "rollout_length": 4,
+    "learning_starts": 64,
+    "batch_size": 4,
+    "sequence_length": 5,
+    "burn_in": 2,
+    "updates_per_step": 0.25,
+    "report_every": 5,
+    "hidden": (8,),
+    "size": 8,
+}
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
     "every setting": fl.dqn(
@@ -65,6 +77,8 @@ GRAPHS = {
     ),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
+    "r2d2": fl.r2d2("CartPole-v1", fl.R2D2Settings(**R2D2, num_runners=2)),
+    "r2d2, jax": fl.r2d2("gymnax:CartPole-v1", fl.R2D2Settings(**R2D2, prioritized=False)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
     "sac, n-step": fl.sac(
         "Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs_per_runner=2, rollout_length=2)

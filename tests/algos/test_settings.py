@@ -33,6 +33,7 @@ STOCK_SETTINGS = {
     "appo": fl.APPOSettings,
     "dqn": fl.DQNSettings,
     "apex": fl.ApexSettings,
+    "r2d2": fl.R2D2Settings,
     "sac": fl.SACSettings,
     "vdn": fl.VDNSettings,
     "qmix": fl.QMIXSettings,
