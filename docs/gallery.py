@@ -17,6 +17,7 @@ PARENTS = {
     "appo": "impala",
     "sac": "dqn",
     "apex": "dqn",
+    "r2d2": "dqn",
     "vdn": "dqn",
     "qmix": "vdn",
     "multi_ppo": "ppo",

@@ -79,7 +79,7 @@ LEARNS = SMALL | {
 )
 def test_the_saved_policy_remembers_what_it_saw_first(env, runtime, settings, tmp_path):
     graph = fl.r2d2(env, **LEARNS, **settings)
-    with fl.run(graph, runtime=runtime, steps=5_000, out=tmp_path / "run") as run:
+    with fl.run(graph, runtime=runtime, steps=4_000, out=tmp_path / "run") as run:
         list(run)
     assert run.audit().closed
     played = fl.load(tmp_path / "run", env=env).evaluate(40, seed=100)
@@ -137,8 +137,8 @@ RECURRENT = fl.Policy(fl.networks.RecurrentQNetwork)
         (
             without(DQN, replay__sequence_length=8),
             (
-                r"dqn\.batch: samples sequences, but DQNLoss of learner trains on single transitions; "
-                r"leave replay\.sequence_length out, or take R2D2Loss"
+                r"dqn\.batch: samples sequences, but DQNLoss of learner trains on single "
+                r"transitions; leave replay\.sequence_length out, or take R2D2Loss"
             ),
         ),
         (
@@ -151,8 +151,8 @@ RECURRENT = fl.Policy(fl.networks.RecurrentQNetwork)
         (
             without(DQN, policy=RECURRENT, learner__loss=lambda policy, params, batch: 0.0),
             (
-                r"dqn\.add: the replay gives single transitions, from which a recurrent policy can't "
-                r"be trained; take Replay\(\.\.\., sequence_length=\.\.\.\) with R2D2Loss"
+                r"dqn\.add: the replay gives single transitions, from which a recurrent policy "
+                r"can't be trained; take Replay\(\.\.\., sequence_length=\.\.\.\) with R2D2Loss"
             ),
         ),
         (

@@ -77,7 +77,7 @@ GRAPHS = {
     ),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
-    "r2d2": fl.r2d2("CartPole-v1", fl.R2D2Settings(**R2D2, num_runners=2)),
+    "r2d2": fl.r2d2("CartPole-v1", fl.R2D2Settings(**R2D2)),
     "r2d2, jax": fl.r2d2("gymnax:CartPole-v1", fl.R2D2Settings(**R2D2, prioritized=False)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
     "sac, n-step": fl.sac(
