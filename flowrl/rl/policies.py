@@ -331,12 +331,10 @@ class Network:
         """
         # Rows of a policy that is not recurrent do not depend on each other: one call is enough.
         if not self.recurrent:
-            columns = jax.tree.leaves(obs)[0].shape[1]
+            n = jax.tree.leaves(obs)[0].shape[1]
             flat = jax.tree.map(lambda x: x[burn_in:].reshape(-1, *x.shape[2:]), obs)
             dist, value, rest = self.apply(weights, flat)
-            dist, value = jax.tree.map(
-                lambda x: x.reshape(-1, columns, *x.shape[1:]), (dist, value)
-            )
+            dist, value = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]), (dist, value))
             return dist, value, rest
 
         def apply_row(before: Any, row: Any) -> Any:
