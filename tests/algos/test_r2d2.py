@@ -74,7 +74,10 @@ LEARNS = SMALL | {
 
 @pytest.mark.parametrize(
     ("env", "runtime", "settings"),
-    [(Cue, "local", {"cell": "gru"}), (JaxCue, "xla", {"prioritized": False})],
+    [
+        (Cue, "local", {"cell": "gru"}),
+        pytest.param(JaxCue, "xla", {"prioritized": False}, marks=pytest.mark.system),
+    ],
     ids=["gymnasium, prioritised, GRU", "a program, uniform, LSTM"],
 )
 def test_the_saved_policy_remembers_what_it_saw_first(env, runtime, settings, tmp_path):
@@ -86,9 +89,8 @@ def test_the_saved_policy_remembers_what_it_saw_first(env, runtime, settings, tm
     assert played.mean() == 1.0
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_a_program_does_what_the_local_runtime_does(prioritized):
-    graph = fl.r2d2(JaxCue, **SMALL, prioritized=prioritized)
+def test_a_program_does_what_the_local_runtime_does():
+    graph = fl.r2d2(JaxCue, **SMALL)
     local, weights = rows_and_weights(graph, 4)
     fused, others = rows_and_weights(graph, 4, fl.XlaRuntime(chunk=1))
     close((timeless(fused), others), (timeless(local), weights), rtol=1e-3)
