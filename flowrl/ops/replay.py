@@ -258,6 +258,7 @@ class InitialPriorities(Stateless):
                 f"judges single steps, but {name} samples sequences; leave this operator out, so "
                 "that new sequences get the highest priority so far"
             )
+            return
         if replay.normalize_rewards:
             yield (
                 f"judges rewards as they come, but {name} scales those that it samples; leave this "
