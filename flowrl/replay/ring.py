@@ -260,8 +260,9 @@ class Ring(Keeping):
         self.data["terminated"][new] = data["terminated"]
         self.begins[new] = self.begins[head] = False
         self.begins[places.first] = True
+        carried = self._carry_at(places.first)
         for name in carries_of(batch):
-            self.data[name][self._carry_at(places.first)] = batch.columns[name][None]
+            self.data[name][carried] = batch.columns[name][None]
 
     def _carry_at(self, first: Any) -> Any:
         """Return the places of carries in their arrays, which have one row for each rollout's."""
