@@ -101,6 +101,7 @@ GATES = (
     Gate("td3", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
     Gate("ddpg", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3, 400),
+    Gate("r2d2", "CartPole-v1, no velocities", 400, 500_000, 3, 400, **VALUES),
     Gate("ppo", "CartPole that overheats, masked", 475, 150_000, 3, 475),
     Gate("dqn", "CartPole that overheats, masked", 450, 100_000, 3, 450, **VALUES),
     Gate("ppo", "Taxi-v4, masked", 7, 500_000, 3, 7, early=False),
@@ -117,6 +118,7 @@ GATES = (
 OWN = {
     "CartPole that overheats, masked": (action_mask.Overheating, "CartPole-v1"),
     "Taxi-v4, masked": (learn_envs.StrictTaxi, "Taxi-v4"),
+    "CartPole-v1, no velocities": (learn_envs.HiddenVelocities, "CartPole-v1"),
     "CartPole in parts, Dict": (learn_envs.PartedCartPole, "CartPole-v1"),
 }
 """Environments that have no id, and the one whose tuned settings they take."""

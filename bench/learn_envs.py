@@ -55,3 +55,14 @@ class PartedCartPole(gym.Wrapper[Any, Any, Any, Any]):
 
     def parts(self, obs: Any) -> dict[str, Any]:
         return {"cart": obs[:2], "pole": obs[2:], "swapped": self.swapped}
+
+
+class HiddenVelocities(gym.ObservationWrapper[Any, Any, Any]):
+    """CartPole that shows positions and angles alone: a policy has to remember to see them move."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return observation[[0, 2]]

@@ -31,10 +31,10 @@ PENDULUM = ("sac", "td3", "ddpg")
 """The stock graphs for actions in a Box."""
 STEPS = {
     **dict.fromkeys(("pg", "a2c", "a3c"), 300_000),
-    **dict.fromkeys(("dqn", "apex"), 100_000),
+    **dict.fromkeys(("dqn", "apex", "r2d2"), 100_000),
+    "rainbow": 50_000,
     **dict.fromkeys(PENDULUM, 8_000),
 }
-STEPS["rainbow"] = 50_000
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 

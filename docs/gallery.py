@@ -21,6 +21,7 @@ PARENTS = {
     "ddpg": "td3",
     "rainbow": "dqn",
     "apex": "dqn",
+    "r2d2": "dqn",
     "vdn": "dqn",
     "qmix": "vdn",
     "multi_ppo": "ppo",

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from flowrl.algos.ppo import ppo as ppo
     from flowrl.algos.qmix import QMIXSettings as QMIXSettings
     from flowrl.algos.qmix import qmix as qmix
+    from flowrl.algos.r2d2 import R2D2Settings as R2D2Settings
+    from flowrl.algos.r2d2 import r2d2 as r2d2
     from flowrl.algos.rainbow import RainbowSettings as RainbowSettings
     from flowrl.algos.rainbow import rainbow as rainbow
     from flowrl.algos.sac import SACSettings as SACSettings
@@ -154,6 +156,7 @@ _HOMES = {
     "algos.ppo": "PPOSettings ppo",
     "algos.qmix": "QMIXSettings qmix",
     "algos.rainbow": "RainbowSettings rainbow",
+    "algos.r2d2": "R2D2Settings r2d2",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
     "algos.td3": "TD3Settings td3",

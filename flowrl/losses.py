@@ -4,6 +4,7 @@ from flowrl.rl.deterministic_losses import TD3Loss
 from flowrl.rl.distributional_losses import C51Loss, QRLoss
 from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
 from flowrl.rl.masked import mean as masked_mean
+from flowrl.rl.sequence_losses import R2D2Loss
 from flowrl.rl.value_losses import DQNLoss, SACLoss
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "PGLoss",
     "PPOLoss",
     "QRLoss",
+    "R2D2Loss",
     "SACLoss",
     "TD3Loss",
     "VTraceLoss",

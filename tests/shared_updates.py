@@ -38,6 +38,7 @@ OBS = gym.spaces.Box(-1, 1, (16,))
 DISCRETE, BOX = Spaces(OBS, gym.spaces.Discrete(3)), Spaces(OBS, gym.spaces.Box(-1, 1, (2,)))
 MLP = fl.Policy(fl.networks.MLP, hidden=(32, 32), normalize=True)
 RNN = fl.Policy(fl.networks.RNN, hidden=(16,), size=16)
+RQ = fl.Policy(fl.networks.RecurrentQNetwork, hidden=(16,), size=16)
 Q, SAC = (
     fl.Policy(fl.networks.QNetwork, hidden=(32, 32)),
     fl.Policy(fl.networks.SACNetwork, hidden=(32, 32)),
@@ -69,6 +70,7 @@ CASES = {
         (4,),
     ),
     "appo": (MLP, DISCRETE, fl.losses.APPOLoss(standardize=True), T * B, (4,)),
+    "r2d2": (RQ, DISCRETE, fl.losses.R2D2Loss(burn_in=8), T * 8, (4,)),
     "recurrent": (RNN, DISCRETE, fl.losses.VTraceLoss(), T * 8, (4,)),
     "tracking": (fl.Policy(Tracking, hidden=(8,)), DISCRETE, fl.losses.PGLoss(), T * B, ()),
 }

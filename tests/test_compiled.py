@@ -45,6 +45,7 @@ def stock(name, env="CartPole-v1"):
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
         "rainbow": lambda: fl.RainbowSettings(**DRAWN),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
+        "r2d2": lambda: fl.R2D2Settings(**DRAWN, sequence_length=4, burn_in=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
         "td3": lambda: fl.TD3Settings(**DRAWN, hidden=(8,)),
     }
@@ -88,7 +89,8 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "sac", "td3"]
+    "name",
+    ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "r2d2", "sac", "td3"],
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()

@@ -22,6 +22,7 @@ NAMES = (
     "dqn",
     "rainbow",
     "apex",
+    "r2d2",
     "sac",
     "td3",
     "ddpg",
@@ -51,7 +52,9 @@ def rows(path):
 )
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
     env = "Pendulum-v1" if name in BOX else "CartPole-v1"
-    early = ["--set", "learning_starts=200"] if name in ("dqn", "rainbow", "apex", *BOX) else []
+    early = (
+        ["--set", "learning_starts=200"] if name in ("dqn", "rainbow", "apex", "r2d2", *BOX) else []
+    )
     if name == "sac":
         early += ["--set", "policy=Policy(networks.SACNetwork, hidden=(8,))"]
     elif name in BOX:

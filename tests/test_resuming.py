@@ -90,6 +90,10 @@ def small(kind, **settings):
 
 
 Q = {"learning_starts": 40, "buffer_size": 300, "rollout_length": 4, "batch_size": 16}
+SEQUENCES = {
+    **Q, "batch_size": 4, "sequence_length": 5, "burn_in": 3, "updates_per_step": 1 / 8,
+    "policy": None, "hidden": (8,), "size": 8,
+}  # fmt: skip
 RNN = fl.Policy(fl.networks.RNN, cell="lstm")
 SAC = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
 
@@ -143,6 +147,13 @@ CASES = {
     "td3": lambda: fl.td3(
         "Pendulum-v1",
         small(fl.TD3Settings, **{**Q, "policy": None}, hidden=(8,), updates_per_step=0.1),
+    "r2d2": lambda: fl.r2d2("CartPole-v1", small(fl.R2D2Settings, **SEQUENCES)),
+    "r2d2, SAME_STEP, uniform": lambda: fl.r2d2(
+        partial(environments.cut_short, "SameStep"),
+        small(
+            fl.R2D2Settings,
+            **SEQUENCES | {"learning_starts": 200, "envs_per_runner": 8, "prioritized": False},
+        ),
     ),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
@@ -180,6 +191,7 @@ PROGRAMS = {
         ),
         {},
     ),
+    "r2d2": (lambda: fl.r2d2(JAX, small(fl.R2D2Settings, **SEQUENCES, num_runners=1)), {}),
 }
 
 

@@ -2,7 +2,7 @@
 
 STOCK = (
     *("ppo", "a2c", "a3c", "pg", "impala", "appo"),
-    *("dqn", "rainbow", "apex"),
+    *("dqn", "rainbow", "apex", "r2d2"),
     *("sac", "td3", "ddpg"),
     *("vdn", "qmix", "multi_ppo"),
 )

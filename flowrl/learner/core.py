@@ -340,7 +340,7 @@ class Core:
         # What the network left as it was is equal on all devices and needs no averaging.
         changed = {name: x for name, x in rest.items() if x is not weights.rest[name]}
         loss, metrics, grads, changed = mean_of_devices(
-            (loss, metrics, grads, changed), jnp.sum(batch["valid"])
+            (loss, metrics, grads, changed), jnp.sum(self.loss.averaged(batch["valid"]))
         )
         return loss, metrics, grads, {**rest, **changed}, priority
 
@@ -389,13 +389,17 @@ class Core:
             rest = weights.rest
             calls = count()
 
-            def policy(params: dict[str, Array], *args: Array, method: str = "") -> Any:
+            def policy(
+                params: dict[str, Array], *args: Array, method: str = "", burn_in: int = 0
+            ) -> Any:
                 nonlocal rest
                 with noise_of_rows(batch["seed"] if self._noisy else None, next(calls)):
                     if method:
                         output, rest = self.network.call(method, Weights(params, rest), *args)
                         return output
-                    dist, value, rest = self._forward(Weights(params, rest), args[0], batch)
+                    dist, value, rest = self._forward(
+                        Weights(params, rest), args[0], batch, burn_in
+                    )
                     return dist, value
 
             loss, metrics = call_loss(
@@ -420,10 +424,11 @@ class Core:
             )
         return self.loss.stop(metrics)
 
-    def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array]) -> Any:
+    def _forward(self, weights: Weights, obs: Array, batch: dict[str, Array], burn_in: int) -> Any:
         """Return distribution, value and rest for observations of a minibatch.
 
-        The observations may be those of its rows, or of its rows and the one after them.
+        The observations may be those of its rows, or of its rows and the one after them. The first
+        `burn_in` rows only make the carry.
         """
         if not self.sequences:
             return self.network.apply(weights, obs)
@@ -432,7 +437,7 @@ class Core:
         if self.network.recurrent:
             length = jax.tree.leaves(obs)[0].shape[0]
             memory = memory._replace(reset=memory.reset[:length])
-        return self.network.unroll(weights, obs, memory)
+        return self.network.unroll(weights, obs, memory, burn_in)
 
     @cached_property
     def _noisy(self) -> bool:

@@ -73,7 +73,7 @@ def gradients_of(
     return next_key, {
         "params": grads,
         "metrics": Metrics(tuple(names), numbers),
-        "valid": jnp.sum(data["valid"], dtype=jnp.float32),
+        "valid": jnp.sum(core.loss.averaged(data["valid"]), dtype=jnp.float32),
         "rest": rest,
         "priority": None if priority is None else priority.reshape(-1),
     }

@@ -17,12 +17,14 @@ from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
-from flowrl.learner.learner import LearnerHandle
+from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.ops.sample import ParallelSample
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.replay import Replay
+from flowrl.rl.function_loss import as_loss
 from flowrl.rl.returns import td_errors
+from flowrl.rl.sequence_losses import R2D2Loss
 
 AHEAD = 4
 """Batches that a sampling stage of its own asks for beforehand."""
@@ -90,17 +92,17 @@ def _samplers_upstream(graph: Graph, nodes: list[str]) -> Iterator[tuple[str, st
 
 @dataclass(frozen=True)
 class ReplaySample(Stateless):
-    """Sample batches ``[1, batch_size]`` from the replay.
+    """Sample batches ``[1, batch_size]`` from the replay, or sequences, one in each column.
 
     It stands after `ReplayAdd` and samples with every item, or at a start of its own.
 
     With `updates_per_step` the ratio is kept exactly: it samples so many batches for every step
     that comes once there are `learning_starts`, and carries what is left over to the next time.
     Where it is at a start, adding waits for it. The replay ratio, transitions sampled for each step
-    of an environment, is ``batch_size x updates_per_step``.
+    of an environment, is ``batch_size x updates_per_step``, times the length of sequences.
 
     Args:
-        batch_size: transitions in a batch.
+        batch_size: transitions in a batch; sequences, where the replay has a `sequence_length`.
         learning_starts: environment steps that must have been added before the first batch (default
             1).
         updates_per_step: batches for each environment step that is added, a fraction or a number
@@ -131,6 +133,28 @@ class ReplaySample(Stateless):
                 f"updates_per_step must be a number above 0, or None, got {self.updates_per_step}"
             )
 
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report where transitions are sampled for a loss of sequences, or the other way round."""
+        replay = graph.resources.get(str(self.replay))
+        if not isinstance(replay, Replay):
+            return
+        for name, learner in graph.resources.items():
+            # What is sampled may be for other learners; those of other runners certainly are.
+            if not isinstance(learner, Learner) or learner.runners != replay.runners:
+                continue
+            loss, whole = as_loss(learner.loss), replay.sequence_length is not None
+            kind = f"{type(loss).__name__} of {name}"
+            if whole and "next_obs" in loss.needs:
+                yield (
+                    f"samples sequences, but {kind} trains on single transitions; leave "
+                    f"{self.replay}.sequence_length out, or take R2D2Loss"
+                )
+            if not whole and isinstance(loss, R2D2Loss):
+                yield (
+                    f"samples single transitions, but {kind} trains on sequences; "
+                    f"set {self.replay}.sequence_length, or take DQNLoss"
+                )
+
     @property
     def ratio(self) -> Fraction | None:
         """The batches for a step as an exact fraction: 0.1 is 1/10, and 1/3 is 1/3."""
@@ -143,10 +167,14 @@ class ReplaySample(Stateless):
         counts = plan.counts(node)
         if not counts["draws"]:
             return None
+        replay = plan.graph.resources[str(self.replay)]
+        rows = replay.sequence_length if isinstance(replay, Replay) else None
         size = amount(Fraction(self.batch_size), "step")
+        if rows is not None:
+            size = f"{amount(Fraction(self.batch_size), 'sequence')} of {rows} steps"
         what = f"{size} a batch, {plan.a_row(counts['draws'], 'batch')}"
         if self.ratio is not None:
-            ratio = float(self.batch_size * self.ratio)
+            ratio = float(self.batch_size * (rows or 1) * self.ratio)
             return what, f"replay ratio {ratio:g}: steps sampled for each that is added"
         ratio = counts["replayed_steps"] / max(plan.total("added_steps"), 1)
         # At a start, nothing ties its batches to the steps that are added.
@@ -225,6 +253,12 @@ class InitialPriorities(Stateless):
         if len(prioritized) != 1:
             return
         ((name, replay),) = prioritized.items()
+        if replay.sequence_length is not None:
+            yield (
+                f"judges single steps, but {name} samples sequences; leave this operator out, so "
+                "that new sequences get the highest priority so far"
+            )
+            return
         if replay.normalize_rewards:
             yield (
                 f"judges rewards as they come, but {name} scales those that it samples; leave this "
@@ -270,9 +304,10 @@ def priorities(*fields: Any, gamma: float, n_step: int) -> Any:
 
 @dataclass(frozen=True)
 class UpdatePriorities(Stateless):
-    """Set the priorities of the transitions that an update trained on, and pass the item on.
+    """Set the priorities of what an update trained on, and pass the item on.
 
-    The priority of a transition is how far off the update found its value to be.
+    The priority of a transition is how far off the update found its value to be; that of a sequence
+    is made of its steps' by the loss (`R2D2Loss`).
 
     Args:
         replay: name of the replay that the transitions were sampled from (default ``replay``).
@@ -287,8 +322,10 @@ class UpdatePriorities(Stateless):
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return how many priorities are set in a Row."""
+        replay = plan.graph.resources[str(self.replay)]
+        whole = isinstance(replay, Replay) and replay.sequence_length is not None
         return f"priorities -> {self.replay}", plan.a_row(
-            plan.counts(node)["prioritized_steps"], "step"
+            plan.counts(node)["prioritized_steps"], "sequence" if whole else "step"
         )
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Trained]:

@@ -154,15 +154,15 @@ class ReplayHandle(Handle):
         self.site.count(added_steps=steps)
 
     def _note_sampled(self, reader: str, size: int) -> None:
-        """Count a batch that a reader has sampled."""
+        """Count a batch of `size` transitions or sequences that a reader has sampled."""
         _, ratio = self.readers[reader]
         if ratio is not None:
             with self.lock:
                 self.pending[reader] -= ratio.denominator
-        self.site.count(draws=1, replayed_steps=size)
+        self.site.count(draws=1, replayed_steps=size * (self.spec.sequence_length or 1))
 
     def _note_prioritized(self, feedback: dict[str, Array]) -> None:
-        """Count steps whose priorities are set.
+        """Count transitions or sequences whose priorities are set.
 
         Raises:
             ContractError: the replay keeps no priorities.
@@ -175,10 +175,10 @@ class ReplayHandle(Handle):
         self.site.count(prioritized_steps=feedback["slot"].shape[0])
 
     def _nothing_to_sample(self) -> GraphError:
-        return GraphError(
-            f"{self.site.name} has nothing to sample: no step in it is followed by "
-            f"{self.spec.n_step} more, or by an end; raise learning_starts"
-        )
+        what = f"no step in it is followed by {self.spec.n_step} more, or by an end"
+        if self.spec.sequence_length is not None:
+            what = f"no environment has {self.spec.sequence_length} rows in it from a rollout on"
+        return GraphError(f"{self.site.name} has nothing to sample: {what}; raise learning_starts")
 
     @property
     def static(self) -> dict[str, Any]:
@@ -206,12 +206,12 @@ class ReplayHandle(Handle):
 
     @abstractmethod
     def sample(self, size: int, reader: str, ahead: int = 0) -> Batch | None:
-        """Return a batch ``[1, size]`` of transitions.
+        """Return a batch ``[1, size]`` of transitions, or ``[sequence_length, size]``.
 
         It is None where all was lost, and rollouts must be added again first.
 
         Args:
-            size: transitions.
+            size: transitions or sequences.
             reader: the name of the reader that samples.
             ahead: batches of this size that it may ask for beforehand, so that they are there
                 when they are needed.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Array = Any
 State = dict[str, Any]
 Fields = dict[str, Array]
+Types = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Names, shapes and types of fields."""
 MOST = 2**31 - 1
 """The most slots, so that an index of 32 bits reaches each."""
 TRIES = 4
@@ -27,12 +29,12 @@ TRIES = 4
 
 
 @lru_cache(maxsize=64)
-def core_of(spec: Replay, rows: int, envs: int) -> Core:
+def core_of(spec: Replay, rows: int, envs: int, rollout_length: int = 1) -> Core:
     """Return the core for these settings.
 
     Equal settings share one core, so that what was compiled for one run serves the next.
     """
-    return Core(spec, rows, envs)
+    return Core(spec, rows, envs, rollout_length)
 
 
 @dataclass(frozen=True)
@@ -45,26 +47,37 @@ class Core:
         spec: the settings of the replay.
         rows: rows of each environment; a multiple of a rollout's, so that none is cut in two.
         envs: environments.
+        rollout_length: rows of a rollout, where sequences begin (default 1).
     """
 
     spec: Replay
     rows: int
     envs: int
+    rollout_length: int = 1
 
-    def empty(self, key: Array, *, fields: tuple[tuple[str, tuple[int, ...], str], ...]) -> State:
+    @property
+    def _whole(self) -> bool:
+        """Whether it is sampled in sequences."""
+        return self.spec.sequence_length is not None
+
+    def empty(self, key: Array, *, fields: Types, carries: Types = ()) -> State:
         """Return the state of an empty replay.
 
         Args:
             key: the random key by which it samples.
             fields: names, shapes (of one row) and types of the fields to store.
+            carries: those of the carry before each rollout, of which it stores one row for each.
         """
-        rows = (self.rows, self.envs)
+        rows, rollouts = (self.rows, self.envs), (self.rows // self.rollout_length, self.envs)
         data = {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
+        data |= {name: jnp.zeros((*rollouts, *shape), dtype) for name, shape, dtype in carries}
         flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
+        if self._whole:
+            flags["begins"] = jnp.zeros(rows, bool)
         # By environment: `head` is the row after the newest, `count` the rows ever added, `due` the
         # number of the step with which it goes on. `turn` counts the samples taken.
         return {
-            "data": data | {"discount": jnp.zeros(rows)},
+            "data": data if self._whole else data | {"discount": jnp.zeros(rows)},
             **flags,
             "head": jnp.zeros(self.envs, jnp.int32),
             "count": jnp.zeros(self.envs, jnp.int32),
@@ -98,7 +111,8 @@ class Core:
         Args:
             state: of this replay.
             data: the fields of the rollout, ``[T, B, ...]``.
-            end: the observations that it led to, ``[B, ...]``, by the names of their fields.
+            end: the observations that it led to, ``[B, ...]``, by the names of their fields; and
+                the carry before it, by the names of its columns.
             first: the numbers of its first steps, ``[B]``: where they go on from.
             low: the number of its first environment; the others follow, and have given as many
                 rollouts as it has.
@@ -108,19 +122,26 @@ class Core:
         interrupted = (state["count"][mine] > 0) & (state["due"][mine] != first)
         state = self._cut(state, mine, interrupted)
         head = state["head"][low]
-        rows = (head + jnp.arange(-self.spec.n_step, steps + 1)) % self.rows
+        rows = (head + jnp.arange(-self.spec.reach, steps + 1)) % self.rows
         stored = self._stored(state, data, end, low)
         ended = (head + steps) % self.rows
         new_valid = _put(state["valid"], data["valid"], head, low)
         # The row after the rollout holds its final observation, and no step.
         valid = _put(new_valid, jnp.zeros((1, columns), bool), ended, low)
         over = _put(state["over"], data["terminated"] | data["truncated"], head, low)
-        usable = self._usable(valid, over, rows, mine)
+        begun = {}
+        if self._whole:
+            begins = jnp.zeros((steps, columns), bool).at[0].set(True)
+            begun["begins"] = _put(state["begins"], begins, head, low)
+            usable = self._usable_sequences(begun["begins"], rows, mine)
+        else:
+            usable = self._usable(valid, over, rows, mine)
         new = {
             **state,
             "data": stored,
             "valid": valid,
             "over": over,
+            **begun,
             "usable": state["usable"].at[rows, mine].set(usable),
             "head": state["head"].at[mine].set(ended),
             "count": state["count"].at[mine].add(steps),
@@ -143,13 +164,19 @@ class Core:
         """Return the stored fields with those of a rollout, and the observations it led to."""
         head, steps = state["head"][low], data["reward"].shape[0]
         fresh = {**data, "discount": jnp.where(data["terminated"], 0.0, self.spec.gamma)}
+        # Of a carry there is one row for each rollout.
+        fresh |= {name: end[name][None] for name in names_of("carry", end)}
+        rows_of = {name: self.rows // x.shape[0] for name, x in state["data"].items()}
         if "priority" in data:
             powers = self._power(data["priority"])
             # One that is not finite would spoil every sample: its row counts as one without any.
             fresh["priority"] = jnp.where(jnp.isfinite(powers), powers, state["highest"])
-        stored = {name: _put(x, fresh[name], head, low) for name, x in state["data"].items()}
-        for name, x in end.items():
-            stored[name] = _put(stored[name], x[None], (head + steps) % self.rows, low)
+        stored = {
+            name: _put(x, fresh[name], head // rows_of[name], low)
+            for name, x in state["data"].items()
+        }
+        for name in names_of("obs", end):
+            stored[name] = _put(stored[name], end[name][None], (head + steps) % self.rows, low)
         return stored
 
     def _usable(self, valid: Array, over: Array, rows: Array, mine: slice) -> Array:
@@ -161,6 +188,12 @@ class Core:
             ended = ended | over[rows[-1 - back], mine]
             usable = usable.at[-1 - back].set(usable[-1 - back] & ended)
         return usable
+
+    def _usable_sequences(self, begins: Array, rows: Array, mine: slice) -> Array:
+        """Return which of some rows, the last ones of environments, begin a whole sequence."""
+        # The last of them is the observation after the newest row, which is no row itself.
+        whole = jnp.arange(len(rows)) <= len(rows) - 1 - self.spec.reach
+        return begins[rows][:, mine] & whole[:, None]
 
     def _weighed(
         self, state: State, stored: State, usable: Array, rows: Array, mine: slice
@@ -175,7 +208,7 @@ class Core:
                 after it.
             mine: the environments of the rollout.
         """
-        steps, columns = len(rows) - self.spec.n_step - 1, usable.shape[1]
+        steps, columns = len(rows) - self.spec.reach - 1, usable.shape[1]
         stamp = state["origin"] + state["count"][mine.start] // steps + 1
         stamps = jnp.broadcast_to(stamp, (steps, columns))
         # New rows have the priority that they bring, or else the highest so far.
@@ -185,7 +218,7 @@ class Core:
             fresh = jnp.full(usable.shape, state["highest"])
         slots = rows[:, None] * self.envs + jnp.arange(mine.start, mine.stop)
         # A row before the rollout that could be sampled keeps the priority of an update.
-        before = (jnp.arange(len(rows)) < self.spec.n_step)[:, None]
+        before = (jnp.arange(len(rows)) < self.spec.reach)[:, None]
         was_usable = state["usable"][rows][:, mine] & before
         weights = jnp.where(was_usable, state["tree"]["leaves"][slots], fresh)
         return {
@@ -199,7 +232,10 @@ class Core:
         # Rows run from the newest back. The next rollout overwrites the observation after the
         # newest row, so no return that reaches the newest row can be sampled, even if its episode
         # ended there; one whose episode ended before it can.
-        rows = (state["head"][mine.start] - 1 - jnp.arange(self.spec.n_step)) % self.rows
+        rows = (state["head"][mine.start] - 1 - jnp.arange(self.spec.reach)) % self.rows
+        if self._whole:
+            begins = state["begins"][rows][:, mine] & ~interrupted
+            return {**state, "begins": state["begins"].at[rows, mine].set(begins)}
         over = state["over"][rows][:, mine]
         ended = jnp.cumsum(over.at[0].set(False), axis=0) > 0
         valid = state["valid"][rows][:, mine] & (~interrupted | ended)
@@ -208,11 +244,11 @@ class Core:
     def sample(
         self, state: State, *, size: int
     ) -> tuple[State, dict[str, Array], dict[str, Array]]:
-        """Sample transitions.
+        """Sample transitions or sequences.
 
         Returns:
-            The state after it, data ``[1, size, ...]`` and columns ``[size]``. A transition for
-            which no usable row was found is not valid.
+            The state after it, data ``[1, size, ...]`` or ``[sequence_length, size, ...]``, and
+            columns ``[size]``. What no usable row was found for is not valid.
         """
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["turn"])
         weight, columns = {}, {}
@@ -222,12 +258,13 @@ class Core:
         else:
             slots = self._uniform(state, key, size)
         valid = state["usable"].reshape(-1)[slots]
+        after = {**state, "turn": state["turn"] + 1}
+        if self._whole:
+            rows, more = self._sequences(state, slots, valid)
+            weights = {name: jnp.broadcast_to(x, rows["valid"].shape) for name, x in weight.items()}
+            return after, {**rows, **weights}, {**more, **columns}
         data = {**self._transitions(state, slots), **weight, "valid": valid}
-        return (
-            {**state, "turn": state["turn"] + 1},
-            {name: x[None] for name, x in data.items()},
-            columns,
-        )
+        return after, {name: x[None] for name, x in data.items()}, columns
 
     def _by_priority(self, state: State, key: Array, size: int) -> tuple[Array, Array]:
         """Return slots sampled by priority, and their importance weights."""
@@ -242,8 +279,15 @@ class Core:
     def _uniform(self, state: State, key: Array, size: int) -> Array:
         """Return slots sampled uniformly; one is not usable where no try found a usable one."""
         usable = state["usable"].reshape(-1)
-        written = jnp.minimum(jnp.max(state["count"]), self.rows) * self.envs
-        tries = jax.random.randint(key, (size, TRIES), 0, written)
+        written = jnp.minimum(jnp.max(state["count"]), self.rows)
+        if self._whole:
+            # Only the first rows of rollouts may be usable.
+            rollouts = written // self.rollout_length * self.envs
+            first = jax.random.randint(key, (size, TRIES), 0, rollouts)
+            rows = first // self.envs * self.rollout_length
+            tries = rows * self.envs + first % self.envs
+        else:
+            tries = jax.random.randint(key, (size, TRIES), 0, written * self.envs)
         first_usable = jnp.argmax(usable[tries], axis=1)[:, None]
         return jnp.take_along_axis(tries, first_usable, 1)[:, 0]
 
@@ -277,6 +321,32 @@ class Core:
             "discount": discount,
             **{f"next_{name}": flat[name][(last + self.envs) % total] for name in seen},
         }
+
+    def _sequences(self, state: State, slots: Array, found: Array) -> tuple[Fields, Fields]:
+        """Return the fields and columns of the sequences that begin at slots ``[n]``.
+
+        Those of which `found` ``[n]`` is false are masked.
+        """
+        data, total, length = state["data"], self.rows * self.envs, self.spec.reach
+        flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in data.items()}
+        rows = (slots + self.envs * jnp.arange(length)[:, None]) % total
+        after = (slots + self.envs * length) % total
+        valid = state["valid"].reshape(-1)[rows] & found
+        terminated = flat["terminated"][rows] & valid
+        reward = flat["reward"][rows]
+        if self.spec.normalize_rewards:
+            reward = reward / jnp.sqrt(state["moments"][1] + 1e-8)
+        seen = names_of("obs", flat)
+        carried = slots // self.envs // self.rollout_length * self.envs + slots % self.envs
+        fields = {
+            **{name: flat[name][rows] for name in (*seen, "action", *self.spec.extra)},
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": state["over"].reshape(-1)[rows] & valid & ~terminated,
+            "valid": valid,
+        }
+        columns = {f"bootstrap_{name}": flat[name][after] for name in seen}
+        return fields, columns | {name: flat[name][carried] for name in names_of("carry", flat)}
 
     def prioritize(self, state: State, slots: Array, stamps: Array, priorities: Array) -> State:
         """Return the state with new priorities of those rows that are still there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,8 @@ from flowrl.core.trees import names_of
 from flowrl.errors import GraphError, SettingError
 from flowrl.graph.protocols import Site
 from flowrl.replay.handle import ReplayHandle, Stock
-from flowrl.replay.jax_core import MOST, Core, State, core_of
+from flowrl.replay.jax_core import MOST, Core, State, Types, core_of
+from flowrl.replay.sequences import carries_of
 from flowrl.replay.shards import needed, reached, too_large, too_small
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class JaxReplay(ReplayHandle):
                 f"buffer_size={self.spec.buffer_size:,} is more than the {MOST:,} steps of a "
                 f"device; lower {self.site.name}.buffer_size"
             )
-        return core_of(self.spec, rows, envs)
+        return core_of(self.spec, rows, envs, steps)
 
     def _allocate(self, core: Core, batch: Batch) -> None:
         """Make the arrays for batches of these fields.
@@ -120,13 +122,16 @@ class JaxReplay(ReplayHandle):
         names = [*names_of("obs", batch.data), "action", "reward", *self.spec.extra]
         if self.spec.prioritized and "priority" in batch.data:
             names.append("priority")
-        fields = tuple(
-            (name, tuple(batch.data[name].shape[2:]), str(batch.data[name].dtype)) for name in names
-        )
-        shapes = jax.eval_shape(partial(core.empty, fields=fields), jax.random.key(0))
+        if self.spec.sequence_length is not None:
+            names.append("terminated")
+        types: dict[str, Any] = {
+            "fields": _types(batch.data, names, 2),
+            "carries": _types(batch.columns, carries_of(batch), 1),
+        }
+        shapes = jax.eval_shape(partial(core.empty, **types), jax.random.key(0))
         self.nbytes = sum(map(nbytes, jax.tree.leaves(shapes)))
         try:
-            self.arrays = self.site.run(core.empty, self.site.key("draws"), fields=fields)
+            self.arrays = self.site.run(core.empty, self.site.key("draws"), **types)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -139,6 +144,7 @@ class JaxReplay(ReplayHandle):
         batch = needed(self.spec, batch)
         core, envs = self._core_for(batch), np.asarray(batch.columns["env"])
         end = {name: batch.columns[f"bootstrap_{name}"] for name in names_of("obs", batch.data)}
+        end |= {name: batch.columns[name] for name in carries_of(batch)}
         parts = self._parts(envs)
         for part in parts:
             first, last = int(part[0]), int(part[-1]) + 1
@@ -204,6 +210,13 @@ class JaxReplay(ReplayHandle):
         count = np.asarray(self.arrays["count"])
         held = int(np.minimum(count, self.core.rows - 1).sum())
         return Stock(int(count.sum()), held, int(count.sum()) - held, 0)
+
+
+def _types(fields: Fields, names: Iterable[str], axes: int) -> Types:
+    """Return names, shapes and types of some fields, without their first axes."""
+    return tuple(
+        (name, tuple(fields[name].shape[axes:]), str(fields[name].dtype)) for name in names
+    )
 
 
 def _columns(

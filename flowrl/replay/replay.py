@@ -25,12 +25,19 @@ class Replay(Resource):
     the value of ``next_obs`` is multiplied: ``gamma ** k`` where k <= n_step steps were taken, and
     0 where the episode terminated. An episode that was truncated goes on from its last observation.
 
+    With `sequence_length` it is sampled in sequences, as recurrent policies need them: batches
+    ``[sequence_length, B]`` of the rows as runners gave them, with the carry before the first row
+    that was stored then (Kapturowski et al. 2019). The carry is known where rollouts begin, so each
+    sequence begins with a rollout, and overlaps the next one by
+    ``sequence_length - rollout_length`` rows. It may hold several episodes. Where rollouts are
+    missing, the rows after that are masked.
+
     Args:
         buffer_size: environment steps that it holds, masked rows between two episodes included.
-        prioritized: whether transitions are sampled by priority (Schaul et al. 2016), with
-            importance weights as the field ``weight``; if not, each is as likely as any other of
-            its shard (default False).
-        n_step: environment steps of a return (default 1).
+        prioritized: whether transitions or sequences are sampled by priority (Schaul et al. 2016),
+            with importance weights as the field ``weight``; if not, each is as likely as any other
+            of its shard (default False).
+        n_step: environment steps of a transition's return (default 1).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         shards: parts, each with its own environments: one is in this process; several are where the
             workers of the runtime are (default 1). They are sampled in turn, however much each
@@ -46,6 +53,8 @@ class Replay(Resource):
         normalize_rewards: divide the rewards of transitions by the running standard deviation of
             discounted returns, as it is when they are sampled; each shard has its own (default
             False).
+        sequence_length: rows of a sequence, those of a burn-in among them; None: transitions are
+            sampled (default None).
         extra: names of more fields to store; a transition has them as they were at its first step
             (default none).
         restarts: restarts in a row of a shard whose process ended; it is then empty; 0: none
@@ -66,6 +75,7 @@ class Replay(Resource):
     beta_steps: int = 100_000
     eps: float = 1e-6
     normalize_rewards: bool = False
+    sequence_length: int | None = None
     extra: tuple[str, ...] = ()
     restarts: int = 3
     runners: Ref[RunnersHandle] = "runners"
@@ -76,6 +86,12 @@ class Replay(Resource):
         for name in ("buffer_size", "n_step", "shards"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.sequence_length is not None and (self.sequence_length < 1 or self.n_step > 1):
+            raise SettingError(
+                "sequence_length must be at least 1, and the returns of sequences are the loss's "
+                "own (R2D2Loss(n_step=...)), so n_step must be 1, "
+                f"got sequence_length={self.sequence_length}, n_step={self.n_step}"
+            )
         for name in ("gamma", "alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
@@ -86,6 +102,11 @@ class Replay(Resource):
             )
         if self.beta_steps < 0 or self.restarts < 0:
             raise SettingError(f"beta_steps and restarts must not be negative, got {self}")
+
+    @property
+    def reach(self) -> int:
+        """The rows from its first one on that a transition or sequence is made of."""
+        return self.n_step if self.sequence_length is None else self.sequence_length
 
     def open(self, site: Site) -> ReplayHandle:
         """Make an empty replay: on the device where its runners are functions of the device."""
@@ -115,6 +136,8 @@ class Replay(Resource):
         parts = [f"{self.buffer_size:,} steps"]
         if self.prioritized:
             parts.append("prioritized")
+        if self.sequence_length is not None:
+            parts.append(f"sequences of {self.sequence_length}")
         if self.n_step > 1:
             parts.append(f"{self.n_step}-step returns")
         if self.shards > 1:

@@ -11,7 +11,9 @@ from flowrl.core.items import Batch
 from flowrl.core.keeping import Keeping, writable
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError
+from flowrl.replay.sequences import carries_of, sequences_of
 from flowrl.replay.sum_tree import SumTree, scattered
+from flowrl.replay.transitions import transitions_of
 from flowrl.rollout.reward_scale import RewardScale
 
 if TYPE_CHECKING:
@@ -32,10 +34,13 @@ class _Places(NamedTuple):
 
     new: Any
     """The rows of the rollout."""
+    first: Any
+    """The first of them."""
     head: Any
     """The row after it, which takes the final observation."""
     window: Any
-    """The rows whose returns may be complete now: the rollout's, and the n - 1 before it."""
+    """The rows whose returns or sequences may be complete now: the rollout's, and those before it
+    that wait for it at most."""
     overwritten: Any
     """The rows of the rollout and the one after it."""
     touched: Any
@@ -49,7 +54,8 @@ class Ring(Keeping):
     So what follows a step is stored in the next row of the same environment, and an observation is
     stored once. After the newest row of an environment comes the observation that it led to, until
     the next rollout begins with the same. A row may be sampled once its `n_step` successors within
-    the episode are there (`usable`).
+    the episode are there (`usable`); with `sequence_length`, only the first row of a rollout, once
+    there are so many rows from it on.
 
     Args:
         spec: the settings of the replay.
@@ -62,9 +68,12 @@ class Ring(Keeping):
     lasting = (
         "random", "data", "seen", "valid", "over", "usable", "real", "head", "next_step",
         "rows_written", "count", "added", "evicted", "tree", "scale", "stamp", "rollouts",
-        "highest_priority",
+        "highest_priority", "begins", "rollout_length",
     )  # fmt: skip
-    remade = ("spec", "rows", "envs", "low", "n_step", "extra", "flat", "env_numbers", "discounts")
+    remade = (
+        "spec", "rows", "envs", "low", "n_step", "reach", "extra", "flat", "env_numbers",
+        "discounts",
+    )  # fmt: skip
 
     def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
         self.spec = spec
@@ -72,6 +81,7 @@ class Ring(Keeping):
         self.envs = envs
         self.low = low
         self.n_step = spec.n_step
+        self.reach = spec.reach
         self.extra = spec.extra
         self.random = np.random.default_rng(seed)
         self.data: dict[str, Array] = {}
@@ -84,6 +94,11 @@ class Ring(Keeping):
         """By row: whether it is a step, whether it ended its episode, whether it may be sampled,
         and whether it came with a rollout (masked rows too, but not the observation at the head).
         """
+        whole = spec.sequence_length is not None
+        self.begins = np.zeros((rows, envs) if whole else (0, 0), bool)
+        """By row, whether a rollout begins there, of which the carry is known."""
+        self.rollout_length = 0
+        """Rows of a rollout; 0 before the first one."""
         self.env_numbers = np.arange(low, low + envs, dtype=np.int32)
         self.head = np.zeros(envs, np.int64)
         """By environment, the row after its newest one."""
@@ -146,10 +161,23 @@ class Ring(Keeping):
                 return self.held()
         if not self.data:
             self._allocate(batch)
+        self._check_length(batch.shape[0])
         if "priority" in self.data:
             _check_finite(batch.data["priority"][batch.data["valid"].astype(bool)])
         self._add_once(batch, whole=whole)
         return self.held()
+
+    def _check_length(self, steps: int) -> None:
+        """Refuse rollouts of sequences that are of another length than the first one.
+
+        Raises:
+            ContractError: with both lengths.
+        """
+        if self.begins.size and steps != self.rollout_length:
+            raise ContractError(
+                f"rollouts of {steps} steps came after others of {self.rollout_length}; a replay "
+                "of sequences takes those of one length"
+            )
 
     def _add_once(self, batch: Batch, *, whole: bool) -> None:
         """Add at most one rollout of each environment; `whole` means one of each, in order."""
@@ -165,7 +193,7 @@ class Ring(Keeping):
         start = head_rows[0]
         even = whole and head_rows.count(start) == columns
         # Slices are far quicker than indices: they serve unless the rows go round the end.
-        if even and self.n_step - 1 <= start < self.rows - steps:
+        if even and self.reach - 1 <= start < self.rows - steps:
             places = self._slices(start, steps)
         else:
             places = self._indices(heads, steps, numbers)
@@ -176,7 +204,7 @@ class Ring(Keeping):
         self._store(batch, places)
         self._mark_usable(places.window)
         if was_usable is not None:
-            was_usable[self.n_step - 1 :] = False
+            was_usable[self.reach - 1 :] = False
             self._set_weights(places, was_usable, batch)
         if self.rows_written < self.rows:
             written = min(self.rows, max(head_rows) + steps)
@@ -185,9 +213,10 @@ class Ring(Keeping):
 
     def _slices(self, start: int, steps: int) -> _Places:
         """Return the places of rollouts that begin in the same row and do not go round the end."""
-        stop, before = start + steps, self.n_step - 1
+        stop, before = start + steps, self.reach - 1
         return _Places(
             new=slice(start, stop),
+            first=slice(start, start + 1),
             head=slice(stop, stop + 1),
             window=slice(start - before, stop),
             overwritten=slice(start, stop + 1),
@@ -196,7 +225,7 @@ class Ring(Keeping):
 
     def _indices(self, heads: Array, steps: int, numbers: Array) -> _Places:
         """Return the places of rollouts that begin in any rows, as indices of rows and columns."""
-        envs, before = numbers - self.low, self.n_step - 1
+        envs, before = numbers - self.low, self.reach - 1
 
         def at(offset: int, count: int) -> Any:
             """Return the places of so many rows from an offset to the heads on."""
@@ -205,6 +234,7 @@ class Ring(Keeping):
 
         return _Places(
             new=at(0, steps),
+            first=at(0, 1),
             head=at(steps, 1),
             window=at(-before, before + steps),
             overwritten=at(0, steps + 1),
@@ -223,19 +253,40 @@ class Ring(Keeping):
             self.data[name][head] = batch.columns[f"bootstrap_{name}"]
         for name in ("action", "reward", *self.extra):
             self.data[name][new] = data[name]
-        self.data["discount"][new] = self.discounts.take(data["terminated"])
         self.data["version"][new] = batch.columns["version"]
+        if self.spec.sequence_length is None:
+            self.data["discount"][new] = self.discounts.take(data["terminated"])
+            return
+        self.data["terminated"][new] = data["terminated"]
+        self.begins[new] = self.begins[head] = False
+        self.begins[places.first] = True
+        carried = self._carry_at(places.first)
+        for name in carries_of(batch):
+            self.data[name][carried] = batch.columns[name][None]
+
+    def _carry_at(self, first: Any) -> Any:
+        """Return the places of carries in their arrays, which have one row for each rollout's."""
+        if isinstance(first, slice):
+            return slice(row := first.start // self.rollout_length, row + 1)
+        return first[0] // self.rollout_length, first[1]
 
     def _mark_usable(self, window: Any) -> None:
         """Mark the rows of a window that may be sampled, and count them."""
-        usable, before = self.valid[window], self.n_step - 1
+        usable, before = self._candidates[window], self.reach - 1
         if before:
             usable = usable.copy()
-            # The last rows wait for what comes, unless their episode is over.
-            newest_first = self.over[window][: -before - 1 : -1]
+            # The last rows wait for what comes, unless their episode is over; those of sequences,
+            # unless rollouts are missing after them.
+            over = self.over[window] if self.spec.sequence_length is None else ~self.real[window]
+            newest_first = over[: -before - 1 : -1]
             usable[-before:] &= np.logical_or.accumulate(newest_first)[::-1]
         self.usable[window] = usable
         self.count += int(np.count_nonzero(usable))
+
+    @property
+    def _candidates(self) -> Array:
+        """By row, whether it may be sampled once those that follow are there."""
+        return self.valid if self.spec.sequence_length is None else self.begins
 
     def held(self) -> dict[str, int]:
         """Return how many rows came, had to go, are there, and may be sampled."""
@@ -289,16 +340,17 @@ class Ring(Keeping):
     def _cut(self, env: int) -> None:
         """End the newest episode of an environment where it is, as one that was truncated."""
         head = int(self.head[env])
-        newest = (head - 1 - np.arange(self.n_step)) % self.rows
+        newest = (head - 1 - np.arange(self.reach)) % self.rows
         self.over[newest[0], env] |= self.valid[newest[0], env]
         # Rows that waited for more steps have all that their returns will get.
-        waiting = newest[self.valid[newest, env] & ~self.usable[newest, env]]
+        waiting = newest[self._candidates[newest, env] & ~self.usable[newest, env]]
         # The final observation stays in the row at the head, so the next rollout begins after it.
         after = (head + 1) % self.rows
         self.evicted += int(self.real[after, env])
         self.count += len(waiting) - int(self.usable[after, env])
         self.usable[waiting, env] = True
-        self.usable[after, env] = self.valid[after, env] = self.real[after, env] = False
+        for flags in (self.usable, self.valid, self.real, self._candidates):
+            flags[after, env] = False
         if self.tree is not None:
             brought = self.data.get("priority")
             weights = self.highest_priority if brought is None else brought[waiting, env]
@@ -314,7 +366,14 @@ class Ring(Keeping):
         for name in (*self.seen, "action", "reward", *self.extra):
             field = batch.data[name]
             self.data[name] = np.zeros((self.rows, self.envs, *field.shape[2:]), field.dtype)
-        self.data["discount"] = np.zeros((self.rows, self.envs), np.float32)
+        if self.spec.sequence_length is None:
+            self.data["discount"] = np.zeros((self.rows, self.envs), np.float32)
+        else:
+            self.data["terminated"] = np.zeros((self.rows, self.envs), bool)
+        self.rollout_length = batch.shape[0]
+        for name in carries_of(batch):
+            carry, rollouts = batch.columns[name], -(-self.rows // self.rollout_length)
+            self.data[name] = np.zeros((rollouts, self.envs, *carry.shape[1:]), carry.dtype)
         self.data["version"] = np.zeros((self.rows, self.envs), np.int32)
         if self.tree is not None and "priority" in batch.data:
             self.data["priority"] = np.zeros((self.rows, self.envs))
@@ -326,8 +385,10 @@ class Ring(Keeping):
     def sample(self, n: int, beta: float = 1.0) -> Batch:
         """Return transitions ``[1, n]``, each with its `n_step` return and what it leads to.
 
+        With `sequence_length` these are sequences ``[sequence_length, n]``.
+
         Args:
-            n: transitions.
+            n: transitions or sequences.
             beta: the power of the importance weights (Schaul et al. 2016), where it is prioritized.
 
         Raises:
@@ -336,13 +397,21 @@ class Ring(Keeping):
         if not self.count:
             raise LookupError("there is nothing to sample yet")
         if self.tree is None:
-            return self._transitions(self._uniform(n), {}, {})
+            return self._beginning_at(self._uniform(n), {}, {})
         shares = (scattered(n) + self.random.random(n)) / n
         slots = self.tree.find(shares)
         weights = (self.count * self.tree.leaves[slots] / self.tree.total) ** -beta
         weight = (weights / weights.max()).astype(np.float32)[None]
         columns = {"slot": slots, "stamp": self.stamp.reshape(-1)[slots]}
-        return self._transitions(slots, {"weight": weight}, columns)
+        return self._beginning_at(slots, {"weight": weight}, columns)
+
+    def _beginning_at(
+        self, slots: Array, data: dict[str, Array], columns: dict[str, Array]
+    ) -> Batch:
+        """Return the transitions or sequences that begin at slots ``[n]``, with more fields."""
+        if self.spec.sequence_length is None:
+            return transitions_of(self, slots, data, columns)
+        return sequences_of(self, slots, data, columns)
 
     def _uniform(self, n: int) -> Array:
         """Return n usable slots, each as likely as any other."""
@@ -356,54 +425,6 @@ class Ring(Keeping):
             more = self.random.integers(0, written, 2 * n)
             slots = np.concatenate([slots, more[usable[more]]])
         return slots[:n]
-
-    def _transitions(
-        self, slots: Array, data: dict[str, Array], columns: dict[str, Array]
-    ) -> Batch:
-        """Return the transitions that begin at slots ``[n]``.
-
-        Args:
-            slots: of their first steps.
-            data: more fields ``[1, n]``.
-            columns: more columns ``[n]``.
-        """
-        flat = self.flat
-        reward, discount, last = self._returns(slots)
-        if self.scale is not None:
-            # Rewards are stored as they came, so that all of a batch are scaled alike.
-            reward = self.scale(reward)
-        found = {
-            **{name: flat[name].take(slots, axis=0) for name in self.seen},
-            "action": flat["action"].take(slots, axis=0),
-            "reward": reward,
-            "discount": discount,
-            **{
-                f"next_{name}": flat[name].take(last + self.envs, axis=0, mode="wrap")
-                for name in self.seen
-            },
-            **{name: flat[name].take(slots, axis=0) for name in self.extra},
-        }
-        return Batch(
-            {name: x[None] for name, x in found.items()} | data,
-            {"version": flat["version"].take(slots), **columns},
-        )
-
-    def _returns(self, slots: Array) -> tuple[Array, Array, Array]:
-        """Return the n-step returns from slots on, the discounts after them, and the last slots."""
-        flat, last = self.flat, slots
-        reward, discount = flat["reward"].take(slots), flat["discount"].take(slots)
-        if self.n_step == 1:
-            return reward, discount, last
-        over = self.over.reshape(-1)
-        going = ~over.take(slots)
-        for _ in range(self.n_step - 1):
-            # Those whose episode is over stay where they are.
-            last = last + self.envs * going
-            reward += np.where(going, discount * flat["reward"].take(last, mode="wrap"), 0)
-            further = discount * flat["discount"].take(last, mode="wrap")
-            discount = np.where(going, further, discount)
-            going &= ~over.take(last, mode="wrap")
-        return reward, discount, last
 
     @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:

@@ -14,6 +14,7 @@ from flowrl.core.texts import plural
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.replay.ring import Ring
+from flowrl.replay.sequences import carries_of
 
 if TYPE_CHECKING:
     from flowrl.replay.replay import Replay
@@ -42,6 +43,12 @@ def needed(spec: Replay, batch: Batch) -> Batch:
             f"the batch has lost the column {missing[0]}; "
             "change batches by batch.with_(...), which keeps the columns"
         )
+    columns = COLUMNS if spec.sequence_length is None else (*COLUMNS, "carry")
+    if spec.sequence_length is None and names_of("carry", batch.columns):
+        raise ContractError(
+            "the replay gives single transitions, from which a recurrent policy can't be trained; "
+            "take Replay(..., sequence_length=...) with R2D2Loss, or a policy that is not recurrent"
+        )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
     return Batch(
         {
@@ -51,7 +58,7 @@ def needed(spec: Replay, batch: Batch) -> Batch:
         },
         {
             name: batch.columns[name]
-            for column in COLUMNS
+            for column in columns
             for name in names_of(column, batch.columns)
         },
     )
@@ -70,12 +77,14 @@ def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None
     Raises:
         GraphError: with the least `buffer_size`.
     """
-    if steps + spec.n_step <= rows:
+    if steps + spec.reach <= rows:
         return
     returns = f" and n_step={spec.n_step}" if spec.n_step > 1 else ""
+    if spec.sequence_length is not None:
+        returns = f" and sequences of {spec.sequence_length}"
     raise GraphError(
         f"{name} holds {rows:,} steps of each environment, too few for rollouts of {steps}{returns}"
-        f"; raise buffer_size to {(steps + spec.n_step) * envs:,} or more"
+        f"; raise buffer_size to {(steps + spec.reach) * envs:,} or more"
     )
 
 
@@ -95,7 +104,7 @@ def too_large(spec: Replay, name: str, takes: str, where: str = "") -> SettingEr
 
 
 def reached(spec: Replay, added: int, steps: int, envs: int) -> bool:
-    """Return whether enough steps were added for the n-step return of some environment.
+    """Return whether enough steps were added for an n-step return, or a sequence.
 
     Args:
         spec: the settings of the replay.
@@ -105,7 +114,7 @@ def reached(spec: Replay, added: int, steps: int, envs: int) -> bool:
     """
     # However the rollouts are spread, the environment with the most of them has at least their mean
     # number, rounded up.
-    return math.ceil(added / (envs * steps)) * steps >= spec.n_step
+    return math.ceil(added / (envs * steps)) * steps >= spec.reach
 
 
 def columns_between(batch: Batch, low: int, high: int) -> Batch:
@@ -116,6 +125,11 @@ def columns_between(batch: Batch, low: int, high: int) -> Batch:
     return Batch(
         {k: v[:, at] for k, v in batch.data.items()}, {k: v[at] for k, v in batch.columns.items()}
     )
+
+
+def shape_of(dtype: Any, *shape: int) -> Any:
+    """Return a type and a shape as those of an array in the trace."""
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
 
 
 class RingStub:
@@ -144,27 +158,24 @@ class RingStub:
         return {"added": 0, "evicted": 0, "held": 0, "usable": usable}
 
     def sample(self, size: int, beta: float = 1.0) -> Batch:
-        """Return the shapes of a batch ``[1, size]`` of transitions."""
-        newest = cast("Batch", self.newest)
-
-        def shape_of(dtype: Any, *shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+        """Return the shapes of a batch of transitions ``[1, size]``, or of sequences."""
+        newest, rows = cast("Batch", self.newest), self.spec.sequence_length or 1
 
         def like(name: str) -> Any:
             field = newest.data[name]
-            return shape_of(field.dtype, 1, size, *field.shape[2:])
+            return shape_of(field.dtype, rows, size, *field.shape[2:])
 
-        number = shape_of(np.float32, 1, size)
+        number = shape_of(np.float32, rows, size)
         seen = names_of("obs", newest.data)
-        data = {
-            **{name: like(name) for name in seen},
-            "action": like("action"),
-            "reward": like("reward"),
-            "discount": number,
-            **{f"next_{name}": like(name) for name in seen},
-            **{name: like(name) for name in self.spec.extra},
-        }
+        data = {name: like(name) for name in (*seen, "action", "reward", *self.spec.extra)}
         columns = {"version": shape_of(np.int32, size)}
+        if self.spec.sequence_length is None:
+            data |= {"discount": number, **{f"next_{name}": like(name) for name in seen}}
+        else:
+            data |= {name: like(name) for name in ("terminated", "truncated", "valid")}
+            for name in (*names_of("bootstrap_obs", newest.columns), *carries_of(newest)):
+                column = newest.columns[name]
+                columns[name] = shape_of(column.dtype, size, *column.shape[1:])
         if self.spec.prioritized:
             data["weight"] = number
             columns |= {
@@ -210,6 +221,8 @@ def row_bytes(spec: Replay, batch: Batch) -> int:
     fields = sum(nbytes(batch.data[name]) // batch.steps for name in stored)
     # Discount and version of 4 bytes each, and the four flags of 1 byte.
     row = fields + 4 + 4 + 4
+    # A carry is stored once for each rollout.
+    row += sum(nbytes(batch.columns[name]) for name in carries_of(batch)) // batch.steps
     if not spec.prioritized:
         return row
     # The sums of blocks add a quarter of a byte, which is left out.

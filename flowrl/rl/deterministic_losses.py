@@ -72,7 +72,7 @@ class TD3Loss(Loss):
                 f"TD3Loss needs a policy with critics (fl.networks.TD3Network), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"
             )
-        return no_recurrence(self, net, "networks.TD3Network")
+        return no_recurrence(self, net, "take fl.networks.TD3Network")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

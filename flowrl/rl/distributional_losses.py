@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Array = Any
 
+WAY = "take fl.networks.QNetwork"
+"""What to take in place of a recurrent policy."""
+
 
 @dataclass(frozen=True)
 class C51Loss(Loss):
@@ -53,7 +56,7 @@ class C51Loss(Loss):
     def check(self, net: Network) -> str:
         """Return what is wrong unless the policy has categorical distributions of returns."""
         wanted = "fl.networks.QNetwork with atoms, v_min and v_max"
-        return _unfit(self, net, CategoricalReturns, wanted) or no_recurrence(self, net, "QNetwork")
+        return _unfit(self, net, CategoricalReturns, wanted) or no_recurrence(self, net, WAY)
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
@@ -106,7 +109,7 @@ class QRLoss(Loss):
     def check(self, net: Network) -> str:
         """Return what is wrong unless the policy has quantiles of returns."""
         wanted = "fl.networks.QNetwork with atoms, and without v_min and v_max"
-        return _unfit(self, net, QuantileReturns, wanted) or no_recurrence(self, net, "QNetwork")
+        return _unfit(self, net, QuantileReturns, wanted) or no_recurrence(self, net, WAY)
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:

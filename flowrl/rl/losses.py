@@ -32,7 +32,9 @@ Bound = Callable[..., Any]
 """A policy as a loss calls it.
 
 ``policy(params, obs)`` returns the distribution and the value; ``policy(params, *args,
-method="critic")`` returns what that method of the module returns.
+method="critic")`` returns what that method of the module returns. Of whole columns,
+``policy(params, obs, burn_in=n)`` returns those after the first n rows, which only make the carry
+of a recurrent policy, without a gradient.
 """
 Metrics = dict[str, Array]
 
@@ -118,6 +120,10 @@ class Loss(Settings, ABC):
     def adapt(self, state: dict[str, Array], metrics: Mapping[str, Array]) -> dict[str, Array]:
         """Return those numbers after an update with these mean metrics."""
         return state
+
+    def averaged(self, valid: Array) -> Array:
+        """Return those of the field ``valid`` whose rows the means of the loss are over."""
+        return valid
 
     @abstractmethod
     def __call__(

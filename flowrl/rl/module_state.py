@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 
@@ -33,3 +34,8 @@ def by_name(paths: tuple[list[str], Any], state: Any) -> dict[str, Any]:
 def shapes_text(arrays: Any) -> str:
     """Return the types and shapes of the arrays of a tree as text."""
     return ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(arrays)) or "nothing"
+
+
+def where_rows(flags: Any, x: Any, y: Any) -> Any:
+    """Return ``x [B, ...]`` where ``flags [B]``, else ``y``."""
+    return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)

@@ -75,6 +75,13 @@ CELLS: dict[str, Callable[..., Any]] = {"lstm": nnx.OptimizedLSTMCell, "gru": nn
 """The recurrent cells that networks take by name."""
 
 
+def initial_carry_of(cell: nnx.Module, n: int, size: int) -> Any:
+    """Return the carry ``[n, size]`` of zeros with which a cell begins; a pair for an LSTM."""
+    # An LSTM carries a cell state beside its output.
+    zeros = jnp.zeros((n, size))
+    return (zeros, zeros) if isinstance(cell, nnx.OptimizedLSTMCell) else zeros
+
+
 class Recall(nnx.Module):
     """Fully connected layers, then a recurrent cell.
 
@@ -108,9 +115,7 @@ class Recall(nnx.Module):
 
     def initial_carry(self, n: int) -> Any:
         """Return zeros ``[n, size]``, or a pair of them for an LSTM."""
-        # An LSTM carries a cell state beside its output.
-        zeros = jnp.zeros((n, self.size))
-        return (zeros, zeros) if isinstance(self.cell, nnx.OptimizedLSTMCell) else zeros
+        return initial_carry_of(self.cell, n, self.size)
 
     def __call__(self, x: Array, carry: Any) -> tuple[Array, Any]:
         """Return features ``[N, size]`` of ``x [N, inputs]``, and the carry after the step."""

@@ -23,10 +23,11 @@ from flowrl.errors import FlowrlError, PolicyError, a
 from flowrl.graph.values import Spec
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.explore import Explore, Sampled
-from flowrl.rl.module_state import by_name, paths_of, shapes_text, split_module
+from flowrl.rl.module_state import by_name, paths_of, shapes_text, split_module, where_rows
 from flowrl.rl.noisy_layers import noise_of_rows
 from flowrl.rl.normalizing import observing
 from flowrl.rl.spaces import Spaces
+from flowrl.rl.unrolling import scan_after_burn_in
 
 Array = Any
 
@@ -232,7 +233,7 @@ class Network:
         if not self.recurrent:
             return {}
         carry = jax.tree.map(
-            partial(_where, memory.reset),
+            partial(where_rows, memory.reset),
             self.memory(weights, memory.reset.shape[0]).carry,
             memory.carry,
         )
@@ -268,7 +269,7 @@ class Network:
         module = self._merge(params, rest)
         if self.recurrent:
             initial = module.initial_carry(jax.tree.leaves(obs)[0].shape[0])
-            carry = jax.tree.map(partial(_where, memory.reset), initial, memory.carry)
+            carry = jax.tree.map(partial(where_rows, memory.reset), initial, memory.carry)
             result, wanted, length = module(obs, carry), "(action outputs, value, carry)", 3
         else:
             result, wanted, length = module(obs), "(action outputs, value)", 2
@@ -317,7 +318,7 @@ class Network:
         return found(*seen), self._rest_of(module)
 
     def unroll(
-        self, weights: Weights, obs: Any, memory: Memory
+        self, weights: Weights, obs: Any, memory: Memory, burn_in: int = 0
     ) -> tuple[Distribution, Array, dict[str, Array]]:
         """Apply the policy to whole columns ``obs [T, B, ...]``, one row after another.
 
@@ -325,17 +326,18 @@ class Network:
             weights: those of all rows.
             obs: ``[T, B, ...]``.
             memory: the carry ``[B, ...]`` before the first row, and the resets ``bool[T, B]``.
+            burn_in: first rows which only make the carry; no gradient flows back into them.
 
         Returns:
-            The distribution over actions and the value of each row, ``[T, B]``, and the untrained
-            rest after the last one.
+            The distribution over actions and the value of each row after the burn-in, and the
+            untrained rest after the last one.
         """
         # Rows of a policy that is not recurrent do not depend on each other: one call is enough.
         if not self.recurrent:
-            shape = jax.tree.leaves(obs)[0].shape[:2]
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+            n = jax.tree.leaves(obs)[0].shape[1]
+            flat = jax.tree.map(lambda x: x[burn_in:].reshape(-1, *x.shape[2:]), obs)
             dist, value, rest = self.apply(weights, flat)
-            dist, value = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (dist, value))
+            dist, value = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]), (dist, value))
             return dist, value, rest
 
         def apply_row(before: Any, row: Any) -> Any:
@@ -346,8 +348,8 @@ class Network:
             )
             return (self._rest_of(module), carry_after), outputs_and_value
 
-        (rest, _), (outputs, value) = jax.lax.scan(
-            apply_row, (weights.rest, memory.carry), (obs, memory.reset)
+        (rest, _), (outputs, value) = scan_after_burn_in(
+            apply_row, (weights.rest, memory.carry), (obs, memory.reset), burn_in
         )
         return self.head.distribution(outputs), value, rest
 
@@ -478,11 +480,6 @@ class Network:
     def action_dtype(self) -> np.dtype[Any]:
         """The type of actions in batches."""
         return np.dtype(np.float32 if self.head.reals else np.int32)
-
-
-def _where(flags: Array, x: Array, y: Array) -> Array:
-    """Return ``x [B, ...]`` where ``flags [B]``, else ``y``."""
-    return jnp.where(flags.reshape(-1, *(1,) * (y.ndim - 1)), x, y)
 
 
 def _description(result: Any) -> str:

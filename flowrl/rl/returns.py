@@ -113,6 +113,39 @@ def vtrace(
     return target_t, rho_t * (reward_t + discount_t * target_tp1 - value_t)
 
 
+def n_step_returns(
+    reward_t: Array,
+    value_tp1: Array,
+    terminated_t: Array,
+    truncated_t: Array,
+    gamma: float,
+    n_step: int,
+) -> Array:
+    """Return the n-step returns of a stream (Sutton and Barto 2018, equation 7.1).
+
+    A return ends with its episode and with the stream, where it is bootstrapped from the value of
+    the observation that it led to; after a termination, from 0.
+
+    Args:
+        reward_t: ``[T]``.
+        value_tp1: ``[T]``, the value of the observation after each row.
+        terminated_t: ``[T]`` bool, the step ended its episode.
+        truncated_t: ``[T]`` bool, the step cut its episode short.
+        gamma: discount per step.
+        n_step: steps of a return, at most.
+
+    Returns:
+        ``[T]`` returns; those of masked rows mean nothing.
+    """
+    # Each pass lengthens every return by one step, except where its episode or the stream ends.
+    last_t, discount_t = (terminated_t | truncated_t).at[-1].set(True), gamma * (1.0 - terminated_t)
+    return_t = reward_t + discount_t * value_tp1
+    for _ in range(n_step - 1):
+        further_t = jnp.append(return_t[1:], 0.0)
+        return_t = reward_t + discount_t * jnp.where(last_t, value_tp1, further_t)
+    return return_t
+
+
 def td_errors(
     value_t: Array,
     action_t: Array,
@@ -143,13 +176,7 @@ def td_errors(
     Returns:
         ``[T]`` errors, never below 0, and 0 at rows that are not valid.
     """
-    best_tp1, discount_t = value_t[1:].max(-1), gamma * (1.0 - terminated_t)
-    # Each pass lengthens every return by one step, except where its episode or the stream ends.
-    last_t = (terminated_t | truncated_t).at[-1].set(True)
-    return_t = reward_t + discount_t * best_tp1
-    for _ in range(n_step - 1):
-        return_t = reward_t + discount_t * jnp.where(
-            last_t, best_tp1, jnp.append(return_t[1:], 0.0)
-        )
+    best_tp1 = value_t[1:].max(-1)
+    return_t = n_step_returns(reward_t, best_tp1, terminated_t, truncated_t, gamma, n_step)
     taken_t = jnp.take_along_axis(value_t[:-1], action_t[:, None].astype(jnp.int32), 1)[:, 0]
     return jnp.where(valid_t, jnp.abs(return_t - taken_t), 0.0)

@@ -56,13 +56,19 @@ def weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
     return weighted / jnp.maximum(jnp.sum(valid), 1)
 
 
-def no_recurrence(loss: Loss, net: Network, other: str) -> str:
-    """Return why the loss can't train a recurrent policy; empty if the policy is not recurrent."""
+def no_recurrence(loss: Loss, net: Network, way: str) -> str:
+    """Return why the loss can't train a recurrent policy; empty if the policy is not recurrent.
+
+    Args:
+        loss: the loss.
+        net: the policy.
+        way: the way out.
+    """
     if not net.recurrent:
         return ""
     return (
         f"{type(loss).__name__} trains on single steps sampled from a replay, "
-        f"which a recurrent policy such as {net.name} can't; take fl.{other}"
+        f"which a recurrent policy such as {net.name} can't; {way}"
     )
 
 
@@ -117,7 +123,11 @@ class DQNLoss(Loss):
                 f"DQNLoss would train only the means of the distributions that {net.name} has; "
                 "take C51Loss or QRLoss, or leave its atoms out"
             )
-        return no_recurrence(self, net, "QNetwork")
+        return no_recurrence(
+            self,
+            net,
+            "take fl.networks.QNetwork, or R2D2Loss and Replay(..., sequence_length=...) (fl.r2d2)",
+        )
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:
@@ -178,7 +188,7 @@ class SACLoss(Loss):
                 f"SACLoss needs a policy with critics (fl.networks.SACNetwork), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"
             )
-        return no_recurrence(self, net, "SACNetwork")
+        return no_recurrence(self, net, "take fl.networks.SACNetwork")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -31,6 +31,7 @@ def other(name, value, hint):
         **dict.fromkeys(("lr", "critic_lr", "alpha_lr"), fl.Linear(1e-3, 1e-5, 65_000)),
         "policy": fl.Policy(MLP, hidden=(32, 16), activation="relu"),
         "hidden": (32, 16, 8),
+        "cell": "gru",
         "spread": 1.5,
         "reward": "mean",
         "policies": {"agent_0": "one", "agent_1": "two", "agent_2": "one"},

@@ -44,6 +44,18 @@ SAC = {
     "policy": fl.Policy(fl.networks.SACNetwork, hidden=(8,)),
 }
 TD3 = {"learning_starts": 8, "batch_size": 16, "report_every": 6, "hidden": (8,)}
+R2D2 = {
+    "envs_per_runner": 4,
+    "rollout_length": 4,
+    "learning_starts": 64,
+    "batch_size": 4,
+    "sequence_length": 5,
+    "burn_in": 2,
+    "updates_per_step": 0.25,
+    "report_every": 5,
+    "hidden": (8,),
+    "size": 8,
+}
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
     "every setting": fl.dqn(
@@ -68,6 +80,8 @@ GRAPHS = {
     "rainbow, jax": fl.rainbow("gymnax:CartPole-v1", **DQN | {"policy": None}, hidden=(8,)),
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
+    "r2d2": fl.r2d2("CartPole-v1", fl.R2D2Settings(**R2D2)),
+    "r2d2, jax": fl.r2d2("gymnax:CartPole-v1", fl.R2D2Settings(**R2D2, prioritized=False)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
     "td3": fl.td3("Pendulum-v1", **TD3),
     "ddpg": fl.ddpg("Pendulum-v1", **{**TD3, "n_step": 2, "normalize": True}),

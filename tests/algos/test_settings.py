@@ -35,6 +35,7 @@ STOCK_SETTINGS = {
     "dqn": fl.DQNSettings,
     "rainbow": fl.RainbowSettings,
     "apex": fl.ApexSettings,
+    "r2d2": fl.R2D2Settings,
     "sac": fl.SACSettings,
     "td3": fl.TD3Settings,
     "ddpg": fl.DDPGSettings,

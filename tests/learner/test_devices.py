@@ -53,19 +53,18 @@ def test_a_device_does_its_part_of_the_operations(name):
 
 
 def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
-    priorities = [
-        512
-    ]  # what a loss reports of each row, one number each, is put into the order of the batch
+    # What a loss reports of each row, or sequence, one number each, is put into the order of the
+    # batch.
+    priorities = {"dqn": [512], "sac": [512], "td3": [512], "r2d2": [16]}
     for name, found in updates().items():
-        assert found["gathered"] == (
-            priorities if name.startswith(("dqn", "sac", "td3")) and "shuffled" not in name else []
-        )
+        expected = [] if "shuffled" in name else priorities.get(name.partition(" on ")[0], [])
+        assert found["gathered"] == expected, name
     # Running moments of observations are three sums more, once an update; APPO's standardized
     # advantages two in a minibatch.
     assert [
         updates()[f"{name} on 4"]["sums"]
-        for name in ("dqn", "sac", "td3", "recurrent", "ppo", "vtrace", "appo")
-    ] == [1, 1, 1, 1, 4, 4, 6]
+        for name in ("dqn", "sac", "td3", "r2d2", "recurrent", "ppo", "vtrace", "appo")
+    ] == [1, 1, 1, 1, 1, 4, 4, 6]
 
 
 def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_device():

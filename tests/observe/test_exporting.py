@@ -75,6 +75,11 @@ POLICIES = {
     "tuples": (mlp(), "tuple", "tuple"),
     "images": (fl.Policy(KINDS.CNN, **SMALL), IMAGE, Discrete(5)),
     "recurrent": (fl.Policy(KINDS.RNN, hidden=(4,), size=4), "box", "dict"),
+    "recurrent values": (
+        fl.Policy(KINDS.RecurrentQNetwork, hidden=(4,), size=4, dueling=True),
+        "box",
+        "discrete",
+    ),
 }
 
 

@@ -209,7 +209,7 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
     ) as run:
         next(run)
         replay = run._session.place.handles["replay"]
-        assert replay.core is core_of(replay.spec, replay.core.rows, 8)
+        assert replay.core is core_of(replay.spec, replay.core.rows, 8, 4)
         assert replay.nbytes == sum(x.nbytes for x in jax.tree.leaves(replay.arrays))
 
 

@@ -14,7 +14,7 @@ from flowrl.replay.sum_tree import SumTree, scattered
 def everything(ring):
     """All that may be drawn, by observation."""
     slots = np.flatnonzero(ring.usable)
-    drawn = ring._transitions(slots, {}, {})
+    drawn = ring._beginning_at(slots, {}, {})
     rows = zip(
         *(drawn.data[k][0].tolist() for k in ("obs", "action", "reward", "discount", "next_obs")),
         drawn.columns["version"].tolist(),

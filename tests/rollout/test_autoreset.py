@@ -35,7 +35,7 @@ def drawable(ring):
     """All transitions that may be drawn: (environment, observation, reward, discount, next
     observation)."""
     slots = np.flatnonzero(ring.usable)
-    drawn = ring._transitions(slots, {}, {})
+    drawn = ring._beginning_at(slots, {}, {})
     fields = (drawn.data[k][0].tolist() for k in ("obs", "reward", "discount", "next_obs"))
     return list(zip((slots % ring.envs).tolist(), *fields, strict=True))
 
