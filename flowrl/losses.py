@@ -1,5 +1,6 @@
 """Losses, and the class to write one of your own on."""
 
+from flowrl.rl.evolution import EvolutionLoss
 from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
 from flowrl.rl.masked import mean as masked_mean
 from flowrl.rl.value_losses import DQNLoss, SACLoss
@@ -7,6 +8,7 @@ from flowrl.rl.value_losses import DQNLoss, SACLoss
 __all__ = [
     "APPOLoss",
     "DQNLoss",
+    "EvolutionLoss",
     "Loss",
     "PGLoss",
     "PPOLoss",
