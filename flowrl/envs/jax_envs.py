@@ -248,8 +248,8 @@ def advance_each(
         bits: random, ``uint32[n, 2]``.
 
     Returns:
-        States, observations, rewards ``float32[n]``, which are 0 where the episode was over, and the
-        flags ``bool[n]`` of episodes that ended with the step.
+        States, observations, rewards ``float32[n]``, which are 0 where the episode was over, and
+        the flags ``bool[n]`` of episodes that ended with the step.
 
     Raises:
         EnvError: the environment returned values of a wrong number, shape or type.

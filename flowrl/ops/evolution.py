@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -27,11 +28,11 @@ class ParallelEvaluate(Operator):
     Each pair is a random direction and its mirror image (antithetic sampling): the newest weights
     plus and minus ``sigma`` times standard normal noise. Only seeds and returns travel. The item is
     ONE batch ``[2, pairs]``, whose columns are the pairs and whose second row holds their mirror
-    images. Its fields are ``noise_seed`` (from which the noise is made), ``noise_scale`` (``sigma``,
-    or minus that), ``return`` (the mean of the perturbation's episodes) and ``length`` (the steps of
-    all of them). For a policy that normalises observations it also has ``obs``, two points with the
-    mean and the deviation of what the pair saw, and ``visits``, for how many observations each of
-    them stands.
+    images. Its fields are ``noise_seed`` (from which the noise is made), ``noise_scale``
+    (``sigma``, or minus that), ``return`` (the mean of the perturbation's episodes) and ``length``
+    (the steps of all of them). For a policy that normalises observations it also has ``obs``, two
+    points with the mean and the deviation of what the pair saw, and ``visits``, for how many
+    observations each of them stands.
 
     Both of a pair begin their episodes with the same seeds. A runner that is lost is restarted and
     asked again, so nothing is left out of the estimate.
@@ -75,10 +76,10 @@ class ParallelEvaluate(Operator):
             return None
         runners: Any = plan.graph.resources[str(self.runners)]
         each = f"{self.episodes} {plural(self.episodes, 'episode')}"
-        most = amount(counts["most_sampled_steps"] // calls, "step")
+        most = amount(Fraction(counts["most_sampled_steps"], calls), "step")
+        what = f"{self.pairs} mirrored {plural(self.pairs, 'pair')} x {each}"
         return (
-            f"{self.pairs} mirrored {plural(self.pairs, 'pair')} x {each} of "
-            f"{env_name(runners.env)}",
+            f"{what} of {env_name(runners.env)}",
             f"<= {most} a call, {plan.a_row(calls, 'call')}",
         )
 

@@ -1,8 +1,8 @@
 """Evolution strategies as pure functions: noise from seeds, fitness shaping, and the loss.
 
-A perturbation is ``params + scale * noise(seed)``, and its mirror image has the opposite scale. Only
-seeds, scales and returns travel: the noise is made again where weights are perturbed and where the
-gradient is estimated, by one function, so both agree to the bit but for rounding.
+A perturbation is ``params + scale * noise(seed)``, and its mirror image has the opposite scale.
+Only seeds, scales and returns travel: the noise is made again where weights are perturbed and where
+the gradient is estimated, by one function.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ def seeds_of(key: Array, turn: Array, *, pairs: int) -> Array:
 def noise(seed: Array, params: Params) -> dict[str, Array]:
     """Return standard normal noise of the shapes of the parameters.
 
-    Each parameter has a random key of its own, so that what computes no use of one of them, such as
-    the critic of a policy that only acts, need not make its noise.
-
     Args:
         seed: ``uint32[]``.
         params: arrays by name, of which only shapes and types are used.
     """
-    key = jax.random.key(seed)
-    return {
-        name: jax.random.normal(jax.random.fold_in(key, index), x.shape, x.dtype)
-        for index, (name, x) in enumerate(sorted(params.items()))
-    }
+    # One call for all of them: what makes normal numbers takes XLA long to compile.
+    flat = jax.random.normal(jax.random.key(seed), (sum(x.size for x in params.values()),))
+    made, start = {}, 0
+    for name, x in sorted(params.items()):
+        made[name] = flat[start : start + x.size].reshape(x.shape).astype(x.dtype)
+        start += x.size
+    return made
 
 
 def perturbed(params: Params, seed: Array, scale: Array) -> dict[str, Array]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Array = Any
 State = dict[str, Any]
-EPISODES = 2**31
-"""What is folded into a pair's key for its episodes; its noise takes small numbers."""
+EPISODES = 1
+"""What is folded into a pair's key for its episodes; the key itself is that of its noise."""
 
 
 @lru_cache(maxsize=64)
@@ -223,7 +223,7 @@ def _finite(obs: Any, reward: Array) -> Array:
 
 
 def _broken(last: State) -> Array:
-    """Return ``int32[3]``: the first lane that got a number that is not finite, 0, and its steps."""
+    """Return ``int32[3]``: the first lane that got a number not finite, 0, and its steps."""
     lane = jnp.argmax(last["broken"])
     found = jnp.stack([lane, jnp.zeros_like(lane), last["length"][lane]]).astype(jnp.int32)
     return jnp.where(jnp.any(last["broken"]), found, NONE).astype(jnp.int32)

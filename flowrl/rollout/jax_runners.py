@@ -319,9 +319,7 @@ class JaxRunners(RunnersHandle):
         seeds = self.site.run(seeds_of, self.site.key("perturbed", node), turn, pairs=pairs)
         play = perturbed_of(self.spec).play
         data, ended, cut = self.site.run(play, used["weights"], seeds, **how)
-        statistics = self.site.run(
-            self.core.note, self.state["statistics"], ended, ended["length"]
-        )
+        statistics = self.site.run(self.core.note, self.state["statistics"], ended, ended["length"])
         counted = self.site.run(_with_cut, self.state["perturbed"], cut)
         self.state = {**self.state, "statistics": statistics, "perturbed": counted}
         episodes = 2 * pairs * how["episodes"]

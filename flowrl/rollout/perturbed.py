@@ -1,4 +1,4 @@
-"""`PerturbedPlayer`: whole episodes of a runner, each environment with perturbed weights of its own.
+"""`PerturbedPlayer`: whole episodes of a runner, with other perturbed weights in each environment.
 
 Runners over environments in JAX do the same as pure functions (`jax_perturbed.py`).
 """
@@ -77,7 +77,9 @@ def act_each(
     return jax.vmap(one)(params, obs, noise, memory)
 
 
-def memory_of_each(params: dict[str, Array], rest: dict[str, Array], *, net: Network, k: int) -> Any:
+def memory_of_each(
+    params: dict[str, Array], rest: dict[str, Array], *, net: Network, k: int
+) -> Any:
     """Return the memory ``[n, k, ...]`` with which n perturbations begin k episodes each."""
     return jax.vmap(lambda params: net.memory(Weights(params, rest), k))(params)
 
@@ -225,9 +227,7 @@ class PerturbedPlayer:
         """Make the environments that are played in so many, for fewer would be in vain."""
         if self.environments.spec.envs_per_runner != width:
             self.environments.close()
-            self.environments = Environments(
-                replace(self.spec, envs_per_runner=width), self.spaces
-            )
+            self.environments = Environments(replace(self.spec, envs_per_runner=width), self.spaces)
 
     def _sample(
         self, found: _Found, seeds: np.ndarray[Any, Any], scales: Array, version: int

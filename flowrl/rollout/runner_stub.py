@@ -64,7 +64,7 @@ class RunnerStub:
         how: dict[str, Any],
         published: tuple[Weights, Any] | None,
     ) -> Sample:
-        """Return the shapes of what pairs return; their version and producer are known even here."""
+        """Return the shapes of what pairs return; their version and producer are known."""
         self._take(published)
         pairs, net = len(seeds), network(self.spec.policy, self.spec.spaces())
         data = {
