@@ -105,7 +105,7 @@ class JaxPerturbed:
                 {name: x.reshape(*shape, *x.shape[1:]) for name, x in last[which].items()}
                 for which in ("mean", "square")
             )
-            data |= two_points(self.spec.spaces(), lengths, mean, square)
+            data |= two_points(lengths, mean, square, spaces=self.spec.spaces())
         ended = {
             "over": jnp.ones_like(last["over"])[None],
             "return": last["return"][None],

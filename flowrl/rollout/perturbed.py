@@ -85,7 +85,7 @@ def memory_of_each(
 
 
 def two_points(
-    spaces: Spaces, count: Array, mean: Mapping[str, Array], square: Mapping[str, Array]
+    count: Array, mean: Mapping[str, Array], square: Mapping[str, Array], *, spaces: Spaces
 ) -> dict[str, Array]:
     """Return two points for each pair that have the moments of all observations that it saw.
 
@@ -93,15 +93,15 @@ def two_points(
     every observation.
 
     Args:
-        spaces: of the observations.
-        count: ``[2, pairs, ...]``, the observations of each perturbation, or of its episodes.
-        mean: their means by field, ``[2, pairs, ..., *shape]``.
+        count: ``[2, pairs, episodes]``, the observations of each episode.
+        mean: their means by field, ``[2, pairs, episodes, *shape]``.
         square: the sums of squared differences from these, of the same shapes.
+        spaces: of the observations.
 
     Returns:
         ``visits [2, pairs]``, and the fields of observations ``[2, pairs, *shape]``.
     """
-    axes = tuple(axis for axis in range(count.ndim) if axis != 1)
+    axes = (0, 2)  # all but that of pairs
     total = count.sum(axes)
     points = {"visits": jnp.stack([total / 2, total / 2]).astype(jnp.float32)}
     for part in spaces.parts:
