@@ -12,7 +12,7 @@ from flowrl.cli.arguments import runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
-NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac")
+NAMES = ("ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "es", "ars")
 
 
 @pytest.fixture(autouse=True)

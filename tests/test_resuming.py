@@ -91,6 +91,7 @@ def small(kind, **settings):
 
 Q = {"learning_starts": 40, "buffer_size": 300, "rollout_length": 4, "batch_size": 16}
 RNN = fl.Policy(fl.networks.RNN, cell="lstm")
+POPULATION = {"pairs": 3, "max_steps": 20, "report_every": 1}
 SAC = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
 
 
@@ -126,6 +127,8 @@ CASES = {
     "qmix": lambda: fl.qmix(
         settings=small(fl.QMIXSettings, **Q, policy=None, hidden=(8,), mixing=4, n_step=2)
     ),
+    "es": lambda: fl.es("CartPole-v1", small(fl.ESSettings, **POPULATION)),
+    "ars": lambda: fl.ars("Pendulum-v1", small(fl.ARSSettings, **POPULATION, top=2, policy=None)),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
     ),
@@ -149,6 +152,7 @@ PROGRAMS = {
     "ppo": (lambda: fl.ppo(JAX, PPO), {}),
     "ppo with many seeds": (lambda: fl.ppo(JAX, PPO), {"seeds": 2}),
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
+    "es": (lambda: fl.es(JAX, small(fl.ESSettings, **POPULATION)), {}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
 }

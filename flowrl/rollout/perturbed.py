@@ -17,7 +17,7 @@ from flowrl.core.clock import INFERENCE
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Batch
 from flowrl.envs.gym_envs import env_name
-from flowrl.errors import EnvError
+from flowrl.errors import EnvError, SettingError
 from flowrl.rl.evolution import perturbed
 from flowrl.rl.explore import Explore
 from flowrl.rl.normalizing import RunningNorm
@@ -170,6 +170,8 @@ class PerturbedPlayer:
         self.label = label
         self.index = index
         self.environments = Environments(spec, self.spaces)
+        self._width = 0
+        """How many environments were wanted last; 0 before the first time."""
         explore = ("explore", spec.explore_of(""))
         self.act = jitted(act_each, (), ("net", network), explore)
         self.memory = jitted(memory_of_each, (), ("net", network), ("k", 1))
@@ -224,10 +226,18 @@ class PerturbedPlayer:
         return self._sample(found, seeds, scales, version)
 
     def _widen(self, width: int) -> None:
-        """Make the environments that are played in so many, for fewer would be in vain."""
-        if self.environments.spec.envs_per_runner != width:
-            self.environments.close()
-            self.environments = Environments(replace(self.spec, envs_per_runner=width), self.spaces)
+        """Play in so many environments, for more of them would be stepped in vain."""
+        if self._width == width:
+            return
+        self._width = width
+        self.environments.close()
+        narrow = Environments(replace(self.spec, envs_per_runner=width), self.spaces)
+        try:
+            _ = narrow.vector  # made now
+        except SettingError:
+            # A vector of the user's own has the size that the settings say, and no other.
+            narrow = Environments(self.spec, self.spaces)
+        self.environments = narrow
 
     def _sample(
         self, found: _Found, seeds: np.ndarray[Any, Any], scales: Array, version: int

@@ -121,11 +121,16 @@ class PlayingRunners(RunnersHandle):
 
         Raises:
             EnvError: an environment raised, gave NaN, or broke its declared shape or type.
-            GraphError: there are several agents, or rollouts are still under way.
+            GraphError: there are several agents, the runners have `metrics`, or rollouts are still
+                under way.
             RunError: a runner was lost more often in a row than `restarts` allows.
         """
         if self.spec.agents:
             return super().perturbed(node, turn, **how)
+        if self.spec.metrics:
+            raise GraphError(
+                "metrics: infos are not gathered in episodes with perturbed weights; leave it out"
+            )
         self._start()
         if len(self.requests):
             raise GraphError(
