@@ -143,8 +143,8 @@ def test_an_update_of_ars_is_the_papers_and_its_moments_are_those_of_what_was_se
             after.params[name], x + 0.05 / (2 * deviation) * step, rtol=1e-3, atol=1e-5
         )
     moments = {name.rpartition("/")[2]: x for name, x in after.rest.items()}
-    steps = sum(item["length"].sum() for item in SEEN)
-    assert moments["count"] == pytest.approx(steps, rel=1e-4)
+    steps = sum(int(item["length"].sum()) for item in SEEN)
+    assert float(moments["count"]) == pytest.approx(steps, rel=1e-4)
     # What was seen last is a part of the moments, to which all of it counts by its steps.
     total = sum((item["visits"][..., None] * item["obs"]).sum(axis=(0, 1)) for item in SEEN)
     np.testing.assert_allclose(moments["mean"], total / steps, atol=1e-3)
@@ -153,7 +153,7 @@ def test_an_update_of_ars_is_the_papers_and_its_moments_are_those_of_what_was_se
 def test_pairs_differ_within_an_update_and_from_one_to_the_next():
     returns_of(ES, update=3)
     seeds = [tuple(np.asarray(item["noise_seed"])[0].tolist()) for item in SEEN]
-    assert len(set(sum(seeds, ()))) == 15
+    assert len({seed for of_update in seeds for seed in of_update}) == 15
     assert all((item["noise_seed"][0] == item["noise_seed"][1]).all() for item in SEEN)
 
 
