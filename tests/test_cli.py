@@ -68,6 +68,8 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
         "vdn",
         "qmix",
         "multi_ppo",
+        "es",
+        "ars",
     ]
 
 
@@ -383,7 +385,9 @@ def test_a_saved_graph_runs_again(flowrl):
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("graph", ["ppo", "pg", "a2c", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "graph", ["ppo", "pg", "a2c", "impala", "appo", "dqn", "apex", "sac", "es", "ars"]
+)
 @pytest.mark.parametrize("name", ["lr", "learner.optimizer.lr"])
 def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):
     env = "Pendulum-v1" if graph == "sac" else "CartPole-v1"

@@ -33,6 +33,9 @@ DRAWN = {
 }
 
 
+PAIRS = {"pairs": 2, "max_steps": 5}
+
+
 def stock(name, env="CartPole-v1"):
     """A stock graph, as small as it may be."""
     settings = {
@@ -44,6 +47,8 @@ def stock(name, env="CartPole-v1"):
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
+        "es": lambda: fl.ESSettings(**PAIRS),
+        "ars": lambda: fl.ARSSettings(**PAIRS, top=1),
     }
     return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
 
@@ -84,7 +89,9 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "pg", "impala", "appo", "dqn", "apex", "sac", "es", "ars"]
+)
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
     other = {"learner.optimizer.lr": 0.00123}
