@@ -167,12 +167,12 @@ class JaxPerturbed:
             action_noise = jnp.tile(drawn, (2, *(1,) * (drawn.ndim - 1)))
             action_noise = action_noise.reshape(-1, shape[2], *drawn.shape[1:])
         obs = jax.tree.map(lambda x: x.reshape(-1, shape[2], *x.shape[1:]), now["obs"])
-        packed, carry = act_each(
+        action, carry = act_each(
             params, rest, obs, action_noise, now["memory"], net=net, explore=explore
         )
-        packed = packed.reshape(lanes, -1)
+        action = net.head.to_env(action.reshape(lanes, *action.shape[2:]))
         state, seen, reward, over = advance_each(
-            self.core.env, now["state"], now["over"], net.head.to_env(net.unpack(packed)[0]), bits
+            self.core.env, now["state"], now["over"], action, bits
         )
         cast = self.spec.spaces().cast(seen)
         memory = now["memory"]

@@ -68,11 +68,16 @@ def act_each(
         explore: how actions are picked.
 
     Returns:
-        Packed actions ``[n, k, width + 2]``, and the carry ``[n, k, ...]`` after the step.
+        The actions ``[n, k]`` or ``[n, k, width]``, and the carry ``[n, k, ...]`` after the step.
     """
 
     def one(params: dict[str, Array], obs: Any, noise: Any, memory: Memory) -> tuple[Array, Any]:
-        return net.act(Weights(params, rest), obs, noise, memory, explore)
+        weights = Weights(params, rest)
+        if noise is None:
+            action, carry = net.greedy(weights, obs, memory)
+            return action.astype(net.action_dtype), carry
+        packed, carry = net.act(weights, obs, noise, memory, explore)
+        return net.unpack(packed)[0], carry
 
     return jax.vmap(one)(params, obs, noise, memory)
 
@@ -303,11 +308,10 @@ class PerturbedPlayer:
             seen = self.spaces.tree({name: x[:, None] for name, x in obs.items()})
             with INFERENCE:
                 of_step = noise[step % CHUNK] if sampled else None
-                packed, carry = self.act(*policy, seen, of_step, memory)
-                actions = np.asarray(packed)[:, 0]
+                actions, carry = self.act(*policy, seen, of_step, memory)
+                to_env = net.head.to_env(np.asarray(actions)[:, 0])
             if net.recurrent:
                 memory = Memory(carry, np.zeros((width, 1), bool))
-            to_env = net.head.to_env(net.unpack(actions)[0])
             obs, reward, terminated, truncated, led_to = environments.step(to_env)
             self._check({"reward": reward, **led_to}, live, step + 1)
             found.returns[first + live] += reward[live]
