@@ -72,8 +72,9 @@ def write(lines: list[str], cores: int) -> None:
 
 Written by `make bench` ([bench/evolution.py](../../bench/evolution.py)): environment steps a second
 of `fl.es` on gymnax's CartPole, once its policies hold the pole for 200 steps: as one XLA program,
-and with {cores} runners on Ray. The median of {TIMES} runs of {SECONDS:g} s, at commit {commit}, on {cores} cores of
-{platform.machine()}, with Python {platform.python_version()} and JAX {jax.__version__}.
+and with {cores} runners on Ray. The median of {TIMES} runs of {SECONDS:g} s, at commit {commit},
+on {cores} cores of {platform.machine()}, with Python {platform.python_version()} and JAX
+{jax.__version__}.
 
 | pairs | one program | Ray | ratio |
 |---:|---:|---:|---:|

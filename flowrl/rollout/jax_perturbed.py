@@ -101,9 +101,8 @@ class JaxPerturbed:
             "length": jnp.sum(lengths, axis=2),
         }
         if self._normalizes:
-            mean, square = (
-                {name: x.reshape(*shape, *x.shape[1:]) for name, x in last[which].items()}
-                for which in ("mean", "square")
+            mean, square = jax.tree.map(
+                lambda x: x.reshape(*shape, *x.shape[1:]), (last["mean"], last["square"])
             )
             data |= two_points(lengths, mean, square, spaces=self.spec.spaces())
         ended = {
