@@ -66,6 +66,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other l
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py
 	$(BIN)/python bench/agents.py
+	$(BIN)/python bench/evolution.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py

@@ -25,6 +25,7 @@ PARENTS = {
     "vdn": "dqn",
     "qmix": "vdn",
     "multi_ppo": "ppo",
+    "ars": "es",
 }
 """By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
 PAGE = """# {name}

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.ars import ARSSettings as ARSSettings
+    from flowrl.algos.ars import ars as ars
     from flowrl.algos.config import Config as Config
     from flowrl.algos.ddpg import DDPGSettings as DDPGSettings
     from flowrl.algos.ddpg import ddpg as ddpg
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
+    from flowrl.algos.es import ESSettings as ESSettings
+    from flowrl.algos.es import es as es
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
     from flowrl.algos.impala import impala as impala
     from flowrl.algos.multi_ppo import MultiPPOSettings as MultiPPOSettings
@@ -80,6 +84,9 @@ if TYPE_CHECKING:
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
+    from flowrl.ops.evolution import CentredRanks as CentredRanks
+    from flowrl.ops.evolution import ParallelEvaluate as ParallelEvaluate
+    from flowrl.ops.evolution import TopDirections as TopDirections
     from flowrl.ops.flow import Filter as Filter
     from flowrl.ops.flow import FlatMap as FlatMap
     from flowrl.ops.flow import Gate as Gate
@@ -147,9 +154,11 @@ _HOMES = {
     "algos.a3c": "A3CSettings a3c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
+    "algos.ars": "ARSSettings ars",
     "algos.config": "Config",
     "algos.ddpg": "DDPGSettings ddpg",
     "algos.dqn": "DQNSettings dqn",
+    "algos.es": "ESSettings es",
     "algos.impala": "IMPALASettings impala",
     "algos.multi_ppo": "MultiPPOSettings multi_ppo",
     "algos.pg": "PGSettings pg",
@@ -181,6 +190,7 @@ _HOMES = {
     "ops.batch": "Advantages Concat Standardize",
     "ops.gradients": "ApplyGradients AverageGradients ComputeGradients",
     "ops.league": "AddOpponent ChooseOpponents",
+    "ops.evolution": "CentredRanks ParallelEvaluate TopDirections",
     "ops.flow": "Filter FlatMap Gate Map Merge",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",

@@ -2,6 +2,7 @@
 
 from flowrl.rl.deterministic_losses import TD3Loss
 from flowrl.rl.distributional_losses import C51Loss, QRLoss
+from flowrl.rl.evolution import EvolutionLoss
 from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
 from flowrl.rl.masked import mean as masked_mean
 from flowrl.rl.sequence_losses import R2D2Loss
@@ -11,6 +12,7 @@ __all__ = [
     "APPOLoss",
     "C51Loss",
     "DQNLoss",
+    "EvolutionLoss",
     "Loss",
     "PGLoss",
     "PPOLoss",

@@ -73,6 +73,8 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
         "vdn",
         "qmix",
         "multi_ppo",
+        "es",
+        "ars",
     ]
 
 
@@ -389,7 +391,22 @@ def test_a_saved_graph_runs_again(flowrl):
 
 
 @pytest.mark.parametrize(
-    "graph", ["ppo", "pg", "a2c", "a3c", "impala", "appo", "dqn", "rainbow", "apex", "r2d2", "sac"]
+    "graph",
+    [
+        "ppo",
+        "pg",
+        "a2c",
+        "a3c",
+        "impala",
+        "appo",
+        "dqn",
+        "rainbow",
+        "apex",
+        "r2d2",
+        "sac",
+        "es",
+        "ars",
+    ],
 )
 @pytest.mark.parametrize("name", ["lr", "learner.optimizer.lr"])
 def test_a_schedule_is_a_setting_of_every_stock_graph(graph, name):

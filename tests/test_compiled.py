@@ -33,6 +33,9 @@ DRAWN = {
 }
 
 
+PAIRS = {"pairs": 2, "max_steps": 5}
+
+
 def stock(name, env="CartPole-v1"):
     """A stock graph, as small as it may be."""
     settings = {
@@ -48,6 +51,8 @@ def stock(name, env="CartPole-v1"):
         "r2d2": lambda: fl.R2D2Settings(**DRAWN, sequence_length=4, burn_in=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
         "td3": lambda: fl.TD3Settings(**DRAWN, hidden=(8,)),
+        "es": lambda: fl.ESSettings(**PAIRS),
+        "ars": lambda: fl.ARSSettings(**PAIRS, top=1),
     }
     return getattr(fl, name)("Pendulum-v1" if name in ("sac", "td3") else env, settings[name]())
 
@@ -90,7 +95,10 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 
 @pytest.mark.parametrize(
     "name",
-    ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "r2d2", "sac", "td3"],
+    [
+        *("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "r2d2"),
+        *("sac", "td3", "es", "ars"),
+    ],
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()

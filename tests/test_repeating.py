@@ -13,19 +13,8 @@ from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
 NAMES = (
-    "ppo",
-    "a2c",
-    "a3c",
-    "pg",
-    "impala",
-    "appo",
-    "dqn",
-    "rainbow",
-    "apex",
-    "r2d2",
-    "sac",
-    "td3",
-    "ddpg",
+    *("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "r2d2"),
+    *("sac", "td3", "ddpg", "es", "ars"),
 )
 BOX = ("sac", "td3", "ddpg")
 

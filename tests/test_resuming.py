@@ -95,6 +95,7 @@ SEQUENCES = {
     "policy": None, "hidden": (8,), "size": 8,
 }  # fmt: skip
 RNN = fl.Policy(fl.networks.RNN, cell="lstm")
+POPULATION = {"pairs": 3, "max_steps": 20, "report_every": 1}
 SAC = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
 
 
@@ -147,6 +148,7 @@ CASES = {
     "td3": lambda: fl.td3(
         "Pendulum-v1",
         small(fl.TD3Settings, **{**Q, "policy": None}, hidden=(8,), updates_per_step=0.1),
+    ),
     "r2d2": lambda: fl.r2d2("CartPole-v1", small(fl.R2D2Settings, **SEQUENCES)),
     "r2d2, SAME_STEP, uniform": lambda: fl.r2d2(
         partial(environments.cut_short, "SameStep"),
@@ -155,6 +157,8 @@ CASES = {
             **SEQUENCES | {"learning_starts": 200, "envs_per_runner": 8, "prioritized": False},
         ),
     ),
+    "es": lambda: fl.es("CartPole-v1", small(fl.ESSettings, **POPULATION)),
+    "ars": lambda: fl.ars("Pendulum-v1", small(fl.ARSSettings, **POPULATION, top=2, policy=None)),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
     ),
@@ -179,6 +183,7 @@ PROGRAMS = {
     "ppo with many seeds": (lambda: fl.ppo(JAX, PPO), {"seeds": 2}),
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
     "a3c": (lambda: fl.a3c(JAX, small(fl.A3CSettings)), {}),
+    "es": (lambda: fl.es(JAX, small(fl.ESSettings, **POPULATION)), {}),
     "impala": (lambda: fl.impala(JAX, small(fl.IMPALASettings, num_runners=1)), {}),
     "dqn": (lambda: fl.dqn(JAX, small(fl.DQNSettings, **Q, num_runners=1)), {}),
     "noisy quantiles": (

@@ -220,21 +220,10 @@ def advance(
     Raises:
         EnvError: the environment returned values of a wrong number, shape or type.
     """
-    after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits[:, 0]))
-    if not isinstance(after, tuple) or len(after) != 5:
-        raise EnvError(
-            f"{class_name(env)}.step must return (state, obs, reward, terminated, truncated)"
-        )
+    after = _stepped(env, states, action, bits[:, 0])
     # Every environment is reset: a condition mapped over environments computes both sides.
     fresh = _begun(env, bits[:, 1])
-    check_same(env, "state", states, after[0])
     check_same(env, "observation", fresh[1], after[1])
-    for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
-        if jnp.shape(value) != done.shape:
-            raise EnvError(
-                f"{class_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; "
-                "it must be a single number"
-            )
     state, obs = jax.tree.map(lambda new, old: where_rows(done, new, old), fresh, after[:2])
     reward, terminated, truncated = after[2:]
     return (
@@ -244,6 +233,59 @@ def advance(
         terminated.astype(bool) & ~done,
         truncated.astype(bool) & ~done,
     )
+
+
+def advance_each(
+    env: JaxEnv, states: State, over: Array, action: Array, bits: Array
+) -> tuple[State, Array, Array, Array]:
+    """Step n environments, each for one episode: one that is over stays as it is.
+
+    Args:
+        env: one of the environments.
+        states: theirs, ``[n, ...]``.
+        over: ``bool[n]``, whose episode has ended.
+        action: as the environment takes them, ``[n, ...]``.
+        bits: random, ``uint32[n, 2]``.
+
+    Returns:
+        States, observations, rewards ``float32[n]``, which are 0 where the episode was over, and
+        the flags ``bool[n]`` of episodes that ended with the step.
+
+    Raises:
+        EnvError: the environment returned values of a wrong number, shape or type.
+    """
+    after, obs, reward, terminated, truncated = _stepped(env, states, action, bits)
+    state = jax.tree.map(lambda old, new: where_rows(over, old, new), states, after)
+    return (
+        state,
+        obs,
+        jnp.where(over, 0.0, reward).astype(jnp.float32),
+        (terminated.astype(bool) | truncated.astype(bool)) & ~over,
+    )
+
+
+def _stepped(env: JaxEnv, states: State, action: Array, bits: Array) -> tuple[Any, ...]:
+    """Step n environments, and check what they return but for the shape of observations.
+
+    Args:
+        env: one of the environments.
+        states: theirs, ``[n, ...]``.
+        action: as the environment takes them, ``[n, ...]``.
+        bits: random, ``uint32[n, 2]``.
+    """
+    after = jax.vmap(env.step)(states, action, jax.random.wrap_key_data(bits))
+    if not isinstance(after, tuple) or len(after) != 5:
+        raise EnvError(
+            f"{class_name(env)}.step must return (state, obs, reward, terminated, truncated)"
+        )
+    check_same(env, "state", states, after[0])
+    for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
+        if jnp.shape(value) != bits.shape[:1]:
+            raise EnvError(
+                f"{class_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; "
+                "it must be a single number"
+            )
+    return after
 
 
 def where_rows(flags: Array, a: Array, b: Array) -> Array:

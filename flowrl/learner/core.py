@@ -284,9 +284,9 @@ class Core:
         """Return weights whose running norms have taken in the observations of a batch."""
         arrays = {part.name: rows[part.name].reshape(-1, *part.shape) for part in self.spaces.parts}
         obs = self.spaces.tree(arrays)
-        return Weights(
-            weights.params, self.network.observe(weights, obs, rows["valid"].reshape(-1))
-        )
+        # A row may stand for several observations.
+        weight = rows["valid"] * rows["visits"] if "visits" in rows else rows["valid"]
+        return Weights(weights.params, self.network.observe(weights, obs, weight.reshape(-1)))
 
     def on_devices(
         self, train: Callable[..., Any], minibatches: Minibatches, fields: Rows, columns: Rows

@@ -57,10 +57,13 @@ class Report(Operator):
         every = Fraction(self.every)
         if self.every_steps or self.every_seconds:
             every = Fraction(traffic.taken, traffic.given)
-        steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
+        counters = ("sampled_steps", "most_sampled_steps", "updates")
+        steps, most, updates = (Fraction(plan.total(name), plan.rows) for name in counters)
+        # Of whole episodes only the most steps are known.
+        sampled = f"<= {amount(steps + most, 'step')}" if most else amount(steps, "step")
         return (
             "every item" if every == 1 else f"every {every} items",
-            f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}",
+            f"1 row = {sampled}, {amount(updates, 'update')}",
         )
 
     def init(self) -> dict[str, Any]:

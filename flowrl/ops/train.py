@@ -17,9 +17,11 @@ from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import Advantages, need
+from flowrl.ops.evolution import CentredRanks, ParallelEvaluate, TopDirections
 from flowrl.ops.replay import ReplaySample
 
-ADDED = {field: kind.__name__ for kind in (Advantages, ReplaySample) for field in kind.adds}
+ADDING = (Advantages, ReplaySample, ParallelEvaluate, TopDirections, CentredRanks)
+ADDED = {field: kind.__name__ for kind in ADDING for field in kind.adds}
 """By field that a loss may need, the operator that adds it to a batch."""
 
 
@@ -74,12 +76,12 @@ class TrainOneStep(Stateless):
         batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
         # Of an update that may stop early only the most gradient steps are known.
         at_most = "<= " if counts["most_gradient_steps"] else ""
-        uses = counts["used_steps"] / max(self._sampled(plan), 1)
-        used = f"each sample used {uses:g} {plural(uses, 'time')}"
-        return (
-            f"{amount(epochs, 'epoch')} x {batches}",
-            f"{at_most}{plan.a_row(steps, 'gradient step')}, {used}",
-        )
+        how_often = f"{at_most}{plan.a_row(steps, 'gradient step')}"
+        # How many steps whole episodes have is not known.
+        if sampled := self._sampled(plan):
+            uses = counts["used_steps"] / sampled
+            how_often += f", each sample used {uses:g} {plural(uses, 'time')}"
+        return f"{amount(epochs, 'epoch')} x {batches}", how_often
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """Train on the batch, and yield what the update returned."""

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flowrl.core.clock import TRANSFER, UPDATE, Reading, here
-from flowrl.core.events import Restarted, Warned
+from flowrl.core.events import Restarted
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
@@ -24,9 +24,9 @@ from flowrl.errors import EnvError, FlowrlError, GraphError, RunError, lasting
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Site, Workers
 from flowrl.rl.policies import Weights, network
-from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
-from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
+from flowrl.rollout.handle import OTHER_CHAIN, allowed_requests, part_of
 from flowrl.rollout.local_chain import joined
+from flowrl.rollout.playing_runners import PlayingRunners
 from flowrl.rollout.published import Published, WeightsByRunner, as_states
 from flowrl.rollout.requests import KEEP_SECONDS, AsyncRequests, LateError, kept_result
 from flowrl.rollout.runner import Runner
@@ -41,7 +41,7 @@ NOTABLE = 0.05
 """The least share of the runners' time in rounds at which waiting is reported as a finding."""
 
 
-class GymRunners(RunnersHandle):
+class GymRunners(PlayingRunners):
     """Handle of runners over Gymnasium environments, which are workers of the site.
 
     Published weights are put once, and each runner gets a reference to them with its next request.
@@ -58,7 +58,7 @@ class GymRunners(RunnersHandle):
     )  # fmt: skip
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "spaces", "environments", "pool", "_pacing", "_local_chain",
-        "_request_lock", "_is_closing",
+        "_request_lock", "_is_closing", "_work",
     )  # fmt: skip
 
     def __init__(self, spec: Runners, site: Site) -> None:
@@ -74,6 +74,7 @@ class GymRunners(RunnersHandle):
         """The operators that every rollout goes through at the sampler, if there are any."""
         self._pending_versions: list[deque[Any]] = [deque() for _ in range(spec.num_runners)]
         """By runner: the policy versions of its requests that have no result yet."""
+        self._work = {}
         self._request_lock = Lock()  # for calls to go out in the order of the weights they carry
         self._statistics = self._no_statistics()
         self._restarts_in_a_row = [0] * spec.num_runners
@@ -315,12 +316,12 @@ class GymRunners(RunnersHandle):
         return self._join([sample])
 
     def _submit_sample(self, runner: int) -> Future:
-        """Ask a runner for a rollout with the weights that it is to use next."""
+        """Ask a runner for a rollout, or what `_work` says, with the weights that it uses next."""
         with self._request_lock:
             weights = cast("Published", self._select(runner))  # every runner got the first weights
             self._pending_versions[runner].append(weights.version)
             references = self._weights.references_if_unsent(runner, weights)
-            return self.pool.submit(runner, "sample", *references)
+            return self.pool.submit(runner, *self._work.get(runner, ("sample",)), *references)
 
     def _select(self, runner: int) -> Published | None:
         """Return the weights that the next request to a runner is to use. Needs `_request_lock`."""
@@ -415,6 +416,8 @@ class GymRunners(RunnersHandle):
         """Count a restart and the environment steps of the requests lost by it."""
         self._last_restart_reason = str(error)
         steps = lost * self.spec.rollout_length * self.spec.envs_per_runner
+        if runner in self._work:
+            steps = 0  # how long the episodes of that work are, nobody knows
         self.site.count(restarts=1, lost_requests=lost, lost_steps=steps)
         self.site.stream.emit(Restarted(self.site.name, runner, str(error), steps))
         self._statistics.restart(steps)
@@ -433,63 +436,6 @@ class GymRunners(RunnersHandle):
     def episodes(self) -> dict[str, Any]:
         """Return and reset what was counted since the last call, as `RunnersHandle` says."""
         return cast("dict[str, Any]", self._statistics.drain())
-
-    def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
-        """Play whole episodes greedily with the newest weights, shared among the runners.
-
-        The episodes of a runner that is lost meanwhile, or whose environment fails, are missing,
-        which is reported. The next sample restarts a lost runner; after a failed environment there
-        is nothing to restart, for an evaluation has environments of its own.
-
-        Args:
-            episodes: how many.
-            seed: of the environments, which are made for this.
-            max_steps: after so many steps an episode is cut.
-
-        Returns:
-            Numbers by the names in `EVALUATED`.
-
-        Raises:
-            EnvError: an environment failed, and `on_error` is ``stop``.
-        """
-        parts: list[Evaluation] = []
-        for runner, call in enumerate(self._submit_evaluations(episodes, seed, max_steps)):
-            try:
-                parts.append(call.result())
-            except (RunError, EnvError) as error:
-                # The evaluation goes on without the episodes of this runner.
-                if isinstance(error, EnvError) and self.spec.on_error == "stop":
-                    raise
-                text = f"an evaluation lacks the episodes of runner {runner}: {error}"
-                self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
-            finally:
-                self.requests.end_other(runner)
-        self.site.count(evaluations=1, evaluated_episodes=sum(map(len, parts)))
-        return cast("dict[str, float]", self._statistics.evaluate(parts))
-
-    def evaluated(self) -> Weights | None:
-        """Return the weights of the last evaluation, as `RunnersHandle` says."""
-        played = self._weights.evaluated
-        return None if self._statistics.evaluated or played is None else played.weights
-
-    def _submit_evaluations(self, episodes: int, seed: int, max_steps: int) -> list[Future]:
-        """Ask each runner to play its share of the episodes; none is asked to play no episode."""
-        newest = self._weights.evaluated = self._start()
-        shares = [part for part in np.array_split(np.arange(episodes), len(self.pool)) if len(part)]
-        calls = []
-        for runner, share in enumerate(shares):
-            # Episode number i begins with seed + i, whichever runner plays it.
-            how = (len(share), seed + int(share[0]), max_steps)
-            submit = partial(self._submit_evaluation, runner, newest, *how)
-            # A rollout that is requested meanwhile waits for the evaluation, and is not late.
-            calls.append(self.requests.give_other(runner, submit))
-        return calls
-
-    def _submit_evaluation(self, runner: int, weights: Published, *how: int) -> Future:
-        """Ask a runner to play episodes: how many, from which seed on, and their most steps."""
-        with self._request_lock:
-            references = self._weights.references_if_unsent(runner, weights)
-            return self.pool.submit(runner, "evaluate", how, *references)
 
     def _start(self) -> Published:
         """Return the newest weights; where no learner published any, publish first ones."""

@@ -189,6 +189,30 @@ class RunnersHandle(Handle):
             were cut, by the names of their columns in a row.
         """
 
+    def expect_perturbed(self) -> None:
+        """Prepare for `perturbed`, before the first round."""
+
+    def perturbed(self, node: str, turn: Any, **how: Any) -> Batch:
+        """Play whole episodes with perturbations of the newest weights.
+
+        Args:
+            node: name of the node that asks, by which its random numbers differ from others'.
+            turn: ``uint32[]``, how often it asked before.
+            **how: the settings ``pairs``, ``sigma``, ``episodes``, ``max_steps`` and ``sampled`` of
+                `ParallelEvaluate`.
+
+        Returns:
+            A batch ``[2, pairs]``, as `ParallelEvaluate` yields it.
+
+        Raises:
+            GraphError: these runners can't do that.
+            EnvError: an environment raised, gave NaN, or broke its declared shape or type.
+        """
+        raise GraphError(
+            f"{type(self).__name__} can't play with perturbed weights, for there are several "
+            "agents; make them one by fl.envs.Joint, or take an environment of one agent"
+        )
+
     def keep_evaluated(self) -> None:
         """Keep the weights of each evaluation to come, of which there may be some."""
 

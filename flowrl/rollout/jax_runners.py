@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.clock import EVALUATION, STEP
@@ -18,10 +19,12 @@ from flowrl.core.keeping import into, leaves
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
+from flowrl.rl.evolution import seeds_of
 from flowrl.rl.policies import Weights
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.jax_core import State, core_of
+from flowrl.rollout.jax_perturbed import perturbed_of
 from flowrl.rollout.local_chain import Local, joined
 from flowrl.rollout.requests import whom_to_ask
 
@@ -41,6 +44,8 @@ class JaxRunners(RunnersHandle):
     - ``work``: the state of environments and runners, from which they go on;
     - ``statistics``: what the next Row reports;
     - ``evaluated``: the last evaluation, until it is reported;
+    - ``perturbed``: how many perturbed episodes were cut since the last Row, where any are
+      expected;
     - ``evaluated_with``: the weights that played it, or the first ones, where any evaluation is
       expected;
     - ``published``: the weights that a runner may still use, the newest last;
@@ -272,8 +277,10 @@ class JaxRunners(RunnersHandle):
     def episodes(self) -> dict[str, Any]:
         """Return and reset what was counted since the last call, as `RunnersHandle` says."""
         report, remaining = self.site.run(self.core.report, self.state["statistics"])
-        report = {**report, **self.state["evaluated"]}
+        report = {**report, **self.state["evaluated"], **self.state.get("perturbed", {})}
         self.state = {**self.state, "statistics": remaining, "evaluated": {}}
+        if "perturbed" in self.state:
+            self.expect_perturbed()
         return report
 
     @EVALUATION
@@ -300,6 +307,34 @@ class JaxRunners(RunnersHandle):
         self.site.count(evaluations=1, evaluated_episodes=episodes)
         return found
 
+    def expect_perturbed(self) -> None:
+        """Count in the state how many perturbed episodes are cut, from the beginning on."""
+        self.state = {**self.state, "perturbed": {"cut_episodes": jnp.int32(0)}}
+
+    @STEP
+    def perturbed(self, node: str, turn: Any, **how: Any) -> Batch:
+        """Play the episodes of all perturbations at once, as `RunnersHandle` says."""
+        self._start()
+        used, pairs = self.state["published"][-1], how.pop("pairs")
+        seeds = self.site.run(seeds_of, self.site.key("perturbed", node), turn, pairs=pairs)
+        play = perturbed_of(self.spec).play
+        data, ended, cut = self.site.run(play, used["weights"], seeds, **how)
+        statistics = self.site.run(self.core.note, self.state["statistics"], ended, ended["length"])
+        counted = self.site.run(_with_cut, self.state["perturbed"], cut)
+        self.state = {**self.state, "statistics": statistics, "perturbed": counted}
+        episodes = 2 * pairs * how["episodes"]
+        shares = min(pairs, self.spec.num_runners)
+        self.site.count(
+            requests=shares,
+            perturbed_episodes=episodes,
+            most_sampled_steps=episodes * how["max_steps"],
+        )
+        columns = {
+            "version": np.full(pairs, used["version"], np.int32),
+            "producer": np.repeat(np.arange(shares, dtype=np.int32), _sizes(pairs, shares)),
+        }
+        return Batch(data, columns)
+
     def keep_evaluated(self) -> None:
         """Keep the weights of each evaluation in the state, from the beginning on.
 
@@ -321,6 +356,16 @@ class JaxRunners(RunnersHandle):
         if not self.state["published"]:
             weights = self.site.run(self.core.network.init, self.site.key("weights"))
             self.publish(weights, np.int32(0))
+
+
+def _sizes(work: int, shares: int) -> list[int]:
+    """Return the sizes of as many shares of work, as even as can be, the larger ones first."""
+    return [work // shares + (share < work % shares) for share in range(shares)]
+
+
+def _with_cut(counted: State, cut: Any) -> State:
+    """Return the count of episodes that were cut with more of them."""
+    return {"cut_episodes": counted["cut_episodes"] + cut}
 
 
 def with_published(held: State, weights: Weights, version: Any, to: Any) -> dict[str, list[Any]]:

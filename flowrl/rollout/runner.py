@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -17,6 +17,7 @@ from flowrl.rollout.columns import column_of, copies, write
 from flowrl.rollout.counters import Skipped
 from flowrl.rollout.environments import Environments
 from flowrl.rollout.evaluation import Evaluation, play
+from flowrl.rollout.perturbed import PerturbedPlayer
 from flowrl.rollout.sample import Episodes, Sample
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Runner(Acting):
     # What begins with the first rollout is kept apart, and goes on from `_resumed`.
     remade = (
         *Acting.remade, "environments", "_started", "_resumed", "reset_environments", "done",
+        "perturbing",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +50,8 @@ class Runner(Acting):
         super().__init__(spec, name, seed, index, restart_count)
         self.facts = {"resource": name, "runner": index, "restart_count": restart_count}
         self.environments = Environments(spec, self.spaces)
+        self.perturbing: PerturbedPlayer | None = None
+        """What plays with perturbed weights, once it was asked to."""
         self._started = False
         self.reset_environments = 0
         """Environments that could not be brought back, until the next rollout says so."""
@@ -57,6 +61,8 @@ class Runner(Acting):
     def close(self) -> None:
         """Close the environments."""
         self.environments.close()
+        if self.perturbing is not None:
+            self.perturbing.close()
 
     @property
     def vector(self) -> Any:
@@ -174,6 +180,26 @@ class Runner(Acting):
                 spec.env_settings,
                 max_steps=max_steps,
             )
+
+    def perturbed(
+        self,
+        seeds: Array,
+        how: dict[str, Any],
+        published: tuple[Weights, Any] | None,
+    ) -> Sample:
+        """Play whole episodes with perturbed weights, in environments made for them.
+
+        Args:
+            seeds: of the pairs, ``uint32[pairs]``.
+            how: the settings that `PerturbedPlayer.play` takes.
+            published: weights to perturb and their policy version; None for those at hand.
+        """
+        self.use(published)
+        if self.perturbing is None:
+            self.perturbing = PerturbedPlayer(self.spec, self.network, self.label, self.index)
+        with STEP:
+            weights = cast("Weights", self.weights)
+            return self.perturbing.play(weights, self.version, seeds, **how)
 
     # -- filling a rollout
 

@@ -12,6 +12,7 @@ from flowrl.core.items import Batch
 from flowrl.core.metrics import Summed
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
+from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import Weights, network
 from flowrl.rollout.evaluation import Evaluation
 from flowrl.rollout.infos import column
@@ -56,6 +57,29 @@ class RunnerStub:
         self._take(published)
         episodes, _, max_steps = how
         return Evaluation.empty(episodes, max_steps)
+
+    def perturbed(
+        self,
+        seeds: Array,
+        how: dict[str, Any],
+        published: tuple[Weights, Any] | None,
+    ) -> Sample:
+        """Return the shapes of what pairs return; their version and producer are known."""
+        self._take(published)
+        pairs, net = len(seeds), network(self.spec.policy, self.spec.spaces())
+        data = {
+            "noise_seed": _shape(np.uint32, 2, pairs),
+            "noise_scale": _shape(np.float32, 2, pairs),
+            "return": _shape(np.float32, 2, pairs),
+            "length": _shape(np.int32, 2, pairs),
+        }
+        if net.has(RunningNorm):
+            data |= {"visits": _shape(np.float32, 2, pairs), **self.spec.spaces().shapes(2, pairs)}
+        columns = {
+            "version": np.full(pairs, self.version, np.int32),
+            "producer": np.full(pairs, self.index, np.int32),
+        }
+        return Sample(Batch(data, columns), Episodes(0, np.zeros(0), np.zeros(0), cut=0))
 
     def _take(self, published: tuple[Weights, Any] | None) -> None:
         """Use these weights from now on, if there are any."""

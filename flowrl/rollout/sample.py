@@ -29,6 +29,7 @@ class Episodes:
         infos: the keys of `info` that came while one that is wanted did not.
         reset: environments that were reset because they could not be brought back when the run was
             resumed.
+        cut: episodes that were cut; None where none ever are.
     """
 
     env_steps: int
@@ -38,6 +39,7 @@ class Episodes:
     metrics: dict[str, Summed] = field(default_factory=dict)
     infos: tuple[str, ...] = ()
     reset: int = 0
+    cut: int | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -56,6 +56,9 @@ class EpisodeStatistics(Keeping):
         with self._lock:
             self._since_last["env_steps"] += episodes.env_steps + episodes.skipped
             self._since_last["episodes"] += len(episodes.returns)
+            if episodes.cut is not None:
+                before = self._since_last.get("cut_episodes", 0)
+                self._since_last["cut_episodes"] = before + episodes.cut
             self._recent.extend(
                 zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True)
             )

@@ -96,7 +96,7 @@ class Session(Keeping):
         """Held by whoever reads the time of all processes, and while these processes end."""
         self.place = place
         place.metrics.expect(plan.found.metrics)
-        self.per_row = plan.per_row("sampled_steps")
+        self.per_row = plan.per_row("sampled_steps") + plan.per_row("most_sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter(), plan.learners)
         self.marks = (Profile(), Profile())

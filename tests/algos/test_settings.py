@@ -42,6 +42,8 @@ STOCK_SETTINGS = {
     "vdn": fl.VDNSettings,
     "qmix": fl.QMIXSettings,
     "multi_ppo": fl.MultiPPOSettings,
+    "es": fl.ESSettings,
+    "ars": fl.ARSSettings,
 }
 
 
