@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from flowrl.algos.apex import apex as apex
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
+    from flowrl.algos.bc import BCSettings as BCSettings
+    from flowrl.algos.bc import bc as bc
     from flowrl.algos.config import Config as Config
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.algos.vdn import VDNSettings as VDNSettings
     from flowrl.algos.vdn import vdn as vdn
+    from flowrl.algos.write_dataset import write_dataset as write_dataset
     from flowrl.core.curves import Curves as Curves
     from flowrl.core.items import Row as Row
     from flowrl.debugging.prompt import debug as debug
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
     from flowrl.observe.sinks import WandB as WandB
     from flowrl.observe.snapshots import Snapshots as Snapshots
     from flowrl.observe.trained import TrainedPolicy as TrainedPolicy
+    from flowrl.offline.dataset import Dataset as Dataset
+    from flowrl.offline.writing import DatasetWriter as DatasetWriter
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
@@ -77,6 +82,8 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Merge as Merge
     from flowrl.ops.league import AddOpponent as AddOpponent
     from flowrl.ops.league import ChooseOpponents as ChooseOpponents
+    from flowrl.ops.offline import ReadDataset as ReadDataset
+    from flowrl.ops.offline import WriteDataset as WriteDataset
     from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
     from flowrl.ops.replay import InitialPriorities as InitialPriorities
@@ -130,6 +137,7 @@ _HOMES = {
     "algos.a2c": "A2CSettings a2c",
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
+    "algos.bc": "BCSettings bc",
     "algos.config": "Config",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
@@ -141,6 +149,7 @@ _HOMES = {
     "algos.self_play": "self_play",
     "algos.tuned": "tuned",
     "algos.vdn": "VDNSettings vdn",
+    "algos.write_dataset": "write_dataset",
     "core.items": "Row",
     "debugging.prompt": "debug",
     "graph.graph": "Graph chain",
@@ -157,9 +166,12 @@ _HOMES = {
     "observe.snapshots": "Snapshots",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
+    "offline.dataset": "Dataset",
+    "offline.writing": "DatasetWriter",
     "ops.batch": "Advantages Concat Standardize",
     "ops.league": "AddOpponent ChooseOpponents",
     "ops.flow": "Filter FlatMap Gate Map Merge",
+    "ops.offline": "ReadDataset WriteDataset",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",
     "ops.report": "Evaluate Report",

@@ -21,7 +21,7 @@ from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
 from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
-from flowrl.rl import losses, value_losses
+from flowrl.rl import losses, offline_losses, value_losses
 from flowrl.rl.explore import Explore
 from flowrl.rl.function_loss import FunctionLoss, as_loss
 from flowrl.rl.losses import Loss
@@ -336,7 +336,7 @@ def _misfit(loss: Loss, explore: Explore) -> str:
 def _losses_content_with(fields: Collection[str]) -> list[str]:
     """Return the names of the losses of this package that need no more than these fields."""
     found = set()
-    for module in (losses, value_losses):
+    for module in (losses, offline_losses, value_losses):
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue
