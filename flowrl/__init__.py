@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from flowrl.algos.bc import BCSettings as BCSettings
     from flowrl.algos.bc import bc as bc
     from flowrl.algos.config import Config as Config
+    from flowrl.algos.cql import CQLSettings as CQLSettings
+    from flowrl.algos.cql import cql as cql
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
     from flowrl.algos.impala import impala as impala
+    from flowrl.algos.iql import IQLSettings as IQLSettings
+    from flowrl.algos.iql import iql as iql
+    from flowrl.algos.marwil import MARWILSettings as MARWILSettings
+    from flowrl.algos.marwil import marwil as marwil
     from flowrl.algos.multi_ppo import MultiPPOSettings as MultiPPOSettings
     from flowrl.algos.multi_ppo import multi_ppo as multi_ppo
     from flowrl.algos.pg import PGSettings as PGSettings
@@ -139,8 +145,11 @@ _HOMES = {
     "algos.appo": "APPOSettings appo",
     "algos.bc": "BCSettings bc",
     "algos.config": "Config",
+    "algos.cql": "CQLSettings cql",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
+    "algos.iql": "IQLSettings iql",
+    "algos.marwil": "MARWILSettings marwil",
     "algos.multi_ppo": "MultiPPOSettings multi_ppo",
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",

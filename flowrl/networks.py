@@ -2,6 +2,7 @@
 
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.offline_networks import IQLNetwork
 from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
 from flowrl.rl.value_networks import QNetwork, SACNetwork
 
@@ -10,6 +11,7 @@ __all__ = [
     "MLP",
     "RNN",
     "CentralCritic",
+    "IQLNetwork",
     "QNetwork",
     "RunningNorm",
     "SACNetwork",

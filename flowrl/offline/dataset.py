@@ -102,9 +102,7 @@ class DatasetHandle(Handle):
         self.pool.close()
 
 
-def _reader(
-    spec: Dataset, spaces: Spaces, env: str, entropy: tuple[int, ...], *_: int
-) -> Reader:
+def _reader(spec: Dataset, spaces: Spaces, env: str, entropy: tuple[int, ...], *_: int) -> Reader:
     return Reader(spec, spaces, env, entropy)
 
 

@@ -157,7 +157,7 @@ class _Checked:
                 )
             self._check_finite(field, x)
             found[part.path] = x
-        action = head.from_env(found)
+        action: Array = head.from_env(found)
         sizes = np.asarray(head.sizes)
         if sizes.size:
             choices = action[:, None] if head.width == 0 else action[:, : sizes.size]

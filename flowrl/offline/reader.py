@@ -180,7 +180,8 @@ class Reader(Keeping):
             if mine != its:
                 raise SaveError(
                     f"{where}: the dataset has the {field} space {its}, and the environment "
-                    f"{env or ''}".rstrip() + f" has {mine}; take the dataset of that one"
+                    f"{env or ''}".rstrip()
+                    + f" has {mine}; take the dataset of that one"
                 )
         return spaces
 

@@ -171,7 +171,7 @@ class Writer(Keeping):
             fields[name] = np.concatenate([fields[name], x[None]])
         if cut:
             fields["truncated"][-1] = True
-            fields["cut"] = np.bool_(True)
+            fields["cut"] = np.ones(1, bool)
         return fields
 
     # -- files

@@ -182,7 +182,8 @@ class Head:
         Args:
             parts: the arrays ``[B, *shape]`` of actions as an environment takes them, by path.
         """
-        choices, reals = [], []
+        choices: list[Any] = []
+        reals: list[Any] = []
         for part in self.parts:
             x = np.asarray(parts[part.path])
             flat = x.reshape(x.shape[0], math.prod(part.shape))
@@ -198,9 +199,8 @@ class Head:
 
     def _from_bounds(self, reals: Any) -> Any:
         """Return real numbers ``[B, reals]`` of the environment as those that stand for them."""
-        low, high, finite, _, _, shift = (np.asarray(x, np.float64) for x in self._bounds)
+        low, high, finite, _, _, shift = self._bounds
         # Numbers with no finite bound, or with one, are not divided by a range.
-        finite = finite.astype(bool)
         span = np.where(finite & (high > low), high - low, 1.0)
         stretched = 2 * (reals - np.where(finite, low, 0.0)) / span - 1
         return np.where(finite, np.clip(stretched, -1, 1), reals - shift)

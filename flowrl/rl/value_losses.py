@@ -55,12 +55,12 @@ def _weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
     return weighted / jnp.maximum(jnp.sum(valid), 1)
 
 
-def _no_recurrence(loss: Loss, net: Network, other: str) -> str:
+def no_recurrence(loss: Loss, net: Network, other: str) -> str:
     """Return why the loss can't train a recurrent policy; empty if the policy is not recurrent."""
     if not net.recurrent:
         return ""
     return (
-        f"{type(loss).__name__} trains on single steps sampled from a replay, "
+        f"{type(loss).__name__} trains on single transitions, "
         f"which a recurrent policy such as {net.name} can't; take fl.{other}"
     )
 
@@ -111,7 +111,7 @@ class DQNLoss(Loss):
                 f"TeamQNetwork for actions of several choices), not {net.name}; SACLoss is for "
                 "fl.networks.SACNetwork"
             )
-        return _no_recurrence(self, net, "QNetwork")
+        return no_recurrence(self, net, "QNetwork")
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:
@@ -172,7 +172,7 @@ class SACLoss(Loss):
                 f"SACLoss needs a policy with critics (fl.networks.SACNetwork), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"
             )
-        return _no_recurrence(self, net, "SACNetwork")
+        return no_recurrence(self, net, "SACNetwork")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
