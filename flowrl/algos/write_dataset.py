@@ -27,16 +27,20 @@ def write_dataset(graph: Graph, path: str, *, after: str | None = None) -> Graph
     >>> [node.name for node in graph.nodes][:3]
     ['sample', 'write', 'batch']
     """
-    samplers = [node for node in graph.nodes if isinstance(node.op, ParallelSample)]
+    samplers = {
+        node.name: str(node.op.runners)
+        for node in graph.nodes
+        if isinstance(node.op, ParallelSample)
+    }
     if after is None:
         if len(samplers) != 1:
-            names = ", ".join(node.name for node in samplers) or "none"
+            names = ", ".join(samplers) or "none"
             raise GraphError(
                 f"write_dataset needs one ParallelSample, got {names}; name a node by after=",
                 graph.name,
             )
-        after = samplers[0].name
-    runners = next((str(node.op.runners) for node in samplers if node.name == after), "runners")
+        (after,) = samplers
+    runners = samplers.get(after, "runners")
     found = Graph(graph.name, **graph.resources, writer=DatasetWriter(path, runners=runners))
     for node in graph.nodes:
         found = found.then(after=node.after, **{node.name: node.op})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ class Writer(Keeping):
         # JPEG would not give back the same pictures.
         made = storage().new(folder, spaces.obs, spaces.action, None, jpeg_encoding=False)
         facts = {SPACES: spaces.json, ENV: self.env, TOKEN: self.token, **_env_spec(self.env)}
-        made.update_metadata({"dataset_id": f"{self.root.name}-v0", **facts})
+        made.update_metadata({**facts, **_names(self.root)})
         return made
 
     def _is_mine(self) -> bool:
@@ -285,6 +286,15 @@ class Writer(Keeping):
 
 def _length(episode: Open) -> int:
     return sum(len(piece) for piece in episode.rows["reward"])
+
+
+def _names(root: Path) -> dict[str, str]:
+    """Return what Minari's metadata say of any dataset: an id, and the version that wrote it."""
+    from minari import __version__
+
+    # Minari takes no other letters.
+    name = re.sub(r"[^-\w]", "-", root.name)
+    return {"dataset_id": f"{name}-v0", "minari_version": __version__}
 
 
 def _env_spec(env: str) -> dict[str, str]:

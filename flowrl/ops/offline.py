@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from flowrl.core.items import Batch
@@ -47,7 +48,7 @@ class ReadDataset(Stateless):
         if not counts["draws"]:
             return None
         return (
-            f"{amount(self.batch_size, 'transition')} from {self.dataset}",
+            f"{amount(Fraction(self.batch_size), 'transition')} from {self.dataset}",
             plan.a_row(counts["draws"], "batch"),
         )
 

@@ -58,9 +58,13 @@ class Report(Operator):
         if self.every_steps or self.every_seconds:
             every = Fraction(traffic.taken, traffic.given)
         steps, updates = (Fraction(plan.total(k), plan.rows) for k in ("sampled_steps", "updates"))
+        parts = [amount(updates, "update")]
+        # A graph that learns from a dataset alone samples none.
+        if steps or not updates:
+            parts.insert(0, amount(steps, "step"))
         return (
             "every item" if every == 1 else f"every {every} items",
-            f"1 row = {amount(steps, 'step')}, {amount(updates, 'update')}",
+            f"1 row = {', '.join(parts)}",
         )
 
     def init(self) -> dict[str, Any]:

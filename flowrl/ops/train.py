@@ -74,12 +74,12 @@ class TrainOneStep(Stateless):
         batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
         # Of an update that may stop early only the most gradient steps are known.
         at_most = "<= " if counts["most_gradient_steps"] else ""
-        uses = counts["used_steps"] / max(self._sampled(plan), 1)
-        used = f"each sample used {uses:g} {plural(uses, 'time')}"
-        return (
-            f"{amount(epochs, 'epoch')} x {batches}",
-            f"{at_most}{plan.a_row(steps, 'gradient step')}, {used}",
-        )
+        right = f"{at_most}{plan.a_row(steps, 'gradient step')}"
+        # What is read from a dataset was sampled by other runs.
+        if sampled := self._sampled(plan):
+            uses = counts["used_steps"] / sampled
+            right += f", each sample used {uses:g} {plural(uses, 'time')}"
+        return f"{amount(epochs, 'epoch')} x {batches}", right
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """Train on the batch, and yield what the update returned."""
