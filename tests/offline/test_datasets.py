@@ -146,6 +146,8 @@ def test_minari_itself_reads_it(data):
     assert episode.observations.shape == (3, 2) and episode.truncations.tolist() == [False, True]
 
 
+# Minari warns of what it is not given of a dataset.
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
 def test_a_dataset_of_minari_is_found_by_its_id_and_read(tmp_path, monkeypatch):
     import minari
     from minari.data_collector import EpisodeBuffer
@@ -158,7 +160,8 @@ def test_a_dataset_of_minari_is_found_by_its_id_and_read(tmp_path, monkeypatch):
     )  # fmt: skip
     minari.create_dataset_from_buffers(
         "mine/small-v0", [buffer], observation_space=SPACES.obs, action_space=SPACES.action,
-        eval_env=None, algorithm_name="x", code_permalink="x", author="x", author_email="x", description="x",
+        eval_env=None, algorithm_name="x", code_permalink="x", author="x", author_email="x",
+        description="x",
     )  # fmt: skip
     batch = reader("mine/small-v0").sample(3)
     order = np.argsort(batch.data["reward"][0])
