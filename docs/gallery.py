@@ -20,6 +20,8 @@ PARENTS = {
     "vdn": "dqn",
     "qmix": "vdn",
     "multi_ppo": "ppo",
+    "marwil": "bc",
+    "cql": "iql",
 }
 """By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
 PAGE = """# {name}

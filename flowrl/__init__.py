@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Gate as Gate
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.flow import Merge as Merge
+    from flowrl.ops.flow import Switch as Switch
     from flowrl.ops.league import AddOpponent as AddOpponent
     from flowrl.ops.league import ChooseOpponents as ChooseOpponents
     from flowrl.ops.offline import ReadDataset as ReadDataset
@@ -179,7 +180,7 @@ _HOMES = {
     "offline.writing": "DatasetWriter",
     "ops.batch": "Advantages Concat Standardize",
     "ops.league": "AddOpponent ChooseOpponents",
-    "ops.flow": "Filter FlatMap Gate Map Merge",
+    "ops.flow": "Filter FlatMap Gate Map Merge Switch",
     "ops.offline": "ReadDataset WriteDataset",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",

@@ -435,7 +435,8 @@ class Tracer:
 
     def _watch_update(self, node: str, trained: Trained) -> None:
         """Note the policy lags of an update."""
-        self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
+        if not self.found.lags:
+            self.found.idle_steps = _sampled(self.snapshot())
         # A lag is only a shape where a function on the way computed the column `version`, whose
         # numbers are unknown then.
         mean, largest = (

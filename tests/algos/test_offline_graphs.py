@@ -160,3 +160,42 @@ def test_mistakes_are_found_before_a_run():
         fl.write_dataset(fl.bc(), "x")
     with pytest.raises(CheckError, match=r"learner: IQLLoss needs a policy"):
         fl.iql("CartPole-v1", policy=fl.Policy(fl.networks.MLP)).compile()
+
+
+def online(folder, updates):
+    offline = fl.iql(data=f"{folder}/pendulum", policy=IQL, **QUICK)
+    nodes = {node.name: node.op for node in offline.set("runners.rollout_length", 4).nodes}
+    resources = dict(offline.set("runners.rollout_length", 4).resources)
+    return (
+        fl.Graph("phases", replay=fl.Replay(100), **resources)
+        .then(sample=fl.ParallelSample(), add=fl.ReplayAdd())
+        .then(fresh=fl.ReplaySample(16, learning_starts=32, updates_per_step=0.75))
+        .then(after=(), demo=fl.ReadDataset(16))
+        .then(after=("fresh", "demo"), mix=fl.Merge({"fresh": 3, "demo": 1}))
+        .then(after=(), read=fl.ReadDataset(16))
+        .then(after=("read", "mix"), phase=fl.Switch({"read": updates, "mix": None}))
+        .then(train=nodes["train"], target=nodes["target"], sync=fl.SyncWeights())
+        .then(report=fl.Report(every=4))
+    )
+
+
+def test_offline_comes_first_and_then_online_with_demonstrations_mixed_in(folder, tmp_path):
+    graph = online(folder, 10)
+    plan = graph.compile()
+    assert plan.found.exact and plan.found.idle_steps == 0
+    assert (plan.per_row("updates"), plan.per_row("sampled_steps")) == (4, 4)
+    assert plan.per_row("draws", "fresh") == 3 * plan.per_row("draws", "demo") == 3
+    run = whole(graph, tmp_path / "whole", 7)
+    steps = [row["env_steps"] for row in run.rows]
+    assert steps[:2] == [0, 0] and steps[2] >= 32 and steps[-1] > steps[2]
+    assert run.audit().closed
+    # Some that were read wait for their turn.
+    assert run.counts()["draws"] >= 7 * 4
+    resumed(cut(tmp_path / "whole", 4, tmp_path / "cut"), graph, 7)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    with fl.run(graph, steps=40) as run:
+        assert list(run)[-1]["env_steps"] >= 40
+
+
+def test_a_run_of_phases_begins_long_before_it_samples_and_is_planned_at_once(folder):
+    assert online(folder, 1_000_000).compile().found.exact

@@ -37,6 +37,10 @@ STOCK_SETTINGS = {
     "vdn": fl.VDNSettings,
     "qmix": fl.QMIXSettings,
     "multi_ppo": fl.MultiPPOSettings,
+    "bc": fl.BCSettings,
+    "marwil": fl.MARWILSettings,
+    "iql": fl.IQLSettings,
+    "cql": fl.CQLSettings,
 }
 
 
