@@ -18,8 +18,10 @@ from typing import Any
 from rich.console import Console
 
 import flowrl as fl
+import learn_offline
 import team_envs  # beside this script
 from flowrl.algos import STOCK
+from flowrl.core.items import reached
 from flowrl.observe.table import Window, live_table
 from flowrl.page.serving import serve_saved
 
@@ -59,6 +61,34 @@ def team_curve(name: str) -> None:
     )
 
 
+OFFLINE = {"bc": 1_000, "marwil": 3_000, "iql": 4_000, "cql": 4_000}
+"""By stock graph that learns from a dataset: the updates of its learning curve."""
+
+
+def offline_curve(name: str) -> None:
+    """Train a graph that learns from a dataset with several seeds, and draw its evaluations."""
+    learn_offline.FOLDER.mkdir(parents=True, exist_ok=True)
+    env, make, steps = "Pendulum-v1", learn_offline.half_trained, OFFLINE[name]
+    what = "the first 4,000 steps of SAC"
+    if name == "bc":
+        env, make, what = "CartPole-v1", learn_offline.expert, "20,000 steps of a trained PPO"
+    data, seeds, every = make(0), 3, steps // 10
+    graph = getattr(fl, name)(env, data=data, evaluate_every=every, **fl.tuned(name, env))
+    graph, rows = graph.set("report.every", every), []
+    for seed in range(seeds):
+        with fl.run(graph, seed=seed, until=lambda row: row["updates"] >= steps) as run:
+            rows.append(tuple(run))
+    names = tuple(f"seed {seed}" for seed in range(seeds))
+    saved(
+        name,
+        fl.Curves(names, ("",) * seeds, tuple(rows)),
+        f"{seeds} seeds on {what} of {env} (bench/learn_offline.py)",
+        f"flowrl run {name} --env {env} --set data=DATASET --set evaluate_every={every} "
+        f"--until 'updates>={steps}'",
+        "eval/return_mean",
+    )
+
+
 def curve(name: str) -> None:
     """Train a stock graph with several seeds in one XLA program, and draw what they learned."""
     env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
@@ -73,14 +103,17 @@ def curve(name: str) -> None:
     saved(name, run.curves(), f"{SEEDS} seeds in one XLA program, {kind}", command)
 
 
-def saved(name: str, curves: fl.Curves, what: str, command: str) -> None:
+def saved(
+    name: str, curves: fl.Curves, what: str, command: str, column: str = "return_mean"
+) -> None:
     """Write a picture of curves, and the text below it."""
-    (PICTURES / f"curve_{name}.svg").write_text(curves.svg(), encoding="utf-8")
-    ((mean, low, high),) = curves.summary().values()
+    (PICTURES / f"curve_{name}.svg").write_text(curves.svg(column), encoding="utf-8")
+    ((mean, low, high),) = curves.summary(column).values()
+    count, over = reached(curves.rows[-1][-1])
     # The interquartile mean needs two figures where returns are small.
     digits = 2 if abs(mean[-1]) < 10 else 0
     text = (
-        f"{what}: after {curves.rows[-1][-1]['env_steps']:,.0f} steps the "
+        f"{what}: after {count:,} {over} the "
         f"interquartile mean of the return is {mean[-1]:.{digits}f}, its 95 % interval "
         f"{low[-1]:.{digits}f} to {high[-1]:.{digits}f}. `make pictures` drew it; this command "
         f"trains the same:\n\n```bash\n{command}\n```\n"
@@ -91,7 +124,8 @@ def saved(name: str, curves: fl.Curves, what: str, command: str) -> None:
 
 def main() -> None:
     for name in sys.argv[1:] or STOCK:
-        (team_curve if name in TEAMS else curve)(name)
+        draw = offline_curve if name in OFFLINE else team_curve if name in TEAMS else curve
+        draw(name)
     if sys.argv[1:]:
         return
     seeds()

@@ -100,9 +100,11 @@ def chunk_of(episodes: list[Episode], gamma: float, n_step: int | None) -> Chunk
         here.append(row + np.arange(len(episode)))
         after.append(row + leads)
         row += len(episode) + 1
-    names = episodes[0].obs
+    obs = {}
+    for name in episodes[0].obs:
+        obs[name] = np.concatenate([episode.obs[name] for episode in episodes])
     return Chunk(
-        {name: np.concatenate([episode.obs[name] for episode in episodes]) for name in names},
+        obs,
         np.concatenate([episode.action for episode in episodes]),
         np.concatenate(rewards),
         np.concatenate(discounts),
