@@ -69,10 +69,19 @@ def mean_of(path: str) -> float:
 @cache
 def played(name: str, env: str, data: str, seed: int, updates: int) -> float:
     """Train a stock graph on a dataset, and return what its policy plays."""
-    graph = getattr(fl, name)(env, data=data, evaluate_every=updates, **fl.tuned(name, env))
-    with fl.run(graph, seed=seed, until=lambda row: row["updates"] >= updates) as run:
-        list(run)
-    return float(run.policy.evaluate(EPISODES, seed=10_000).mean())
+    out = saved_run(name, env, seed, updates)
+    if not out.exists():
+        every = updates // 8
+        graph = getattr(fl, name)(env, data=data, evaluate_every=every, **fl.tuned(name, env))
+        graph = graph.set("report.every", every)
+        with fl.run(graph, seed=seed, until=lambda row: row["updates"] >= updates, out=out) as run:
+            list(run)
+    return float(fl.load(out).evaluate(EPISODES, seed=10_000).mean())
+
+
+def saved_run(name: str, env: str, seed: int, updates: int) -> Path:
+    """Return where a run of a gate is saved, for pictures of it too."""
+    return FOLDER / "runs" / f"{name}-{env}-{updates}-{seed}"
 
 
 def online(data: str, seed: int) -> float:

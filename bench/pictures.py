@@ -66,25 +66,20 @@ OFFLINE = {"bc": 1_000, "marwil": 3_000, "iql": 4_000, "cql": 4_000}
 
 
 def offline_curve(name: str) -> None:
-    """Train a graph that learns from a dataset with several seeds, and draw its evaluations."""
-    learn_offline.FOLDER.mkdir(parents=True, exist_ok=True)
-    env, make, steps = "Pendulum-v1", learn_offline.half_trained, OFFLINE[name]
-    what = "the first 4,000 steps of SAC"
+    """Draw the evaluations of the runs by which a graph that learns from a dataset is judged."""
+    env, make, what = "Pendulum-v1", learn_offline.half_trained, "the first 4,000 steps of SAC"
     if name == "bc":
         env, make, what = "CartPole-v1", learn_offline.expert, "20,000 steps of a trained PPO"
-    data, seeds, every = make(0), 3, steps // 10
-    graph = getattr(fl, name)(env, data=data, evaluate_every=every, **fl.tuned(name, env))
-    graph, rows = graph.set("report.every", every), []
-    for seed in range(seeds):
-        with fl.run(graph, seed=seed, until=lambda row: row["updates"] >= steps) as run:
-            rows.append(tuple(run))
-    names = tuple(f"seed {seed}" for seed in range(seeds))
+    updates, seeds = OFFLINE[name], range(learn_offline.SEEDS)
+    for seed in seeds:
+        learn_offline.played(name, env, make(seed), seed, updates)
+    runs = [learn_offline.saved_run(name, env, seed, updates) for seed in seeds]
+    rows = [fl.Curves.load(path).rows[0] for path in runs]
     saved(
         name,
-        fl.Curves(names, ("",) * seeds, tuple(rows)),
-        f"{seeds} seeds on {what} of {env} (bench/learn_offline.py)",
-        f"flowrl run {name} --env {env} --set data=DATASET --set evaluate_every={every} "
-        f"--until 'updates>={steps}'",
+        fl.Curves(tuple(map(str, runs)), ("",) * len(rows), tuple(rows)),
+        f"{len(rows)} seeds on {what} on {env} (bench/learn_offline.py), with tuned settings",
+        f"flowrl run {name} --env {env} --set data=DATASET --until 'updates>={updates}'",
         "eval/return_mean",
     )
 

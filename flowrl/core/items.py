@@ -360,8 +360,8 @@ def reached(row: Mapping[str, float]) -> tuple[int, str]:
     ((640, 'steps'), (5, 'updates'))
     """
     if samples_nothing(row):
-        return int(row["updates"]), "updates"
-    return int(row["env_steps"]), "steps"
+        return round(row["updates"]), "updates"
+    return round(row["env_steps"]), "steps"
 
 
 def bytes_of(item: Any) -> int:
