@@ -115,7 +115,7 @@ def needed(batch: Batch) -> Batch:
     """Return the fields and columns of a batch that are written.
 
     Raises:
-        ContractError: one is missing.
+        ContractError: one is missing, or the batch is of several agents.
     """
     if missing := [name for name in NEEDED if not batch.has(name)]:
         raise ContractError(
@@ -126,6 +126,11 @@ def needed(batch: Batch) -> Batch:
         raise ContractError(
             f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), "
             "which keeps the columns"
+        )
+    if "cut" in batch.columns:
+        raise ContractError(
+            "the batch is experience of several agents, whose turns no dataset holds; make them "
+            "one agent with fl.envs.Joint, or remove WriteDataset"
         )
     fields = [name for field in NEEDED for name in names_of(field, batch.data)]
     columns = [name for column in COLUMNS for name in names_of(column, batch.columns)]
@@ -147,8 +152,9 @@ def _stub(*_: int) -> WriterStub:
 class DatasetWriter(Resource):
     """A dataset in Minari's format that a run writes, for `Dataset` and for Minari itself.
 
-    Each episode goes to disk when it ends, so memory holds only those that go on. What is written
-    is what the environment showed and took. When the run ends, episodes that go on are written as
+    Each episode goes to disk when it ends, so memory holds only those that go on. Observations and
+    actions are those of the environment, rewards those of the runners, scaled and clipped where
+    these do so. When the run ends, episodes that go on are written as
     ones that were cut short, with their last observation, and ``manifest.json`` seals the dataset
     with the numbers of episodes and steps, the spaces, the environment and the SHA-256 sums of the
     files. A run that is resumed goes on writing.

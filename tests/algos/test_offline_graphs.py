@@ -115,6 +115,19 @@ def test_what_is_written_is_what_the_runners_sampled(tmp_path):
     assert run.audit().closed and "0 held" not in str(run.audit())
 
 
+def test_runners_on_the_device_are_written_too(tmp_path):
+    graph = fl.pg("gymnax:CartPole-v1", batch_size=128, envs_per_runner=2, rollout_length=32)
+    run = ended(fl.write_dataset(graph, str(tmp_path / "data")), 2)
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["steps"] == run.rows[-1]["env_steps"] and run.audit().closed
+
+
+def test_experience_of_several_agents_is_refused(tmp_path):
+    graph = fl.ppo("pettingzoo:classic.tictactoe_v3")
+    with pytest.raises(CheckError, match="whose turns no dataset holds; make them one agent"):
+        fl.write_dataset(graph, str(tmp_path / "data")).compile()
+
+
 def test_a_number_of_steps_is_no_goal_of_a_graph_that_takes_none(folder, tmp_path):
     graph = GRAPHS["bc"](folder)
     with pytest.raises(SettingError, match=r"no node of bc samples .*row\['updates'\] >= 10_000"):
