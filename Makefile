@@ -51,6 +51,7 @@ dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in a
 learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning*.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
 	$(BIN)/python bench/learn_agents.py $(GRAPHS)
+	$(BIN)/python bench/learn_offline.py $(GRAPHS)
 	$(BIN)/python bench/self_play.py
 
 bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
@@ -67,6 +68,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other l
 	$(BIN)/python bench/tuning.py
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/evolution.py
+	$(BIN)/python bench/offline.py
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py

@@ -287,7 +287,8 @@ episodes greedily. The recurrent graph is
 [examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action
 that the mask rules out. The observations of the CartPole in parts are a Dict, and one of them says
 which way the actions push ([learn_envs.py](../bench/learn_envs.py)). `vdn`, `qmix` and `multi_ppo`
-learn with several agents: [their table](learning_agents.md) is another.
+learn with several agents: [their table](learning_agents.md) is another. `bc`, `marwil`, `iql` and
+`cql` learn from datasets ([their table](learning_offline.md)).
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|

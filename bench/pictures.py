@@ -18,8 +18,10 @@ from typing import Any
 from rich.console import Console
 
 import flowrl as fl
+import learn_offline
 import team_envs  # beside this script
 from flowrl.algos import STOCK
+from flowrl.core.items import reached
 from flowrl.observe.table import Window, live_table
 from flowrl.page.serving import serve_saved
 
@@ -66,6 +68,29 @@ def team_curve(name: str) -> None:
     )
 
 
+OFFLINE = {"bc": 1_000, "marwil": 3_000, "iql": 4_000, "cql": 4_000}
+"""By stock graph that learns from a dataset: the updates of its learning curve."""
+
+
+def offline_curve(name: str) -> None:
+    """Draw the evaluations of the runs by which a graph that learns from a dataset is judged."""
+    env, make, what = "Pendulum-v1", learn_offline.half_trained, "the first 4,000 steps of SAC"
+    if name == "bc":
+        env, make, what = "CartPole-v1", learn_offline.expert, "20,000 steps of a trained PPO"
+    updates, seeds = OFFLINE[name], range(learn_offline.SEEDS)
+    for seed in seeds:
+        learn_offline.played(name, env, make(seed), seed, updates)
+    runs = [learn_offline.saved_run(name, env, seed, updates) for seed in seeds]
+    rows = [fl.Curves.load(path).rows[0] for path in runs]
+    saved(
+        name,
+        fl.Curves(tuple(map(str, runs)), ("",) * len(rows), tuple(rows)),
+        f"{len(rows)} seeds on {what} on {env} (bench/learn_offline.py), with tuned settings",
+        f"flowrl run {name} --env {env} --set data=DATASET --until 'updates>={updates}'",
+        "eval/return_mean",
+    )
+
+
 def curve(name: str) -> None:
     """Train a stock graph with several seeds in one XLA program, and draw what they learned."""
     env = "Pendulum-v1" if name in PENDULUM else "CartPole-v1"
@@ -80,14 +105,17 @@ def curve(name: str) -> None:
     saved(name, run.curves(), f"{SEEDS} seeds in one XLA program, {kind}", command)
 
 
-def saved(name: str, curves: fl.Curves, what: str, command: str) -> None:
+def saved(
+    name: str, curves: fl.Curves, what: str, command: str, column: str = "return_mean"
+) -> None:
     """Write a picture of curves, and the text below it."""
-    (PICTURES / f"curve_{name}.svg").write_text(curves.svg(), encoding="utf-8")
-    ((mean, low, high),) = curves.summary().values()
+    (PICTURES / f"curve_{name}.svg").write_text(curves.svg(column), encoding="utf-8")
+    ((mean, low, high),) = curves.summary(column).values()
+    count, over = reached(curves.rows[-1][-1])
     # The interquartile mean needs two figures where returns are small.
     digits = 2 if abs(mean[-1]) < 10 else 0
     text = (
-        f"{what}: after {curves.rows[-1][-1]['env_steps']:,.0f} steps the "
+        f"{what}: after {count:,} {over} the "
         f"interquartile mean of the return is {mean[-1]:.{digits}f}, its 95 % interval "
         f"{low[-1]:.{digits}f} to {high[-1]:.{digits}f}. `make pictures` drew it; this command "
         f"trains the same:\n\n```bash\n{command}\n```\n"
@@ -98,7 +126,8 @@ def saved(name: str, curves: fl.Curves, what: str, command: str) -> None:
 
 def main() -> None:
     for name in sys.argv[1:] or STOCK:
-        (team_curve if name in TEAMS else curve)(name)
+        draw = offline_curve if name in OFFLINE else team_curve if name in TEAMS else curve
+        draw(name)
     if sys.argv[1:]:
         return
     seeds()

@@ -26,6 +26,8 @@ PARENTS = {
     "qmix": "vdn",
     "multi_ppo": "ppo",
     "ars": "es",
+    "marwil": "bc",
+    "cql": "iql",
 }
 """By stock graph: the one that it is shown as an edit of. The others stand by themselves."""
 PAGE = """# {name}

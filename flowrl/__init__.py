@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from flowrl.algos.appo import appo as appo
     from flowrl.algos.ars import ARSSettings as ARSSettings
     from flowrl.algos.ars import ars as ars
+    from flowrl.algos.bc import BCSettings as BCSettings
+    from flowrl.algos.bc import bc as bc
     from flowrl.algos.config import Config as Config
+    from flowrl.algos.cql import CQLSettings as CQLSettings
+    from flowrl.algos.cql import cql as cql
     from flowrl.algos.ddpg import DDPGSettings as DDPGSettings
     from flowrl.algos.ddpg import ddpg as ddpg
     from flowrl.algos.dqn import DQNSettings as DQNSettings
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
     from flowrl.algos.es import es as es
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
     from flowrl.algos.impala import impala as impala
+    from flowrl.algos.iql import IQLSettings as IQLSettings
+    from flowrl.algos.iql import iql as iql
+    from flowrl.algos.marwil import MARWILSettings as MARWILSettings
+    from flowrl.algos.marwil import marwil as marwil
     from flowrl.algos.multi_ppo import MultiPPOSettings as MultiPPOSettings
     from flowrl.algos.multi_ppo import multi_ppo as multi_ppo
     from flowrl.algos.pg import PGSettings as PGSettings
@@ -58,6 +66,7 @@ if TYPE_CHECKING:
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.algos.vdn import VDNSettings as VDNSettings
     from flowrl.algos.vdn import vdn as vdn
+    from flowrl.algos.write_dataset import write_dataset as write_dataset
     from flowrl.core.curves import Curves as Curves
     from flowrl.core.items import Row as Row
     from flowrl.debugging.prompt import debug as debug
@@ -81,6 +90,8 @@ if TYPE_CHECKING:
     from flowrl.observe.sinks import WandB as WandB
     from flowrl.observe.snapshots import Snapshots as Snapshots
     from flowrl.observe.trained import TrainedPolicy as TrainedPolicy
+    from flowrl.offline.dataset import Dataset as Dataset
+    from flowrl.offline.writing import DatasetWriter as DatasetWriter
     from flowrl.ops.batch import Advantages as Advantages
     from flowrl.ops.batch import Concat as Concat
     from flowrl.ops.batch import Standardize as Standardize
@@ -92,11 +103,14 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Gate as Gate
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.flow import Merge as Merge
+    from flowrl.ops.flow import Switch as Switch
     from flowrl.ops.gradients import ApplyGradients as ApplyGradients
     from flowrl.ops.gradients import AverageGradients as AverageGradients
     from flowrl.ops.gradients import ComputeGradients as ComputeGradients
     from flowrl.ops.league import AddOpponent as AddOpponent
     from flowrl.ops.league import ChooseOpponents as ChooseOpponents
+    from flowrl.ops.offline import ReadDataset as ReadDataset
+    from flowrl.ops.offline import WriteDataset as WriteDataset
     from flowrl.ops.queue import MixIn as MixIn
     from flowrl.ops.queue import Queue as Queue
     from flowrl.ops.replay import InitialPriorities as InitialPriorities
@@ -155,11 +169,15 @@ _HOMES = {
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
     "algos.ars": "ARSSettings ars",
+    "algos.bc": "BCSettings bc",
     "algos.config": "Config",
     "algos.ddpg": "DDPGSettings ddpg",
+    "algos.cql": "CQLSettings cql",
     "algos.dqn": "DQNSettings dqn",
     "algos.es": "ESSettings es",
     "algos.impala": "IMPALASettings impala",
+    "algos.iql": "IQLSettings iql",
+    "algos.marwil": "MARWILSettings marwil",
     "algos.multi_ppo": "MultiPPOSettings multi_ppo",
     "algos.pg": "PGSettings pg",
     "algos.ppo": "PPOSettings ppo",
@@ -171,6 +189,7 @@ _HOMES = {
     "algos.td3": "TD3Settings td3",
     "algos.tuned": "tuned",
     "algos.vdn": "VDNSettings vdn",
+    "algos.write_dataset": "write_dataset",
     "core.items": "Row",
     "debugging.prompt": "debug",
     "graph.graph": "Graph chain",
@@ -187,11 +206,14 @@ _HOMES = {
     "observe.snapshots": "Snapshots",
     "observe.sinks": "Csv MLflow TensorBoard WandB",
     "observe.trained": "TrainedPolicy",
+    "offline.dataset": "Dataset",
+    "offline.writing": "DatasetWriter",
     "ops.batch": "Advantages Concat Standardize",
     "ops.gradients": "ApplyGradients AverageGradients ComputeGradients",
     "ops.league": "AddOpponent ChooseOpponents",
     "ops.evolution": "CentredRanks ParallelEvaluate TopDirections",
-    "ops.flow": "Filter FlatMap Gate Map Merge",
+    "ops.flow": "Filter FlatMap Gate Map Merge Switch",
+    "ops.offline": "ReadDataset WriteDataset",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",
     "ops.report": "Evaluate Report",

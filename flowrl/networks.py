@@ -4,6 +4,7 @@ from flowrl.rl.actor_critics import SACNetwork, TD3Network
 from flowrl.rl.networks import CNN, MLP, RNN, action_outputs
 from flowrl.rl.noisy_layers import NoisyLinear
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.offline_networks import IQLNetwork
 from flowrl.rl.recurrent_value_networks import RecurrentQNetwork
 from flowrl.rl.return_distributions import CategoricalReturns, QuantileReturns
 from flowrl.rl.team_networks import CentralCritic, TeamQNetwork
@@ -15,6 +16,7 @@ __all__ = [
     "RNN",
     "CategoricalReturns",
     "CentralCritic",
+    "IQLNetwork",
     "NoisyLinear",
     "QNetwork",
     "QuantileReturns",

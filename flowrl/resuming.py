@@ -14,7 +14,7 @@ from typing import Any
 
 from flowrl.core.events import Observer
 from flowrl.core.importing import forbid_while_importing
-from flowrl.core.items import Row
+from flowrl.core.items import Row, reached
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -38,6 +38,7 @@ from flowrl.run_arguments import (
     RUNTIMES,
     as_runtime,
     check_arguments,
+    check_steps,
     checked_observers,
     started,
 )
@@ -176,6 +177,7 @@ def resumable(
         plan = plan_of(root, graph, allow)
         goal = goal_of(facts, plan, steps, until)
         check_arguments(plan.graph, facts["seed"], *goal)
+        check_steps(plan, goal[0])
         snapshot, warnings = _snapshot(root, plan)
         rows = _rows(root, snapshot)
         _check_unfinished(root, goal, rows)
@@ -313,8 +315,14 @@ def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row]) -> N
         SettingError: it has.
     """
     if has_reached(root, goal, rows):
-        count = int(rows[-1]["env_steps"])
+        count, what = reached(rows[-1])
         later = 2 * max(count, goal[0] or 0)
+        if what != "steps":
+            raise SettingError(
+                f"{root} has reached its goal after {count:,} {what}; name a later one, such as "
+                f"--until '{what}>={later}', or until=lambda row: row['{what}'] >= {later} of "
+                "fl.resume"
+            )
         raise SettingError(
             f"{root} has reached its goal after {count:,} steps; name a later one, such as --steps "
             f"{later}, or steps={later} of fl.resume"

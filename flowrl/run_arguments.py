@@ -42,6 +42,25 @@ def check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
         )
 
 
+def check_steps(plan: Plan, steps: int | None) -> None:
+    """Refuse a number of environment steps as the goal of a graph that samples none.
+
+    Raises:
+        SettingError: with a goal that it can reach.
+    """
+    samples = any(
+        counters["sampled_steps"]
+        for traffic in plan.found.steady.values()
+        for counters in traffic.counts.values()
+    )
+    if steps is not None and plan.found.exact and plan.total("updates") and not samples:
+        raise SettingError(
+            f"steps={steps:,}: no node of {plan.graph.name} samples environments, so it takes no "
+            "steps; let it end by its updates: until=lambda row: row['updates'] >= 10_000, or "
+            "--until 'updates>=10_000'"
+        )
+
+
 def checked_observers(observers: Any) -> tuple[Observer, ...]:
     """Return the observers, or refuse what is none."""
     if not isinstance(observers, Iterable):

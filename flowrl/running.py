@@ -17,7 +17,7 @@ from flowrl.core.controls import Controls
 from flowrl.core.curves import Curves
 from flowrl.core.events import Ended, Observer, RowClosed, Started, Stream, Warned, with_warnings
 from flowrl.core.garbage import rarely_collected
-from flowrl.core.items import Row
+from flowrl.core.items import Row, reached
 from flowrl.core.profile import Profile
 from flowrl.core.texts import plural
 from flowrl.errors import GraphError, LostError
@@ -235,10 +235,10 @@ class Run:
         for end in (self._session.rest, self._session.close):
             noting(error, end)()
         snapshot = saver.go_back(packages(self.graph), self.warn)
-        steps = int(self.rows[snapshot.row - 1]["env_steps"]) if snapshot.row else 0
+        steps, what = reached(self.rows[snapshot.row - 1]) if snapshot.row else (0, "steps")
         again = len(self.rows) - snapshot.row
         self.warn(
-            f"{error}; the run goes on from row {snapshot.row:,}, {steps:,} steps, its newest "
+            f"{error}; the run goes on from row {snapshot.row:,}, {steps:,} {what}, its newest "
             f"snapshot, and makes the {again:,} {plural(again, 'row')} after it again"
         )
         del self.rows[snapshot.row :]

@@ -19,6 +19,7 @@ from flowrl.observe.trained import TrainedPolicy
 from flowrl.run_arguments import (
     as_runtime,
     check_arguments,
+    check_steps,
     checked_init,
     checked_observers,
     checked_snapshots,
@@ -94,6 +95,7 @@ def run(
     forbid_while_importing()
     check_arguments(graph, seed, steps, until)
     plan = graph if isinstance(graph, Plan) else graph.compile()
+    check_steps(plan, steps)
     checked = checked_observers(observers)
     recorder = recorder_of(record, out, seed)
     start = partial(

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowrl").rglob("*.py"))
 LAYERS = {
     "errors": 0, "core": 1, "graph": 2, "rl": 3, "losses": 4, "networks": 4, "envs": 4,
-    "rollout": 5, "replay": 6, "learner": 6, "ops": 7, "runtime": 7, "observe": 7, "algos": 8,
-    "page": 8, "run_arguments": 9, "running": 9, "extend": 8, "resuming": 10, "starting": 10,
-    "seeding": 11, "tuning": 11, "debugging": 11, "cli": 12, "__main__": 13,
+    "rollout": 5, "replay": 6, "learner": 6, "offline": 6, "ops": 7, "runtime": 7, "observe": 7,
+    "algos": 8, "page": 8, "run_arguments": 9, "running": 9, "extend": 8, "resuming": 10,
+    "starting": 10, "seeding": 11, "tuning": 11, "debugging": 11, "cli": 12, "__main__": 13,
 }  # fmt: skip
 
 

@@ -12,8 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrl.rl.networks import MLP
+from flowrl.rl.offline_networks import IQLNetwork
 from flowrl.rl.optimizers import Linear
 from flowrl.rl.policies import Policy
+from flowrl.rl.value_networks import SACNetwork
 
 DQN: Mapping[str, Any] = {
     "envs_per_runner": 8,
@@ -214,6 +216,12 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     },
     ("r2d2", "CartPole-v1"): {"lr": Linear(1e-3, 0.0, 6_200), "target_update_every": 200},
     ("sac", "Pendulum-v1"): {"lr": 1e-3},
+    ("iql", "Pendulum-v1"): {"lr": 1e-3, "policy": Policy(IQLNetwork, hidden=(64, 64))},
+    ("cql", "Pendulum-v1"): {
+        "lr": 1e-3,
+        "actions": 4,
+        "policy": Policy(SACNetwork, hidden=(64, 64)),
+    },
     ("multi_ppo", "pettingzoo:mpe2.simple_spread_v3"): {
         "central_critic": True,
         "envs_per_runner": 16,

@@ -105,7 +105,8 @@ def _policies(out: Path, registered: Mapping[str, Sequence[str]]) -> list[str]:
     lines = [f"  last    {command}{options}"]
     with suppress(SaveError):
         best = best_score(out)
-        of = f"{best.column} {best.value:g} in row {best.row}, {best.env_steps:,} steps"
+        after = f", {best.env_steps:,} steps" if best.env_steps else ""
+        of = f"{best.column} {best.value:g} in row {best.row}{after}"
         lines.append(f"  best    {command} --best{options}  ({of})")
     return lines
 

@@ -237,13 +237,14 @@ def _announcement(args: argparse.Namespace, graph: Graph, about: About) -> str:
 
 def _announcement_of(args: argparse.Namespace, found: Resumable) -> str:
     """Describe in a line what goes on, from where, and when it ends."""
+    from flowrl.core.items import reached
     from flowrl.observe.about import runtime_name
 
     resumed = found.resumed
     where = "its beginning"
     if resumed.rows:
-        steps = int(resumed.rows[-1]["env_steps"])
-        where = f"row {len(resumed.rows):,}, {steps:,} steps ({resumed.snapshot.path})"
+        count, what = reached(resumed.rows[-1])
+        where = f"row {len(resumed.rows):,}, {count:,} {what} ({resumed.snapshot.path})"
     return (
         f"{found.plan.graph.name} goes on from {where}; {runtime_name(found.runtime)} runtime, "
         f"seed {found.facts['seed']}; until {_goal_text(args)}"

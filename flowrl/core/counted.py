@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from flowrl.core.items import samples_nothing
+
 STEPS = "env_steps"
 FINISHED = ("until", "steps")
 """The reasons of a run that ended when it was meant to; one whose loop was left did not."""
@@ -90,8 +92,19 @@ def _end_of(runs: Sequence[Any]) -> float:
 
 
 def _steps(rows: Sequence[Mapping[str, float]]) -> float:
-    """Return the environment steps of the last row."""
-    return rows[-1][STEPS]
+    """Return how far the last row is."""
+    return rows[-1][over(rows)]
+
+
+def over(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return the column by which a run is drawn and compared with others.
+
+    It is that of the environment steps, or of the updates where nothing is sampled.
+
+    Args:
+        rows: of the run.
+    """
+    return "updates" if samples_nothing(rows[-1]) else STEPS
 
 
 def _without_rows(run: Any) -> str:

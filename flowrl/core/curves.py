@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.counted import counted, warnings
+from flowrl.core.counted import counted, over, warnings
 from flowrl.core.items import Row
 from flowrl.core.new_files import check_new
 from flowrl.core.saved_rows import aligned, grouped, read_runs
@@ -146,7 +146,7 @@ class Curves:
         Raises:
             SaveError: there is no such column.
         """
-        steps, found = self.of("env_steps"), []
+        steps, found = self.of(self._over), []
         for group, values in self.of(column).items():
             if not values.size:
                 continue
@@ -179,6 +179,12 @@ class Curves:
             numbers = f"{end['runs']:>6}{end['steps']:>14,.0f}{_number(end['iqm']):>12}"
             lines.append(f"{name:<{wide}}{numbers}{interval:>24}")
         return "\n".join(lines) + "\n"
+
+    @property
+    def _over(self) -> str:
+        """The column over which curves are drawn: updates where no run has sampled anything."""
+        columns = {over(rows) for rows in self.rows if rows}
+        return "updates" if columns == {"updates"} else "env_steps"
 
     def _only_name(self) -> str:
         """Return what to call the only group, which has no name."""
@@ -235,12 +241,13 @@ class Curves:
         with mpl.rc_context({"svg.hashsalt": "flowrl"}):
             figure = Figure(figsize=(6, 3.6), layout="constrained")
             axes = figure.subplots()
-            steps = self.of("env_steps")
+            steps = self.of(self._over)
             for group, (mean, low, high) in self.summary(column).items():
                 x = steps[group].mean(axis=0)
                 (line,) = axes.plot(x, mean, label=group or None)
                 axes.fill_between(x, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
-            axes.set(xlabel="environment steps", ylabel=f"{column}, IQM and 95 % interval")
+            what = "updates" if self._over == "updates" else "environment steps"
+            axes.set(xlabel=what, ylabel=f"{column}, IQM and 95 % interval")
             axes.grid(alpha=0.3)
             if any(self.groups):
                 # One with long names may be larger than the axes, which must not shrink for it.

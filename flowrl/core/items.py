@@ -396,6 +396,24 @@ class Row(Mapping[str, float]):
         return f"Row({', '.join(f'{k}={v:,.6g}' for k, v in self._values.items())})"
 
 
+def samples_nothing(row: Mapping[str, float]) -> bool:
+    """Return whether a run has learned without a step of an environment, as from a dataset."""
+    return row["env_steps"] == 0 and row["updates"] > 0
+
+
+def reached(row: Mapping[str, float]) -> tuple[int, str]:
+    """Return how far a run has come at a row: a number, and what it counts.
+
+    These are environment steps, or updates where nothing is sampled.
+
+    >>> reached({"env_steps": 640, "updates": 5}), reached({"env_steps": 0, "updates": 5})
+    ((640, 'steps'), (5, 'updates'))
+    """
+    if samples_nothing(row):
+        return round(row["updates"]), "updates"
+    return round(row["env_steps"]), "steps"
+
+
 def bytes_of(item: Any) -> int:
     """Return the bytes of an item's arrays; 0 where it has none."""
     if isinstance(item, Batch):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.counted import STEPS
+from flowrl.core.counted import STEPS, over
 from flowrl.core.items import Row
 from flowrl.errors import SaveError
 
@@ -313,7 +313,7 @@ def _short(text: str) -> str:
 
 
 def aligned(runs: Sequence[Sequence[Mapping[str, float]]]) -> list[tuple[Row, ...]]:
-    """Return the rows of runs at the same environment steps.
+    """Return the rows of runs at the same environment steps, or updates where they take none.
 
     The steps are those of the run that ends first, at most `MOST_POINTS` of them. Columns are
     interpolated linearly between the rows that have a number; before the first of these there is
@@ -322,8 +322,8 @@ def aligned(runs: Sequence[Sequence[Mapping[str, float]]]) -> list[tuple[Row, ..
     Args:
         runs: the rows of each run, of which each has some.
     """
-    shortest = min(runs, key=lambda rows: rows[-1][STEPS])
-    steps = np.array([row[STEPS] for row in shortest], float)
+    shortest = min(runs, key=lambda rows: rows[-1][over(rows)])
+    steps = np.array([row[over(shortest)] for row in shortest], float)
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).round().astype(int)
     grid = steps[chosen]
     columns = dict.fromkeys(name for rows in runs for row in rows for name in row)
@@ -340,7 +340,7 @@ def _on_grid(
 
 def _interpolated(rows: Sequence[Mapping[str, float]], name: str, grid: Array) -> Array:
     """Return a column of a run at other steps."""
-    steps = np.array([row[STEPS] for row in rows], float)
+    steps = np.array([row[over(rows)] for row in rows], float)
     column = np.array([row.get(name, np.nan) for row in rows], float)
     known = np.isfinite(column)
     if not known.any():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowrl.core.clock import here
 from flowrl.core.events import OperatorRan, Took
-from flowrl.core.items import Row, Trained
+from flowrl.core.items import Row, Trained, reached
 from flowrl.core.texts import amount, plural
 from flowrl.debugging.breaks import ROWS, Break, Spot, Standing
 from flowrl.debugging.changes import change, settings
@@ -200,7 +200,8 @@ class Control:
         number = len(self.rows)
         if self.return_row is None:
             result = f"return {shown(row['return_mean'])}, loss {row['loss']:.4g}"
-            self.say(f"row {number}: {row['env_steps']:,} steps, {result}")
+            count, what = reached(row)
+            self.say(f"row {number}: {count:,} {what}, {result}")
         elif self._differs(number, row):
             self.say(
                 f"row {number} differs from that of the run before: "

@@ -11,6 +11,7 @@ from flowrl.errors import GraphError, SaveError, a, unknown
 
 PACKAGES = (
     *(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")),
+    "flowrl.offline.",
     "flowrl.runtime.placement",
     "flowrl.observe.frozen",
 )

@@ -439,7 +439,8 @@ class Tracer:
 
     def _watch_update(self, node: str, trained: Trained) -> None:
         """Note the policy lags of an update."""
-        self.found.idle_steps = self.found.idle_steps or _sampled(self.snapshot())
+        if not self.found.lags:
+            self.found.idle_steps = _sampled(self.snapshot())
         mean, largest = map(_known, trained.lag)
         self.found.lags.setdefault(node, []).append(largest)
         self.found.mean_lags.append(mean)

@@ -46,8 +46,12 @@ class Explanation:
         without = ""
         if compiling > COMPILED * p.going:
             without = f", not counting {compiling:.1f} s of compiling"
-        speed = f"{self.steps_per_second:,.0f} steps/s"
-        head = f"{self._part()}{p.env_steps:,} steps in {p.going:.1f} s{without}: {speed}"
+        count, what = p.env_steps, "steps"
+        if not count:
+            # From a dataset a run learns without any.
+            count, what = sum(counts.get("updates", 0) for counts in p.counts.values()), "updates"
+        speed = f"{count / p.going:,.0f} {what}/s"
+        head = f"{self._part()}{count:,} {what} in {p.going:.1f} s{without}: {speed}"
         lines = [head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]
         return "\n".join(lines) + "\n"
 

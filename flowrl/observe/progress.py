@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from flowrl.core.events import Ended, Restarted, RowClosed, Started, Warned
-from flowrl.core.items import Row
+from flowrl.core.items import Row, reached, samples_nothing
 from flowrl.core.profile import Profile
 from flowrl.core.texts import decimal
 from flowrl.observe.table import Window, live_table
@@ -139,13 +139,16 @@ class Progress:
         goal = f" of {self.steps:,}" if self.steps else ""
         cells = {
             "steps": f"{row['env_steps']:,.0f}{goal}",
-            "return": number(row["return_mean"]),
+            "return": number(return_of(row)),
             "length": number(row["length_mean"]),
             "episodes": f"{row['episodes']:,.0f}",
             "updates": f"{row['updates']:,.0f}",
             "steps/s": f"{row['steps_per_second']:,.0f}",
             "time": duration(row["seconds"]),
         }
+        if samples_nothing(row):
+            for name in ("steps", "length", "episodes", "steps/s"):
+                del cells[name]
         if self.steps:
             cells["left"] = left(row, self.steps)
         table.add_row(*(f"[dim]{name}[/]" for name in cells))
@@ -177,11 +180,21 @@ def line(row: Row, steps: int | None) -> str:
     goal = f" of {steps:,}" if steps else ""
     parts = [
         f"{row['env_steps']:>10,.0f}{goal} steps",
-        f"return {number(row['return_mean']):>8}",
+        f"return {number(return_of(row)):>8}",
         f"{row['steps_per_second']:>9,.0f} steps/s",
         f"{duration(row['seconds']):>8}",
     ]
+    if samples_nothing(row):
+        rate = row["updates"] / max(row["seconds"], 1e-9)
+        parts[0] = f"{row['updates']:>10,.0f} updates"
+        parts[2] = f"{rate:>9,.0f} updates/s"
     return "  ".join([*parts, f"{left(row, steps)} left"] if steps else parts)
+
+
+def return_of(row: Row) -> float:
+    """Return the mean return to show of a row: of an evaluation where nothing is sampled."""
+    evaluated: float = row.get("eval/return_mean", math.nan)
+    return evaluated if samples_nothing(row) else row["return_mean"]
 
 
 def result(reason: str | None, until: str | None, row: Any) -> str:
@@ -195,7 +208,8 @@ def result(reason: str | None, until: str | None, row: Any) -> str:
     steps = "0 steps, before the first row"
     if row:
         time = duration(row["seconds"])
-        steps = f"{row['env_steps']:,.0f} steps in {time}, return {number(row['return_mean'])}"
+        count, what = reached(row)
+        steps = f"{count:,} {what} in {time}, return {number(return_of(row))}"
     if reason == "until":
         return f"solved: {until} after {steps}"
     if reason == "steps":

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, ClassVar, TextIO
 
 from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
-from flowrl.core.items import COLUMNS, Row, Tally, Trained
+from flowrl.core.items import COLUMNS, Row, Tally, Trained, reached
 from flowrl.core.metrics import names_of
 from flowrl.errors import SettingError, address_of, install, unknown
 from flowrl.graph.plan import Plan
@@ -294,7 +294,7 @@ class TensorBoard(Sink):
         values = [
             self.summary.Value(tag=name, simple_value=value) for name, value in _finite(row).items()
         ]
-        summary, step = self.summary(value=values), int(row["env_steps"])
+        summary, step = self.summary(value=values), reached(row)[0]
         self._write(self.event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event: Any) -> None:
@@ -342,7 +342,7 @@ class WandB(Sink):
 
     def add(self, row: Row) -> None:
         """Send the finite numbers of a Row."""
-        self.run.log(_finite(row), step=int(row["env_steps"]))
+        self.run.log(_finite(row), step=reached(row)[0])
 
     def end(self, reason: str) -> None:
         """End the run of the service, as failed if this run failed."""
@@ -397,7 +397,7 @@ class MLflow(Sink):
 
     def add(self, row: Row) -> None:
         """Send the finite numbers of a Row."""
-        now, step = int(time.time() * 1000), int(row["env_steps"])
+        now, step = int(time.time() * 1000), reached(row)[0]
         metrics = [
             self.mlflow.entities.Metric(name.replace("/", "."), value, now, step)
             for name, value in _finite(row).items()

@@ -193,6 +193,64 @@ class Merge(Operator):
             yield next_item
 
 
+@dataclass(frozen=True)
+class Switch(Operator):
+    """Pass on the items of one node, then those of the next: phases, such as offline, then online.
+
+    ``Switch({"read": 5_000, "batch": None})`` passes 5,000 batches of ``read``, and from then on
+    those of ``batch``. A node whose phase it is not waits, and so does all that stands before it:
+    nothing is sampled while a dataset is read.
+
+    Args:
+        items: by node, in the order of their phases, how many of its items a phase has; None for
+            the last one, which has no end.
+
+    Raises:
+        SettingError: the last number is not None, or another one is no whole number from 1 on.
+        ContractError: an item comes from a node that has no phase.
+    """
+
+    items: Mapping[str, int | None]
+
+    joins: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        *counts, last = self.items.values() if self.items else (0,)
+        if last is not None or any(not isinstance(n, int) or n < 1 for n in counts):
+            raise SettingError(
+                "items must be whole numbers from 1 on by node, and None for the last one, got "
+                f"{self.items!r}"
+            )
+
+    def init(self) -> dict[str, int]:
+        """Return the index of the phase, and the number of its items that were passed on."""
+        return {"phase": 0, "passed": self._counted(0, 0)}
+
+    def _counted(self, phase: int, passed: int) -> int:
+        """Return a number of items of a phase, on which nothing depends before its end."""
+        most = list(self.items.values())[phase]
+        return 0 if most is None else Filling(passed, most)
+
+    def has_capacity(self, held: dict[str, int], ctx: Context) -> bool:
+        """Return whether it is the phase of the node."""
+        return ctx.source == list(self.items)[held["phase"]]
+
+    def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
+        """Yield the item; with the last one of a phase, the next one begins."""
+        if ctx.source not in self.items:
+            raise ContractError(
+                f"an item comes from {ctx.source}, which has no phase; "
+                f"phases are of {', '.join(self.items)}"
+            )
+        # Of what a node yields at once, some may come after its phase: it is passed on, too.
+        most = list(self.items.values())[held["phase"]]
+        if most is not None and self.has_capacity(held, ctx):
+            over = held["passed"] + 1 == most
+            phase = held["phase"] + over
+            held.update(phase=phase, passed=self._counted(phase, 0 if over else held["passed"] + 1))
+        yield item
+
+
 def _check(fn: Any, name: str) -> None:
     if not callable(fn):
         raise SettingError(f"{name} must be a function, got {fn!r}")

@@ -61,9 +61,13 @@ class Report(Operator):
         steps, most, updates = (Fraction(plan.total(name), plan.rows) for name in counters)
         # Of whole episodes only the most steps are known.
         sampled = f"<= {amount(steps + most, 'step')}" if most else amount(steps, "step")
+        parts = [amount(updates, "update")]
+        # A graph that learns from a dataset alone samples none.
+        if steps or most or not updates:
+            parts.insert(0, sampled)
         return (
             "every item" if every == 1 else f"every {every} items",
-            f"1 row = {sampled}, {amount(updates, 'update')}",
+            f"1 row = {', '.join(parts)}",
         )
 
     def init(self) -> dict[str, Any]:

@@ -76,12 +76,13 @@ class TrainOneStep(Stateless):
         batches = amount(Fraction(steps, counts["updates"]) / epochs, "minibatch")
         # Of an update that may stop early only the most gradient steps are known.
         at_most = "<= " if counts["most_gradient_steps"] else ""
-        how_often = f"{at_most}{plan.a_row(steps, 'gradient step')}"
-        # How many steps whole episodes have is not known.
+        right = f"{at_most}{plan.a_row(steps, 'gradient step')}"
+        # What is read from a dataset was sampled by other runs, and of whole episodes only the most
+        # steps are known.
         if sampled := self._sampled(plan):
             uses = counts["used_steps"] / sampled
-            how_often += f", each sample used {uses:g} {plural(uses, 'time')}"
-        return f"{amount(epochs, 'epoch')} x {batches}", how_often
+            right += f", each sample used {uses:g} {plural(uses, 'time')}"
+        return f"{amount(epochs, 'epoch')} x {batches}", right
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Trained]:
         """Train on the batch, and yield what the update returned."""

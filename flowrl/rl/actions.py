@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -173,6 +173,37 @@ class Head:
                 own.reshape((own.shape[0], *part.shape)), part.dtype
             )
         return tree_of("action", arrays)
+
+    def from_env(self, parts: Mapping[Path, Any]) -> Any:
+        """Return actions ``[B]`` or ``[B, width]`` as a policy makes them: the inverse of `to_env`.
+
+        Real numbers beyond finite bounds become -1 or 1, for no action stands for them.
+
+        Args:
+            parts: the arrays ``[B, *shape]`` of actions as an environment takes them, by path.
+        """
+        choices: list[Any] = []
+        reals: list[Any] = []
+        for part in self.parts:
+            x = np.asarray(parts[part.path])
+            flat = x.reshape(x.shape[0], math.prod(part.shape))
+            (choices if part.discrete else reals).append(flat)
+        found = []
+        if choices:
+            found.append(np.concatenate(choices, 1).astype(np.int64) - np.asarray(self.start))
+        if reals:
+            found.append(self._from_bounds(np.concatenate(reals, 1).astype(np.float64)))
+        # Within these bounds float32 holds every choice.
+        action = np.concatenate(found, 1).astype(np.float32 if reals else np.int32)
+        return action if self.width else action[:, 0]
+
+    def _from_bounds(self, reals: Any) -> Any:
+        """Return real numbers ``[B, reals]`` of the environment as those that stand for them."""
+        low, high, finite, _, _, shift = self._bounds
+        # Numbers with no finite bound, or with one, are not divided by a range.
+        span = np.where(finite & (high > low), high - low, 1.0)
+        stretched = 2 * (reals - np.where(finite, low, 0.0)) / span - 1
+        return np.where(finite, np.clip(stretched, -1, 1), reals - shift)
 
     @cached_property
     def _whole(self) -> ActionPart | None:

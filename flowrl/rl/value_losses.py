@@ -67,7 +67,7 @@ def no_recurrence(loss: Loss, net: Network, way: str) -> str:
     if not net.recurrent:
         return ""
     return (
-        f"{type(loss).__name__} trains on single steps sampled from a replay, "
+        f"{type(loss).__name__} trains on single transitions, "
         f"which a recurrent policy such as {net.name} can't; {way}"
     )
 

@@ -9,7 +9,8 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from flowrl.core.events import WeightsSent
-from flowrl.core.items import nbytes
+from flowrl.core.items import Batch, nbytes
+from flowrl.envs.gym_envs import env_name
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Handle, Site
@@ -65,6 +66,8 @@ class RunnersHandle(Handle):
     """The site at which the runners were opened."""
     spaces: Spaces
     """The spaces of one environment."""
+    spec: Any = None
+    """The settings of the runners, where these have some of their own."""
     environments: int
     """The number of environments of all runners together."""
     on_device: bool = False
@@ -72,6 +75,11 @@ class RunnersHandle(Handle):
     shared: ClassVar[tuple[str, ...]] = (
         "publish", "pace", "episodes", "evaluate", "keep_evaluated",
     )  # fmt: skip
+
+    @property
+    def env_name(self) -> str:
+        """What the environment is called in texts; empty if that is not known."""
+        return "" if self.spec is None else env_name(self.spec.env)
 
     @abstractmethod
     def publish(self, weights: Weights, version: Any, to: Any = None, wait: bool = True) -> None:

@@ -40,6 +40,8 @@ def other(name, value, hint):
         return special[name]
     if isinstance(value, bool):
         return not value
+    if isinstance(value, str):
+        return f"another {value}"
     if isinstance(value, int):
         return value * 2 + 2
     if isinstance(value, float):

@@ -44,6 +44,10 @@ STOCK_SETTINGS = {
     "multi_ppo": fl.MultiPPOSettings,
     "es": fl.ESSettings,
     "ars": fl.ARSSettings,
+    "bc": fl.BCSettings,
+    "marwil": fl.MARWILSettings,
+    "iql": fl.IQLSettings,
+    "cql": fl.CQLSettings,
 }
 
 

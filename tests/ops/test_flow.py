@@ -90,3 +90,25 @@ def test_merge_refuses_weights_that_make_no_sense_and_nodes_that_have_none():
         match="an item comes from c, which has no weight; weights are for a, b",
     ):
         merged(fl.Merge({"a": 1, "b": 1}), "c")
+
+
+def test_switch_passes_the_items_of_each_phase_and_only_its_node_has_capacity():
+    op = fl.Switch({"read": 2, "other": 1, "batch": None})
+    state, found = op.init(), []
+    for source in ("read", "read", "other", "batch", "batch"):
+        ctx = Context({}, (), source)
+        others = {"read", "other", "batch"} - {source}
+        assert op.has_capacity(state, ctx)
+        assert not any(op.has_capacity(state, Context({}, (), name)) for name in others)
+        found += op.step(state, source, ctx)
+    assert found == ["read", "read", "other", "batch", "batch"]
+    # What a node yields at once may come after its phase.
+    assert list(op.step(state, "late", Context({}, (), "read"))) == ["late"]
+    with pytest.raises(fl.errors.ContractError, match="comes from x, which has no phase"):
+        list(op.step(state, 1, Context({}, (), "x")))
+
+
+@pytest.mark.parametrize("items", [{}, {"a": 1}, {"a": None, "b": None}, {"a": 0, "b": None}])
+def test_phases_without_an_end_or_a_last_one_with_one_are_refused(items):
+    with pytest.raises(fl.errors.SettingError, match="whole numbers from 1 on by node, and None"):
+        fl.Switch(items)
