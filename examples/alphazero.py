@@ -23,7 +23,7 @@ class SearchingNetwork(nnx.Module):
         self.simulations = simulations
 
     def plain(self, boards):
-        """Logits [N, 9] and values [N] of boards [N, 3, 3, 2], of one's own and the other's marks."""
+        """Logits [N, 9], values [N] of boards [N, 3, 3, 2]: one's own and the other's marks."""
         x = nnx.relu(self.first(boards.reshape(-1, 18).astype(jnp.float32)))
         numbers = self.outputs(nnx.relu(self.second(x)))
         logits = jnp.where(boards.any(-1).reshape(-1, 9), -1e9, numbers[:, :9])

@@ -14,10 +14,10 @@ from flowrl.ops.offline import ReadDataset
 from flowrl.ops.report import Evaluate, Report
 from flowrl.ops.train import TrainOneStep, UpdateTarget
 from flowrl.ops.weights import SyncWeights
+from flowrl.rl.actor_critics import SACNetwork
 from flowrl.rl.offline_losses import CQLLoss
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
-from flowrl.rl.value_networks import SACNetwork
 from flowrl.rollout.runners import Runners
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from flowrl.rl.actor_critics import SACNetwork
 from flowrl.rl.networks import MLP
 from flowrl.rl.offline_networks import IQLNetwork
 from flowrl.rl.optimizers import Linear
 from flowrl.rl.policies import Policy
-from flowrl.rl.value_networks import SACNetwork
 
 DQN: Mapping[str, Any] = {
     "envs_per_runner": 8,

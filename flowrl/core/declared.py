@@ -36,3 +36,15 @@ def check_declared(kind: type) -> None:
 
 def _are_names(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(x, str) for x in value)
+
+
+def hidden(owner: Any, base: type) -> str:
+    """Return what is wrong with a field that hides an attribute of the base class; empty if none.
+
+    A field of the same type is no mistake: it sets per value what other classes set for all.
+    """
+    for name, value in vars(owner).items():
+        if name in vars(base) and type(value) is not type(vars(base)[name]):
+            means = f"its field {name}={value!r} hides {base.__name__}.{name}"
+            return f"{means}, which has another meaning; give the field another name"
+    return ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from flowrl.core.declared import hidden
 from flowrl.errors import a, unknown
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import Handle, Operator, Resource, hidden
+from flowrl.graph.protocols import Handle, Operator, Resource
 from flowrl.graph.refs import refs, resource_and_part
 
 Problem = tuple[str, str]

@@ -451,9 +451,8 @@ class Tracer:
         The first stage to call such a verb owns the resource; for any other it is a problem.
         """
         node = self.place.ledger.at.node
-        stage = self.stage[node]
-        owner, first = self.owners.setdefault(resource, (stage, node))
-        if owner != stage and resource not in self.trespassed:
+        owner, first = self.owners.setdefault(resource, (self.stage[node], node))
+        if owner != self.stage[node] and resource not in self.trespassed:
             self.trespassed.add(resource)
             text = (
                 f"calls {resource}.{verb}, but {resource} belongs to the stage of {first}, which "

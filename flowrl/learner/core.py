@@ -316,7 +316,8 @@ class Core:
         """
 
         def step(carry: Any, batch: Rows) -> Any:
-            loss, metrics, grads, rest, priority = self.found(*carry[:2], batch, loss_inputs)
+            weights, opt, _ = carry
+            loss, metrics, grads, rest, priority = self.found(weights, opt, batch, loss_inputs)
             carry, report = self.stepped(carry, loss, metrics, grads, rest)
             names[:] = report
             numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])

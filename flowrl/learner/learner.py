@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.core.clock import here, update_begins
+from flowrl.core.declared import hidden
 from flowrl.core.events import Updated, Updating
 from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, plain_copy
 from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
 from flowrl.errors import ContractError, GraphError, SettingError
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
+from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
 from flowrl.learner.gradients import (

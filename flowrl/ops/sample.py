@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
+from flowrl.core.declared import hidden
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Context, Operator, Ref, Stateless, hidden
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.rollout.handle import RunnersHandle
 
 

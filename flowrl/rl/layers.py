@@ -167,12 +167,12 @@ class Trunk(nnx.Module):
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
             )
         self.activation = activation
-        # Each layer reads what the one before it returns, so there is one input more than widths.
-        pairs = zip((size, *hidden), hidden, strict=False)
-        makers = [first or linear, *[linear] * (len(hidden) - 1)]
-        self.layers = nnx.List(
-            [make(*pair, rngs=rngs) for make, pair in zip(makers, pairs, strict=True)]
-        )
+        layers, make, inputs = [], first or linear, size
+        for outputs in hidden:
+            layers.append(make(inputs, outputs, rngs=rngs))
+            # Each layer reads what the one before it returns.
+            make, inputs = linear, outputs
+        self.layers = nnx.List(layers)
 
     def __call__(self, x: Array) -> Array:
         """Return features ``[N, hidden[-1]]`` of ``x [N, size]``."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from flowrl.core.declared import hidden
 from flowrl.core.metrics import misnamed
 from flowrl.errors import SettingError, unknown
-from flowrl.graph.protocols import hidden
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
 from flowrl.rl.team import Team

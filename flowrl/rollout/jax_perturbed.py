@@ -115,7 +115,7 @@ class JaxPerturbed:
 
     @property
     def _normalizes(self) -> bool:
-        return self.core.network.has(RunningNorm)
+        return bool(self.core.network.layers(RunningNorm))
 
     def _first(
         self, params: dict[str, Array], rest: dict[str, Array], keys: Array, shape: tuple[int, ...]

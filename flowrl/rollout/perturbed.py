@@ -216,7 +216,7 @@ class PerturbedPlayer:
         each_seed, scales = np.repeat(seeds, episodes), np.float32(sigma) * SIGNS
         self._widen(min(self.spec.envs_per_runner, each_seed.size))
         width = self.environments.spec.envs_per_runner
-        found = _Found(self.spaces, each_seed.size, self.network.has(RunningNorm))
+        found = _Found(self.spaces, each_seed.size, bool(self.network.layers(RunningNorm)))
         for first in range(0, each_seed.size, width):
             # The last round may have more environments than there are episodes left.
             at = np.minimum(np.arange(first, first + width), each_seed.size - 1)

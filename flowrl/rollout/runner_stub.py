@@ -73,7 +73,7 @@ class RunnerStub:
             "return": _shape(np.float32, 2, pairs),
             "length": _shape(np.int32, 2, pairs),
         }
-        if net.has(RunningNorm):
+        if net.layers(RunningNorm):
             data |= {"visits": _shape(np.float32, 2, pairs), **self.spec.spaces().shapes(2, pairs)}
         columns = {
             "version": np.full(pairs, self.version, np.int32),
