@@ -10,8 +10,9 @@ from typing import Any
 
 from flowrl.errors import a, unknown
 from flowrl.graph.graph import Graph, Node
-from flowrl.graph.protocols import Handle, Operator, Resource, hidden
+from flowrl.graph.protocols import Handle, Operator, Resource
 from flowrl.graph.refs import refs, resource_and_part
+from flowrl.graph.settings import hidden
 
 Problem = tuple[str, str]
 """A pair of (node or resource, what is wrong and the way out)."""

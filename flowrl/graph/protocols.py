@@ -445,11 +445,7 @@ class Operator(Settings, ABC):
     def at_sampler(self, ctx: Context) -> Operator:
         """Return the operator that does its work where rollouts are sampled; itself by default.
 
-        What it returns is sent to the runners. In place of each resource it finds the behaviour
-        policy there, so it has to hold what else it needs of a resource.
-
-        Args:
-            ctx: the context of the node that samples, with all resources of the graph.
+        In place of each resource that finds the behaviour policy, so it holds what else it needs.
         """
         return self
 
@@ -495,15 +491,3 @@ class Stateless(Operator):
 
     def init(self) -> None:
         """Return None, for there is no state."""
-
-
-def hidden(owner: Any, base: type) -> str:
-    """Return what is wrong with a field that hides an attribute of the base class; empty if none.
-
-    A field of the same type is no mistake: it sets per value what other classes set for all.
-    """
-    for name, value in vars(owner).items():
-        if name in vars(base) and type(value) is not type(vars(base)[name]):
-            means = f"its field {name}={value!r} hides {base.__name__}.{name}"
-            return f"{means}, which has another meaning; give the field another name"
-    return ""

@@ -59,3 +59,15 @@ def _refuse_types(value: Any) -> None:
                 hints[field.name],
                 f"{type(value).__name__}.{field.name}",
             )
+
+
+def hidden(owner: Any, base: type) -> str:
+    """Return what is wrong with a field that hides an attribute of the base class; empty if none.
+
+    A field of the same type is no mistake: it sets per value what other classes set for all.
+    """
+    for name, value in vars(owner).items():
+        if name in vars(base) and type(value) is not type(vars(base)[name]):
+            means = f"its field {name}={value!r} hides {base.__name__}.{name}"
+            return f"{means}, which has another meaning; give the field another name"
+    return ""

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.items import Batch, Gradients, Metrics
-from flowrl.core.remote import is_array
 from flowrl.errors import ContractError
 from flowrl.graph.protocols import Site
 from flowrl.learner.core import Core, State
@@ -97,15 +96,17 @@ def gradients_of_rollout(
     state = {"weights": weights, "loss": {}, "key": own}
     _, found = gradients_of(state, data, columns, core=core)
     # Random keys stay where they are: they can't be sent as plain arrays.
-    rest = {
-        when: {name: x for name, x in of.items() if not _is_key(x)}
-        for when, of in found["rest"].items()
-    }
+    rest = {when: _without_keys(arrays) for when, arrays in found["rest"].items()}
     return {**found, "rest": rest}
 
 
-def _is_key(x: Any) -> bool:
-    return is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+def _without_keys(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return arrays by name, or the moments of norms by path, without random keys."""
+
+    def is_key(x: Any) -> bool:
+        return not isinstance(x, tuple) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+    return {name: x for name, x in arrays.items() if not is_key(x)}
 
 
 def _changes(
@@ -125,7 +126,8 @@ def _changes(
         norms = _norms(core.network)
         blank = {count: jnp.float32(NO_ROWS) for _, _, count in norms.values()}
         seen = core.observed(Weights(weights.params, {**rest, **blank}), rows).rest
-        moments = {path: tuple(seen[x] for x in names) for path, names in norms.items()}
+        for path, names in norms.items():
+            moments[path] = tuple(seen[name] for name in names)
         after = core.observed(after, rows)
     return {
         # Copies, for what is returned as it came shares its buffer with the learner's state.

@@ -15,7 +15,8 @@ from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, plain_
 from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
 from flowrl.errors import ContractError, GraphError, SettingError
-from flowrl.graph.protocols import Handle, Ref, Resource, Site, hidden
+from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.graph.settings import hidden
 from flowrl.graph.use import Use
 from flowrl.learner.core import core_of
 from flowrl.learner.gradients import (

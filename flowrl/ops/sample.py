@@ -11,7 +11,8 @@ from flowrl.core.texts import amount
 from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
-from flowrl.graph.protocols import Context, Operator, Ref, Stateless, hidden
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import hidden
 from flowrl.rollout.handle import RunnersHandle
 
 

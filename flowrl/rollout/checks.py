@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from flowrl.core.metrics import misnamed
 from flowrl.errors import SettingError, unknown
-from flowrl.graph.protocols import hidden
+from flowrl.graph.settings import hidden
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
 from flowrl.rl.team import Team
