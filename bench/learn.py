@@ -97,6 +97,8 @@ GATES = (
     Gate("dqn", "gymnax:CartPole-v1", 450, 100_000, 3, 450, "xla", **VALUES),
     Gate("apex", "CartPole-v1", 450, 200_000, 3, 450, "ray", **VALUES),
     Gate("sac", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
+    Gate("td3", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
+    Gate("ddpg", "Pendulum-v1", -200, 20_000, 3, -200, **VALUES),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3, 400),
     Gate("ppo", "CartPole that overheats, masked", 475, 150_000, 3, 475),
     Gate("dqn", "CartPole that overheats, masked", 450, 100_000, 3, 450, **VALUES),
@@ -109,6 +111,7 @@ GATES = (
     Gate("ppo", "Hopper-v5", 2_300, 1_000_000, 3, 2_300, **CONTROL),
     Gate("ppo", "HalfCheetah-v5", 2_000, 1_000_000, 3, 2_000, **CONTROL),
     Gate("sac", "InvertedPendulum-v5", 950, 30_000, 3, 950, **CONTROL),
+    Gate("td3", "InvertedPendulum-v5", 950, 30_000, 3, 950, **CONTROL),
 )
 OWN = {
     "CartPole that overheats, masked": (action_mask.Overheating, "CartPole-v1"),

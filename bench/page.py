@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import jax
 import numpy as np
 import psutil
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import flowrl as fl
 from flowrl.algos.tuned import tuned
@@ -47,7 +49,11 @@ def main() -> None:
         "One run on CartPole-v1 with tuned settings. Pages are opened and closed again in turns of "
         f"{SECONDS:g} s, in a new random order each time, by a process that reads what a browser "
         "would read, and draws nothing. Ratios of steps per second to the turn without pages "
-        f"beside it: the median of {TURNS}, and its 95 % bootstrap interval."
+        f"beside it: the median of {TURNS}, and its 95 % bootstrap interval.\n\n"
+        f"In slow environments a step waits for {1e3 * Slow.WAIT:g} ms, so that the run leaves the "
+        "processor free. What its processes spend there is as steady as the run itself, and shows "
+        "what pages cost: their CPU time beside that of the turn without pages, as a share of all "
+        "cores."
     )
     lines = [
         "# What the live page costs",
@@ -57,39 +63,68 @@ def main() -> None:
         "| | one page | five pages | one page, a node chosen | memory, five pages |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, runtime in (("ppo", "local"), ("impala", "ray")):
-        ratios, megabytes = measured(name, runtime)
-        cells = [interval(ratios[pages]) for pages in (1, 5, CHOSEN)]
-        lines.append(f"| {name}, {runtime} | {' | '.join(cells)} | {megabytes:+.0f} MB |")
-        print(lines[-1])
+    for name, runtime, env in (
+        ("ppo", "local", ""),
+        ("impala", "ray", ""),
+        ("impala", "ray", Slow),
+    ):
+        turns, megabytes = measured(name, runtime, env or "CartPole-v1")
+        title = f"{name}, {runtime}{', slow environments' if env else ''}"
+        cells = [interval(turns[n, 0] / turns[0, 0], ".3f") for n in (1, 5, CHOSEN)]
+        lines.append(f"| {title} | {' | '.join(cells)} | {megabytes:+.0f} MB |")
+        if env:
+            shares = {n: 100 * (turns[n, 1] - turns[0, 1]) / os.cpu_count() for n in (1, 5, CHOSEN)}
+            cells = [interval(shares[n], ".2f") + " %" for n in (1, 5, CHOSEN)]
+            lines.append(f"| {title}, CPU time | {' | '.join(cells)} | |")
+        print(*lines[6:], sep="\n", flush=True)
     (ROOT / "docs/benchmarks/page.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def measured(name: str, runtime: str) -> tuple[dict[int, list[float]], float]:
-    """Return the ratios of speeds by number of pages, and the megabytes that pages take."""
-    settings = {"ppo": fl.PPOSettings, "impala": fl.IMPALASettings}[name]
-    graph = getattr(fl, name)("CartPole-v1", settings(**tuned(name, "CartPole-v1")))
-    ratios: dict[int, list[float]] = {1: [], 5: [], CHOSEN: []}
+class Slow(CartPoleEnv):
+    """CartPole whose steps wait."""
+
+    WAIT = 1e-3
+    """The seconds that a step waits."""
+
+    def step(self, action: int) -> Any:
+        """Wait, then take a step."""
+        time.sleep(self.WAIT)
+        return super().step(action)
+
+
+def measured(name: str, runtime: str, env: Any) -> tuple[dict[tuple[int, int], np.ndarray], float]:
+    """Return what `speed` measured in each turn, and the megabytes that pages take.
+
+    The numbers of all turns come by the number of pages, and which of both it is.
+    """
+    # A row for each update of impala: a turn is measured from one row to another.
+    often = {"report_every": 1} if name == "impala" else {}
+    graph = getattr(fl, name)(env, **tuned(name, "CartPole-v1"), **often)
+    found: list[dict[int, tuple[float, float]]] = []
     with fl.run(graph, runtime=runtime) as run, rows_of(run):
-        while len(run.rows) < 20:
+        while len(run.rows) < 3:
             time.sleep(0.1)
+        first = len(run.rows)
         before = psutil.Process().memory_info().rss
         page = fl.serve(run, token=TOKEN)
-        with reader(page.link) as read_by:
+        with reader(page.link) as (read_by, reading):
             for _ in range(TURNS):
-                speeds = {}
+                found.append({})
                 for pages in random.sample([*PAGES, CHOSEN], 4):
                     read_by(pages)
-                    speeds[pages] = speed(run)
-                for pages, found in ratios.items():
-                    found.append(speeds[pages] / speeds[0])
+                    found[-1][pages] = speed(run, reading)
             read_by(5)
             time.sleep(10 * SECONDS)
             after = psutil.Process().memory_info().rss
         # What the rows themselves take in the meantime is no cost of the page.
-        kept = sum(sys.getsizeof(row) for row in run.rows[20:])
+        kept = sum(sys.getsizeof(row) for row in run.rows[first:])
         page.close()
-    return ratios, (after - before - kept) / 1e6
+    turns = {
+        (pages, which): np.array([turn[pages][which] for turn in found])
+        for pages in (*PAGES, CHOSEN)
+        for which in (0, 1)
+    }
+    return turns, (after - before - kept) / 1e6
 
 
 @contextmanager
@@ -104,23 +139,44 @@ def rows_of(run: fl.Run) -> Iterator[None]:
         thread.join()
 
 
-def speed(run: fl.Run) -> float:
-    """Return the steps per second from now on, for some seconds."""
+def speed(run: fl.Run, reader: int) -> tuple[float, float]:
+    """Return the steps per second from now on for some seconds, and the CPU seconds per second.
+
+    Args:
+        run: the run.
+        reader: the id of the process that reads, which is not part of the run.
+    """
     time.sleep(SETTLING)
-    first = len(run.rows)
-    while len(run.rows) == first:
-        time.sleep(0.01)
-    began = run.rows[-1]
+    began, spent_before = next_row(run), spent(reader)
     time.sleep(SECONDS)
-    ended = run.rows[-1]
-    return (ended["env_steps"] - began["env_steps"]) / (ended["seconds"] - began["seconds"])
+    ended, spent_after = next_row(run), spent(reader)
+    seconds = ended["seconds"] - began["seconds"]
+    steps = ended["env_steps"] - began["env_steps"]
+    return steps / seconds, (spent_after - spent_before) / seconds
 
 
-def interval(ratios: list[float]) -> str:
-    """Return the median of ratios, and its bootstrap interval."""
-    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+def next_row(run: fl.Run) -> fl.Row:
+    """Return the next row that a run closes."""
+    rows = len(run.rows)
+    while len(run.rows) == rows:
+        time.sleep(0.005)
+    return run.rows[-1]
+
+
+def spent(reader: int) -> float:
+    """Return the seconds of CPU time that all processes of this run have spent."""
+    mine = psutil.Process()
+    times = [
+        each.cpu_times() for each in (mine, *mine.children(recursive=True)) if each.pid != reader
+    ]
+    return sum(each.user + each.system for each in times)
+
+
+def interval(numbers: np.ndarray, digits: str) -> str:
+    """Return the median of numbers, and its bootstrap interval."""
+    draws = np.random.default_rng(0).choice(numbers, (10_000, len(numbers)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return f"**{statistics.median(ratios):.3f}** ({low:.3f} to {high:.3f})"
+    return f"**{statistics.median(numbers):{digits}}** ({low:{digits}} to {high:{digits}})"
 
 
 # -- the process that reads
@@ -137,7 +193,7 @@ def reader(link: str) -> Iterator:
             process.stdin.write(f"{pages}\n")
             process.stdin.flush()
 
-        yield read_by
+        yield read_by, process.pid
         process.stdin.close()
 
 

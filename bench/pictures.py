@@ -27,9 +27,13 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 
 
 SEEDS = 5
-STEPS = {"pg": 300_000, "a2c": 300_000, "a3c": 300_000, "sac": 8_000} | dict.fromkeys(
-    ("dqn", "apex"), 100_000
-)
+PENDULUM = ("sac", "td3", "ddpg")
+"""The stock graphs for actions in a Box."""
+STEPS = {
+    **dict.fromkeys(("pg", "a2c", "a3c"), 300_000),
+    **dict.fromkeys(("dqn", "apex"), 100_000),
+    **dict.fromkeys(PENDULUM, 8_000),
+}
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 
@@ -63,7 +67,7 @@ def team_curve(name: str) -> None:
 
 def curve(name: str) -> None:
     """Train a stock graph with several seeds in one XLA program, and draw what they learned."""
-    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
+    env = "Pendulum-v1" if name in PENDULUM else "CartPole-v1"
     settings, steps = fl.tuned(name, env), STEPS.get(name, 200_000)
     graph = getattr(fl, name)(f"gymnax:{env}", **settings)
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=SEEDS), steps=steps) as run:

@@ -17,6 +17,8 @@ PARENTS = {
     "impala": "ppo",
     "appo": "impala",
     "sac": "dqn",
+    "td3": "sac",
+    "ddpg": "td3",
     "apex": "dqn",
     "vdn": "dqn",
     "qmix": "vdn",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from flowrl.algos.appo import APPOSettings as APPOSettings
     from flowrl.algos.appo import appo as appo
     from flowrl.algos.config import Config as Config
+    from flowrl.algos.ddpg import DDPGSettings as DDPGSettings
+    from flowrl.algos.ddpg import ddpg as ddpg
     from flowrl.algos.dqn import DQNSettings as DQNSettings
     from flowrl.algos.dqn import dqn as dqn
     from flowrl.algos.impala import IMPALASettings as IMPALASettings
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from flowrl.algos.sac import SACSettings as SACSettings
     from flowrl.algos.sac import sac as sac
     from flowrl.algos.self_play import self_play as self_play
+    from flowrl.algos.td3 import TD3Settings as TD3Settings
+    from flowrl.algos.td3 import td3 as td3
     from flowrl.algos.tuned import tuned as tuned
     from flowrl.algos.vdn import VDNSettings as VDNSettings
     from flowrl.algos.vdn import vdn as vdn
@@ -100,7 +104,9 @@ if TYPE_CHECKING:
     from flowrl.resuming import resume as resume
     from flowrl.rl.explore import EpsilonGreedy as EpsilonGreedy
     from flowrl.rl.explore import GaussianNoise as GaussianNoise
+    from flowrl.rl.explore import RandomStart as RandomStart
     from flowrl.rl.explore import Sampled as Sampled
+    from flowrl.rl.optimizer_groups import Optimizers as Optimizers
     from flowrl.rl.optimizers import SGD as SGD
     from flowrl.rl.optimizers import Adam as Adam
     from flowrl.rl.optimizers import Cosine as Cosine
@@ -137,6 +143,7 @@ _HOMES = {
     "algos.apex": "ApexSettings apex",
     "algos.appo": "APPOSettings appo",
     "algos.config": "Config",
+    "algos.ddpg": "DDPGSettings ddpg",
     "algos.dqn": "DQNSettings dqn",
     "algos.impala": "IMPALASettings impala",
     "algos.multi_ppo": "MultiPPOSettings multi_ppo",
@@ -145,6 +152,7 @@ _HOMES = {
     "algos.qmix": "QMIXSettings qmix",
     "algos.sac": "SACSettings sac",
     "algos.self_play": "self_play",
+    "algos.td3": "TD3Settings td3",
     "algos.tuned": "tuned",
     "algos.vdn": "VDNSettings vdn",
     "core.items": "Row",
@@ -175,7 +183,8 @@ _HOMES = {
     "ops.train": "TrainOneStep UpdateTarget",
     "ops.weights": "SyncWeights",
     "replay.replay": "Replay",
-    "rl.explore": "EpsilonGreedy GaussianNoise Sampled",
+    "rl.explore": "EpsilonGreedy GaussianNoise RandomStart Sampled",
+    "rl.optimizer_groups": "Optimizers",
     "rl.optimizers": "SGD Adam Cosine Linear Optax RMSProp",
     "rl.policies": "Policy",
     "rl.team": "Scripted Team",

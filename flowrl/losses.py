@@ -1,5 +1,6 @@
 """Losses, and the class to write one of your own on."""
 
+from flowrl.rl.deterministic_losses import TD3Loss
 from flowrl.rl.losses import APPOLoss, Loss, PGLoss, PPOLoss, VTraceLoss
 from flowrl.rl.masked import mean as masked_mean
 from flowrl.rl.value_losses import DQNLoss, SACLoss
@@ -11,6 +12,7 @@ __all__ = [
     "PGLoss",
     "PPOLoss",
     "SACLoss",
+    "TD3Loss",
     "VTraceLoss",
     "masked_mean",
 ]

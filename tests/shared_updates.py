@@ -43,12 +43,15 @@ Q, SAC = (
     fl.Policy(fl.networks.SACNetwork, hidden=(32, 32)),
 )
 ADAM, STILL = fl.Adam(1e-3, max_grad_norm=0.5), fl.SGD(0.0)
+TD3 = fl.Policy(fl.networks.TD3Network, hidden=(32, 32))
+GROUPS = fl.Optimizers(actor=ADAM, critic=ADAM, every={"actor": 2})
 T, B, DRAWN = 32, 16, 512
 CASES = {
     "ppo": (MLP, DISCRETE, fl.losses.PPOLoss(target_kl=0.5), 256, (2, 4)),
     "vtrace": (MLP, DISCRETE, fl.losses.VTraceLoss(), T * 8, (2, 4)),
     "dqn": (Q, DISCRETE, fl.losses.DQNLoss(), 256, (2, 4)),
     "sac": (SAC, BOX, fl.losses.SACLoss(), 256, (2, 4)),
+    "td3": (TD3, BOX, fl.losses.TD3Loss(), 256, (4,)),
     "ppo, less than a line": (
         fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True),
         DISCRETE,
@@ -98,6 +101,8 @@ def example(core, carry):
 def updated(name, shards, shuffle=False, optimizer=ADAM, **more):
     """The program of an update on so many devices; and weights, metrics and priorities after it."""
     policy, spaces, loss, minibatch, _ = CASES[name]
+    if policy is TD3:
+        optimizer = GROUPS
     core = core_of(policy, spaces, as_loss(loss), optimizer)
     state = core.init(jax.random.key(0))
     net = core.network

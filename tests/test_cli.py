@@ -66,6 +66,8 @@ def test_list_is_a_line_for_each_stock_graph(flowrl):
         "dqn",
         "apex",
         "sac",
+        "td3",
+        "ddpg",
         "vdn",
         "qmix",
         "multi_ppo",

@@ -45,8 +45,9 @@ def stock(name, env="CartPole-v1"):
         "dqn": lambda: fl.DQNSettings(**DRAWN, prioritized=True),
         "apex": lambda: fl.ApexSettings(**DRAWN, num_runners=2),
         "sac": lambda: fl.SACSettings(**DRAWN),
+        "td3": lambda: fl.TD3Settings(**DRAWN, hidden=(8,)),
     }
-    return getattr(fl, name)("Pendulum-v1" if name == "sac" else env, settings[name]())
+    return getattr(fl, name)("Pendulum-v1" if name in ("sac", "td3") else env, settings[name]())
 
 
 def trained(graph, seed, runtime="local", more=1):
@@ -86,11 +87,12 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac"]
+    "name", ["ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3"]
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):
     forget_compiled()
-    other = {"learner.optimizer.lr": 0.00123}
+    group = ".actor" if name == "td3" else ""
+    other = {f"learner.optimizer{group}.lr": 0.00123}
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 

@@ -12,7 +12,8 @@ from flowrl.cli.arguments import runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
-NAMES = ("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac")
+NAMES = ("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "td3", "ddpg")
+BOX = ("sac", "td3", "ddpg")
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +37,14 @@ def rows(path):
     ],
 )
 def test_every_stock_graph_is_repeated_bit_for_bit(name, capsys):
-    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
-    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", "sac") else []
+    env = "Pendulum-v1" if name in BOX else "CartPole-v1"
+    early = ["--set", "learning_starts=200"] if name in ("dqn", "apex", *BOX) else []
     if name == "sac":
         early += ["--set", "policy=Policy(networks.SACNetwork, hidden=(8,))"]
+    elif name in BOX:
+        early += ["--set", "hidden=(8,)"]
     words = ["run", name, "--env", env, *early, "--set", "lr=0.002"]
-    steps = 300 if name == "sac" else 1500
+    steps = 300 if name in BOX else 1500
     assert main([*words, "--seed", "5", "--steps", str(steps), "--out", "first"]) == 0
     capsys.readouterr()
     assert main(["run", "first", "--out", "second"]) == 0

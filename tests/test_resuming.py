@@ -137,6 +137,10 @@ CASES = {
     "qmix": lambda: fl.qmix(
         settings=small(fl.QMIXSettings, **Q, policy=None, hidden=(8,), mixing=4, n_step=2)
     ),
+    "td3": lambda: fl.td3(
+        "Pendulum-v1",
+        small(fl.TD3Settings, **{**Q, "policy": None}, hidden=(8,), updates_per_step=0.1),
+    ),
     "sac": lambda: fl.sac(
         "Pendulum-v1", small(fl.SACSettings, **Q, policy=SAC, updates_per_step=0.1)
     ),

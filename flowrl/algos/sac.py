@@ -15,10 +15,12 @@ from flowrl.ops.sample import ParallelSample
 from flowrl.ops.train import TrainOneStep, UpdateTarget
 from flowrl.ops.weights import SyncWeights
 from flowrl.replay.replay import Replay
-from flowrl.rl.optimizers import Adam, Rate
+from flowrl.rl.actor_critics import SACNetwork
+from flowrl.rl.explore import RandomStart, Sampled
+from flowrl.rl.optimizer_groups import Optimizers
+from flowrl.rl.optimizers import Adam, Optimizer, Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.value_losses import SACLoss
-from flowrl.rl.value_networks import SACNetwork
 from flowrl.rollout.runners import Runners
 
 
@@ -36,9 +38,12 @@ class SACSettings:
         batch_size: transitions in the batch of one update (default 256).
         minibatch_size: transitions per gradient step; None: the whole batch (default None).
         learning_starts: environment steps before the first update (default 100).
+        random_steps: environment steps at first whose actions are random (default 0).
         updates_per_step: updates per environment step (default 1.0).
         tau: share of the newest parameters in each target update; 1 copies them (default 0.005).
         lr: learning rate, a number or a schedule such as fl.Linear (default 3e-4).
+        critic_lr: learning rate of the critics; None: `lr` (default None).
+        alpha_lr: learning rate of the temperature; None: `lr` (default None).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         n_step: environment steps of each return (default 1).
         alpha: initial temperature of the entropy (default 1.0).
@@ -58,9 +63,12 @@ class SACSettings:
     batch_size: int = 256
     minibatch_size: int | None = None
     learning_starts: int = 100
+    random_steps: int = 0
     updates_per_step: float = 1.0
     tau: float = 0.005
     lr: Rate = 3e-4
+    critic_lr: Rate | None = None
+    alpha_lr: Rate | None = None
     gamma: float = 0.99
     n_step: int = 1
     alpha: float = 1.0
@@ -87,6 +95,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
     """
     s = given(settings, SACSettings, changes)
     policy = s.policy or Policy(SACNetwork, alpha=s.alpha, normalize=s.normalize)
+    explore = RandomStart(s.random_steps) if s.random_steps else Sampled()
     return Graph(
         "sac",
         runners=Runners(
@@ -95,6 +104,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
             num_runners=s.num_runners,
             envs_per_runner=s.envs_per_runner,
             rollout_length=s.rollout_length,
+            explore=explore,
         ),
         replay=Replay(
             s.buffer_size,
@@ -102,7 +112,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
             gamma=s.gamma,
             normalize_rewards=s.normalize_rewards,
         ),
-        learner=Learner(policy, SACLoss(s.target_entropy), Adam(s.lr)),
+        learner=Learner(policy, SACLoss(s.target_entropy), _optimizer(s)),
     ).then(
         sample=ParallelSample(),
         add=ReplayAdd(),
@@ -113,4 +123,15 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
         target=UpdateTarget(tau=s.tau),
         sync=SyncWeights(),
         report=Report(every=s.report_every),
+    )
+
+
+def _optimizer(s: SACSettings) -> Optimizer | Optimizers:
+    """Return one optimiser for all parameters, or one for each group if their rates differ."""
+    if s.critic_lr is None and s.alpha_lr is None:
+        return Adam(s.lr)
+    return Optimizers(
+        actor=Adam(s.lr),
+        critic=Adam(s.lr if s.critic_lr is None else s.critic_lr),
+        temperature=Adam(s.lr if s.alpha_lr is None else s.alpha_lr),
     )

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
 Array = Any
+
+
+class Composed(ABC):
+    """Base class of values that hold settings by name without being a dataclass."""
+
+    settings: Mapping[str, Any]
+
+    @abstractmethod
+    def composed(self, settings: Mapping[str, Any]) -> Self:
+        """Return the same with other settings, which are not checked: some may be tracers."""
 
 
 class Argument(float):
@@ -58,7 +69,7 @@ class Values(dict[str, Array]):
 def substituted(value: Any, values: Values) -> Any:
     """Return a value with the values of arguments in their place.
 
-    Fields of dataclasses are searched too, and tuples of numbers.
+    Fields of dataclasses and of `Composed` are searched too, and tuples of numbers.
 
     Args:
         value: any value.
@@ -93,7 +104,7 @@ def with_numbers(value: Any, path: str, replace: Callable[[str, float], Any]) ->
 
     A number of 0 stays as it is, for it often switches something off, and so do those that are not
     finite. Fields of dataclasses that compare by value are searched too, but for those that the
-    dataclass names in `constants`.
+    dataclass names in `constants`, and so are the settings of `Composed`.
 
     Args:
         value: any value.
@@ -118,20 +129,29 @@ def compares_by_value(kind: type) -> bool:
 
 
 def _is_settings(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, Composed) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, or the settings of a composed value, by name."""
+    if isinstance(value, Composed):
+        return dict(value.settings)
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _replaced(value: Any, change: Callable[[str, Any], Any]) -> Any:
-    """Return a dataclass with its fields changed, or itself if no field becomes another object.
+    """Return settings with their fields changed, or themselves if no field becomes another object.
 
     Args:
-        value: the dataclass.
+        value: a dataclass, or a composed value.
         change: returns the new value of a field, from its name and its value.
     """
-    old = {f.name: getattr(value, f.name) for f in fields(value)}
+    old = _fields(value)
     new = {name: change(name, x) for name, x in old.items()}
     if all(new[name] is old[name] for name in old):
         return value
+    if isinstance(value, Composed):
+        return value.composed(new)
     # The constructor would check the values, which may be tracers.
     made = object.__new__(type(value))
     for name, x in new.items():

@@ -311,9 +311,11 @@ class Control:
     def _culprit(self, error: BaseException) -> str:
         """Return the node at which a run failed, empty where it was none."""
         # A loss is checked when a row closes, so the node at work then is not the one that trained.
-        trained = (node for node, item in self.given.items() if isinstance(item, Trained))
         if isinstance(error, NotFiniteError):
-            return next(trained, "")
+            _, _, learner = error.where.rpartition(".")
+            items = ((node, x) for node, x in self.given.items() if isinstance(x, Trained))
+            # Nodes after the one that trained pass its item on.
+            return next((node for node, x in items if x.learner == learner), "")
         outside = isinstance(error, FlowrlError) and error.where == self.plan.graph.name
         return "" if outside else self.session.place.ledger.at.node
 

@@ -22,6 +22,7 @@ from flowrl.learner.minibatches import Minibatches, Rows
 from flowrl.rl.function_loss import call_loss
 from flowrl.rl.losses import Loss, without_masked_nans
 from flowrl.rl.normalizing import RunningNorm
+from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -76,7 +77,15 @@ class Core:
     @cached_property
     def tx(self) -> optax.GradientTransformation:
         """The optimiser as an optax transformation."""
+        if isinstance(self.optimizer, Optimizers):
+            return self.optimizer.build(self._groups)
         return as_transformation(self.optimizer)
+
+    @cached_property
+    def _groups(self) -> dict[str, list[str]]:
+        """The names of the parameters of each group that has an optimiser of its own."""
+        groups: Optimizers = self.optimizer
+        return groups.members(self.network.parameter_names, self.network.parameter_groups)
 
     def init(self, key: Array) -> State:
         """Return the first state: weights, optimiser state, numbers of the loss and random key."""
@@ -305,7 +314,8 @@ class Core:
         """
 
         def step(carry: Any, batch: Rows) -> Any:
-            loss, metrics, grads, rest, priority = self.found(carry[0], batch, loss_inputs)
+            weights, opt, _ = carry
+            loss, metrics, grads, rest, priority = self.found(weights, opt, batch, loss_inputs)
             carry, report = self.stepped(carry, loss, metrics, grads, rest)
             names[:] = report
             numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])
@@ -313,13 +323,14 @@ class Core:
 
         return step
 
-    def found(self, weights: Weights, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
+    def found(self, weights: Weights, opt: Any, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
         """Return what a gradient step takes from a minibatch, equal on all devices.
 
         It is the loss, its metrics, the gradients, what the network keeps beside its parameters
         after the loss's calls, and the priorities of this device's rows if the loss reports them.
+        The state of the optimiser says which parameters are due.
         """
-        (loss, (metrics, rest)), grads = self._gradients(weights, batch, loss_inputs)
+        (loss, (metrics, rest)), grads = self._gradients(weights, opt, batch, loss_inputs)
         refuse_reserved(metrics)
         priority = metrics.pop("priority", None) if self.loss.priorities else None
         if priority is not None:
@@ -365,10 +376,13 @@ class Core:
             applied = 1 - stopped.astype(jnp.float32)
         return (*new, stopped), {"loss": loss, **metrics, "gradient_steps": applied}
 
-    def _gradients(self, weights: Weights, batch: Rows, loss_inputs: dict[str, Array]) -> Any:
+    def _gradients(
+        self, weights: Weights, opt: Any, batch: Rows, loss_inputs: dict[str, Array]
+    ) -> Any:
         """Return ``((loss, (metrics, rest)), gradients)`` of a minibatch.
 
-        `rest` is what the network keeps beside its parameters, as the loss's calls left it.
+        `rest` is what the network keeps beside its parameters, as the loss's calls left it. The
+        state of the optimiser says which parameters are due.
         """
 
         def loss_of(params: dict[str, Array]) -> Any:
@@ -387,6 +401,8 @@ class Core:
             )
             return loss, (metrics, rest)
 
+        if isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
+            return self.optimizer.gradients(loss_of, weights.params, opt, self._groups)
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)
 
     def _stop(self, metrics: dict[str, Array]) -> Array:

@@ -36,7 +36,7 @@ def gradients_of(
     """Return the next random key, and the gradients of a batch.
 
     Args:
-        state: ``weights``, ``loss``, ``key`` and, if the loss needs it, ``target`` of a learner.
+        state: of a learner; without a target network unless the loss needs it.
         data: fields ``[T, B, ...]``.
         columns: column fields ``[B, ...]`` of a loss that takes whole columns.
         core: the learner's functions.
@@ -50,12 +50,12 @@ def gradients_of(
     names: list[str] = []
 
     def compute(
-        weights: Weights, _: Any, inputs: Rows, key: Array, fields: Rows, columns: Rows
+        weights: Weights, opt: Any, inputs: Rows, key: Array, fields: Rows, columns: Rows
     ) -> Any:
         rows = {name: minibatches.on_this_device(x) for name, x in fields.items()}
 
         def step(carry: None, batch: Rows) -> Any:
-            loss, metrics, grads, rest, priority = core.found(weights, batch, inputs)
+            loss, metrics, grads, rest, priority = core.found(weights, opt, batch, inputs)
             report = {"loss": loss, **metrics}
             names[:] = report
             return carry, ((grads, rest, list(report.values())), priority)
@@ -67,7 +67,7 @@ def gradients_of(
     if shards > 1:
         compute = core.on_devices(compute, minibatches, fields, column_fields)
     grads, rest, numbers, priority = compute(
-        state["weights"], (), core.loss_inputs(state), key, fields, column_fields
+        state["weights"], state["opt"], core.loss_inputs(state), key, fields, column_fields
     )
     return next_key, {
         "params": grads,
@@ -93,7 +93,7 @@ def gradients_of_rollout(
         core: the learner's functions.
     """
     own = jax.random.key(0) if key is None else jax.random.fold_in(key, first[0])
-    state = {"weights": weights, "loss": {}, "key": own}
+    state = {"weights": weights, "opt": (), "loss": {}, "key": own}
     _, found = gradients_of(state, data, columns, core=core)
     # Random keys stay where they are: they can't be sent as plain arrays.
     rest = {when: _without_keys(arrays) for when, arrays in found["rest"].items()}

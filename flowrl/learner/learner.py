@@ -30,6 +30,7 @@ from flowrl.learner.gradients import (
 from flowrl.learner.rules import lacking, misfit_of, runners_of, stale_data
 from flowrl.rl.function_loss import as_loss
 from flowrl.rl.losses import Loss
+from flowrl.rl.optimizer_groups import Optimizers
 from flowrl.rl.optimizers import as_transformation
 from flowrl.rl.policies import Policy, Weights
 from flowrl.rollout.handle import RunnersHandle
@@ -186,10 +187,8 @@ class LearnerHandle(Handle):
         data, columns = arrays_of(self.core, batch)
         self._share(batch, batch.steps)
         core = self.state["core"]
-        # Not the optimiser's state, which the gradients do not depend on.
-        state = {name: x for name, x in core.items() if name != "opt"}
         key, found = self.site.run(
-            gradients_of, state, data, columns, core=self.core, shards=self.shards
+            gradients_of, core, data, columns, core=self.core, shards=self.shards
         )
         self.state = {**self.state, "core": {**core, "key": key}}
         return as_item(self.site, self.site.name, found, batch, self.state["version"])
@@ -329,7 +328,8 @@ class LearnerHandle(Handle):
             raise ContractError(
                 f"{type(self.core.loss).__name__} uses no target network; remove this operator"
             )
-        core = self.site.run(self.core.update_target, self.state["core"], tau=tau)
+        # What is not donated would be copied, though only the target network changes.
+        core = self.site.run(self.core.update_target, self.state["core"], donate=(0,), tau=tau)
         self.state = {**self.state, "core": core}
         self.site.count(target_updates=1)
 
@@ -360,7 +360,8 @@ class Learner(Resource):
     Args:
         policy: policy to train, the same as its runners act with.
         loss: loss such as `PPOLoss`, or a function ``(policy, params, batch) -> (loss, metrics)``.
-        optimizer: optimiser such as `Adam`, or an optax transformation.
+        optimizer: optimiser such as `Adam`, `Optimizers` of several groups of parameters, or an
+            optax transformation.
         runners: name of the runners whose spaces it is made for; they get its first weights
             (default ``runners``).
 
@@ -380,7 +381,8 @@ class Learner(Resource):
             raise SettingError(
                 f"policy must be fl.Policy(ModuleClass, **settings), got {self.policy!r}"
             )
-        as_transformation(self.optimizer)
+        if not isinstance(self.optimizer, Optimizers):
+            as_transformation(self.optimizer)
         try:
             hash((as_loss(self.loss), self.optimizer))
         except TypeError as error:

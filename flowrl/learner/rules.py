@@ -9,7 +9,7 @@ from flowrl.core.items import Batch
 from flowrl.core.texts import plural
 from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
-from flowrl.rl import losses, value_losses
+from flowrl.rl import deterministic_losses, losses, value_losses
 from flowrl.rl.explore import Explore
 from flowrl.rl.function_loss import FunctionLoss
 from flowrl.rl.losses import Loss
@@ -19,7 +19,12 @@ from flowrl.rollout.runners import Runners
 def misfit_of(loss: Loss, explore: Explore) -> str:
     """Return why a loss can't learn from actions picked by this exploration; empty if it can."""
     kind, how = type(loss).__name__, type(explore).__name__
-    if loss.values and explore.samples:
+    if loss.deterministic and explore.last.samples:
+        return (
+            "act by a stochastic policy, but the actions of a policy that "
+            f"{kind} trains have no distribution; give runners explore=fl.GaussianNoise(...)"
+        )
+    if loss.values and explore.last.samples:
         return (
             "act by a stochastic policy, which prefers high action values but samples; "
             f"{kind} does not train them for that; give runners explore=fl.EpsilonGreedy(...)"
@@ -27,7 +32,7 @@ def misfit_of(loss: Loss, explore: Explore) -> str:
     if loss.sampled and not explore.samples:
         # An exploration of the user's own may sample from the policy, and lack only the mark.
         own = ""
-        if how not in ("EpsilonGreedy", "GaussianNoise"):
+        if how not in ("EpsilonGreedy", "GaussianNoise", "RandomStart"):
             own = f"; if {how} does sample them so, set samples = True in it"
         return (
             f"act by {how}, for which {kind} does not correct: "
@@ -41,7 +46,7 @@ def misfit_of(loss: Loss, explore: Explore) -> str:
 def losses_content_with(fields: Collection[str]) -> list[str]:
     """Return the names of the losses of this package that need no more than these fields."""
     found = set()
-    for module in (losses, value_losses):
+    for module in (losses, value_losses, deterministic_losses):
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue

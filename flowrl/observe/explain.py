@@ -72,7 +72,7 @@ class Explanation:
             lines += [f"bottleneck: {b.where}, {b.share:.0%} of the time. {b.why}", f"  {b.advice}"]
         if self.what_if:
             wide = max(len(w.change) for w in self.what_if)
-            lines.append("what if")
+            lines.append(f"what if, beside {self.steps_per_second:,.0f} steps/s now")
             lines += [f"  {w.change:<{wide}}  {self._prediction(w)}" for w in self.what_if]
         return lines
 

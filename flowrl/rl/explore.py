@@ -45,6 +45,11 @@ class Explore(Settings, ABC):
         """
         return head.noise(key, n)
 
+    @property
+    def last(self) -> Explore:
+        """The exploration that remains once the run has begun: this one, unless it says so."""
+        return self
+
     @abstractmethod
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """Return the actions of n environments from their distributions."""
@@ -166,17 +171,73 @@ class GaussianNoise(Explore):
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless actions are numbers between finite bounds."""
-        if not head.continuous:
-            return "GaussianNoise is for actions in a Box; take EpsilonGreedy or Sampled for others"
-        if head.bounded:
-            return ""
-        return (
-            "GaussianNoise keeps actions in [-1, 1], stretched over the bounds of the action "
-            "space, but some of these are not finite; give it finite ones by a wrapper "
-            "(gymnasium.wrappers.TransformAction), or take Sampled"
-        )
+        return _unbounded("GaussianNoise", head)
 
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """Return the greedy action with the scaled noise added, clipped to [-1, 1]."""
         # Actions of the policy stand for [-1, 1]; beyond that the bounds would clip them.
         return jnp.clip(dist.mode() + self.deviation * noise, -1, 1)
+
+
+@dataclass(frozen=True)
+class RandomStart(Explore):
+    """Uniformly random actions at first, and then those of another exploration.
+
+    What a replay holds at first then covers all actions (Fujimoto et al. 2018, appendix C).
+
+    Args:
+        steps: environment steps whose actions are random, of all environments of all runners
+            together, about.
+        then: the exploration after them, such as `GaussianNoise` (default `Sampled`).
+
+    Raises:
+        SettingError: `steps` is below 0.
+    """
+
+    steps: int
+    then: Explore = Sampled()
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise SettingError(f"steps must not be negative, got {self.steps}")
+
+    @property
+    def last(self) -> Explore:
+        """The exploration after the random steps."""
+        return self.then
+
+    def check(self, head: Head) -> str:
+        """Return what is wrong unless actions are numbers between finite bounds."""
+        return _unbounded("RandomStart", head) or self.then.check(head)
+
+    def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:
+        """Return the noise ``[n, width + 1 + m]`` of one step of n environments.
+
+        The first numbers are the random action, the next one is 1 where it is taken and else 0, and
+        the m last ones are the noise of the other exploration.
+        """
+        random_key, key = jax.random.split(key)
+        random = jax.random.uniform(random_key, (n, head.width), minval=-1, maxval=1)
+        taken = jnp.full((n, 1), step < self.steps, jnp.float32)
+        return jnp.concatenate(
+            [random, taken, self.then.noise(head, key, n, step, env, envs)], axis=1
+        )
+
+    def pick(self, dist: Distribution, noise: Array) -> Array:
+        """Return the random action where the noise says so, else that of the other exploration."""
+        width = dist.mode().shape[-1]
+        random, taken, rest = jnp.split(noise, [width, width + 1], axis=1)
+        return jnp.where(taken > 0, random, self.then.pick(dist, rest))
+
+
+def _unbounded(name: str, head: Head) -> str:
+    """Return why an exploration can't act with such actions; empty for a Box of finite bounds."""
+    if not head.continuous:
+        return f"{name} is for actions in a Box; take EpsilonGreedy or Sampled for others"
+    if head.bounded:
+        return ""
+    return (
+        f"{name} keeps actions in [-1, 1], stretched over the bounds of the action "
+        "space, but some of these are not finite; give it finite ones by a wrapper "
+        "(gymnasium.wrappers.TransformAction), or take Sampled"
+    )

@@ -86,6 +86,8 @@ class Loss(Settings, ABC):
     """
     values: ClassVar[bool] = False
     """Whether the policy's action outputs are action values, from which no actions are sampled."""
+    deterministic: ClassVar[bool] = False
+    """Whether the policy's action outputs are one action, from which no other is sampled."""
     random: ClassVar[bool] = False
     """Whether the loss takes the field ``seed``, random ``uint32[N, 2]``, new with every update.
 

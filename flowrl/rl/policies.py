@@ -48,7 +48,7 @@ class Policy(Spec):
     need not see to that.
 
     A module whose attribute ``squashed`` is True has Gaussians that are squashed into [-1, 1] by
-    tanh, as those of `SACNetwork` are.
+    tanh, as those of `SACNetwork` are. Its ``parameter_groups`` are those of `Optimizers`.
 
     Args:
         fn: the module class, or a function that returns a module.
@@ -125,6 +125,8 @@ class Network:
         self.graphdef, params, rest = split_module(abstract)
         self._params = paths_of(params)
         self._rest = paths_of(rest)
+        self.parameter_names: list[str] = self._params[0]
+        self.parameter_groups = getattr(abstract, "parameter_groups", {})
         self._parts = {"/".join(map(str, path)): type(x) for path, x in nnx.iter_graph(abstract)}
         self._check(Weights(by_name(self._params, params), by_name(self._rest, rest)))
 

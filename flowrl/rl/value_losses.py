@@ -47,7 +47,7 @@ def weights_of(batch: Mapping[str, Array]) -> Array:
     return valid.astype(jnp.float32)
 
 
-def _weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
+def weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
     """Return the sum of `x` times `weights_of` its rows, over the number of valid rows."""
     valid = batch["valid"]
     # The sum of the weights must not be divided by: it would undo the importance sampling.
@@ -55,7 +55,7 @@ def _weighted_mean(x: Array, batch: Mapping[str, Array]) -> Array:
     return weighted / jnp.maximum(jnp.sum(valid), 1)
 
 
-def _no_recurrence(loss: Loss, net: Network, other: str) -> str:
+def no_recurrence(loss: Loss, net: Network, other: str) -> str:
     """Return why the loss can't train a recurrent policy; empty if the policy is not recurrent."""
     if not net.recurrent:
         return ""
@@ -111,7 +111,7 @@ class DQNLoss(Loss):
                 f"TeamQNetwork for actions of several choices), not {net.name}; SACLoss is for "
                 "fl.networks.SACNetwork"
             )
-        return _no_recurrence(self, net, "QNetwork")
+        return no_recurrence(self, net, "QNetwork")
 
     def __post_init__(self) -> None:
         if self.huber is not None and self.huber <= 0:
@@ -134,7 +134,7 @@ class DQNLoss(Loss):
         value = _whole(policy, params, batch["obs"], taken)
         error, valid = target - value, batch["valid"]
         row_losses = error**2 / 2 if self.huber is None else huber(error, self.huber)
-        return _weighted_mean(row_losses, batch), {
+        return weighted_mean(row_losses, batch), {
             "q_mean": mean(value, valid),
             "td_error": mean(jnp.abs(error), valid),
             "priority": jnp.abs(error),
@@ -172,7 +172,7 @@ class SACLoss(Loss):
                 f"SACLoss needs a policy with critics (fl.networks.SACNetwork), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"
             )
-        return _no_recurrence(self, net, "SACNetwork")
+        return no_recurrence(self, net, "SACNetwork")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
@@ -187,7 +187,7 @@ class SACLoss(Loss):
 
         target = _soft_target(policy, fixed, alpha, next_noise, batch)
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
-        critic_loss = _weighted_mean((error**2).sum(0) / 2, batch)
+        critic_loss = weighted_mean((error**2).sum(0) / 2, batch)
 
         action, logp = policy(params, batch["obs"])[0].sample_and_log_prob(noise)
         value = policy(fixed, batch["obs"], action, method="critic").min(0)

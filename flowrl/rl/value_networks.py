@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium as gym
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from flowrl.errors import PolicyError
@@ -109,74 +108,3 @@ class QNetwork(nnx.Module):
             # Without subtracting the mean, value and advantages could shift against each other.
             values = self.value(x) + values - values.mean(-1, keepdims=True)
         return values, values.max(-1)
-
-
-class SACNetwork(nnx.Module):
-    """Squashed Gaussian policy, two critics and a temperature (Haarnoja et al. 2018b).
-
-    The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy.
-
-    Args:
-        obs_space: observation space of the environment.
-        action_space: action space of the environment, which must be a Box of floats.
-        hidden: widths of the layers of the policy and of each critic (default (256, 256)).
-        activation: ``tanh``, ``relu``, ``silu`` or ``gelu`` (default ``relu``).
-        alpha: initial temperature (default 1.0).
-        normalize: whether to shift and scale observations by running moments (`RunningNorm`)
-            (default False).
-        rngs: random keys of the initial weights.
-
-    Raises:
-        PolicyError: actions are not in a Box.
-    """
-
-    squashed = True
-    """Gaussians of this policy are squashed into [-1, 1] by tanh."""
-
-    def __init__(
-        self,
-        obs_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        *,
-        hidden: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        alpha: float = 1.0,
-        normalize: bool = False,
-        rngs: nnx.Rngs,
-    ) -> None:
-        actions = head(action_space)
-        if not actions.continuous:
-            raise PolicyError(
-                f"SACNetwork is for actions in a Box, not {action_space}; "
-                "take QNetwork with DQNLoss (fl.dqn) for one of n actions"
-            )
-        self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
-        self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
-        self.action = uniform(hidden[-1], 2 * actions.width, rngs=rngs)
-        critic_inputs = self.encoder.size + actions.width
-        self.critics = nnx.List(
-            [Trunk(critic_inputs, hidden, activation, linear=uniform, rngs=rngs) for _ in range(2)]
-        )
-        # Two critics, because the smaller value of both is less of an overestimate.
-        self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(2)])
-        # The logarithm is trained, so that the temperature stays above 0.
-        self.log_temperature = nnx.Param(jnp.log(jnp.float32(alpha)))
-
-    def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """Return means and log-deviations ``[N, 2 d]`` of ``obs [N, ...]``, and values ``[N]``.
-
-        The values are 0, and nothing uses them: action values come from `critic`.
-        """
-        mean, log_std = jnp.split(self.action(self.actor(self.encoder(obs))), 2, axis=-1)
-        return jnp.concatenate([mean, jnp.clip(log_std, -20, 2)], axis=-1), jnp.zeros(mean.shape[0])
-
-    def critic(self, obs: Array, action: Array) -> Array:
-        """Return the values ``[2, N]`` that both critics give to actions ``[N, d]`` in [-1, 1]."""
-        x = jnp.concatenate([self.encoder(obs), action], axis=-1)
-        return jnp.stack(
-            [value(trunk(x))[:, 0] for trunk, value in zip(self.critics, self.values, strict=True)]
-        )
-
-    def log_alpha(self) -> Array:
-        """Return the logarithm of the temperature, a scalar."""
-        return self.log_temperature[...]

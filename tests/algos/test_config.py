@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 def other(name, value, hint):
     """Another value of a setting than its default, of its type."""
     special = {
-        "lr": fl.Linear(1e-3, 1e-5, 65_000),
+        **dict.fromkeys(("lr", "critic_lr", "alpha_lr"), fl.Linear(1e-3, 1e-5, 65_000)),
         "policy": fl.Policy(MLP, hidden=(32, 16), activation="relu"),
         "hidden": (32, 16, 8),
         "spread": 1.5,
@@ -61,7 +61,7 @@ def round_trip(config, file):
 @pytest.mark.parametrize("name", STOCK)
 def test_every_setting_of_a_stock_graph_survives_the_round_trip(name, file):
     source = find(name)
-    env = "Pendulum-v1" if name == "sac" else source.env
+    env = "Pendulum-v1" if name in ("sac", "td3", "ddpg") else source.env
     changes = {k: other(k, v, source.hints[k]) for k, v in source.settings.items()}
     if "minibatch_size" in changes:
         changes["minibatch_size"] = 64

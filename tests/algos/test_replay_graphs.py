@@ -43,6 +43,7 @@ SAC = {
     "report_every": 5,
     "policy": fl.Policy(fl.networks.SACNetwork, hidden=(8,)),
 }
+TD3 = {"learning_starts": 8, "batch_size": 16, "report_every": 6, "hidden": (8,)}
 GRAPHS = {
     "dqn": fl.dqn("CartPole-v1", fl.DQNSettings(**DQN)),
     "every setting": fl.dqn(
@@ -66,6 +67,8 @@ GRAPHS = {
     "apex": fl.apex("CartPole-v1", fl.ApexSettings(**DQN, sync_every=2)),
     "apex, jax": fl.apex("gymnax:CartPole-v1", fl.ApexSettings(**DQN)),
     "sac": fl.sac("Pendulum-v1", fl.SACSettings(**SAC)),
+    "td3": fl.td3("Pendulum-v1", **TD3),
+    "ddpg": fl.ddpg("Pendulum-v1", **{**TD3, "n_step": 2, "normalize": True}),
     "sac, n-step": fl.sac(
         "Pendulum-v1", fl.SACSettings(**SAC, n_step=3, envs_per_runner=2, rollout_length=2)
     ),
@@ -197,7 +200,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
     assert 0 < few < 0.7 * (len(turns) - few)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "apex"])
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "apex"])
 def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkeypatch):
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
@@ -658,8 +661,9 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
             after="batch", gather=fl.Concat(48)
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
+        fl.td3("gymnax:Pendulum-v1", **TD3),
     ],
-    ids=["prioritized", "rollouts as they come", "samples are gathered", "sac"],
+    ids=["prioritized", "rollouts as they come", "samples are gathered", "sac", "td3"],
 )
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))

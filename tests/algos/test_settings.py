@@ -35,6 +35,8 @@ STOCK_SETTINGS = {
     "dqn": fl.DQNSettings,
     "apex": fl.ApexSettings,
     "sac": fl.SACSettings,
+    "td3": fl.TD3Settings,
+    "ddpg": fl.DDPGSettings,
     "vdn": fl.VDNSettings,
     "qmix": fl.QMIXSettings,
     "multi_ppo": fl.MultiPPOSettings,

@@ -58,21 +58,21 @@ def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
     ]  # what a loss reports of each row, one number each, is put into the order of the batch
     for name, found in updates().items():
         assert found["gathered"] == (
-            priorities if name.startswith(("dqn", "sac")) and "shuffled" not in name else []
+            priorities if name.startswith(("dqn", "sac", "td3")) and "shuffled" not in name else []
         )
     # Running moments of observations are three sums more, once an update; APPO's standardized
     # advantages two in a minibatch.
     assert [
         updates()[f"{name} on 4"]["sums"]
-        for name in ("dqn", "sac", "recurrent", "ppo", "vtrace", "appo")
-    ] == [1, 1, 1, 4, 4, 6]
+        for name in ("dqn", "sac", "td3", "recurrent", "ppo", "vtrace", "appo")
+    ] == [1, 1, 1, 1, 4, 4, 6]
 
 
 def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_device():
     differences = {
         name: found["difference"] for name, found in updates().items() if "difference" in found
     }
-    assert len(differences) == 12 and max(differences.values()) < 1e-5
+    assert len(differences) == 13 and max(differences.values()) < 1e-5
 
 
 def test_what_a_policy_tracks_in_its_calls_is_averaged_and_equal_on_all_devices():

@@ -1,0 +1,280 @@
+"""TD3's loss against a slow loop, and its optimisers against optax run apart for each group."""
+
+import itertools
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import flowrl as fl
+from flowrl.core.arguments import Values, substituted, with_arguments
+from flowrl.graph.values import from_text, to_text
+from flowrl.learner.core import core_of
+from flowrl.rl.distributions import TanhGaussian
+from flowrl.rl.spaces import Spaces
+
+N, WIDTH, CRITICS = 12, 2, 3
+OBS, ACTION = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Box(-2, 2, (2,))
+SPACES = Spaces(OBS, ACTION)
+POLICY = fl.Policy(fl.networks.TD3Network, hidden=(8,))
+
+
+def policy(params, obs, action=None, method=""):
+    """An actor and three critics that are linear in observation and action."""
+    if method:
+        return jnp.stack(
+            [obs @ w + action @ v for w, v in zip(params["w"], params["v"], strict=False)]
+        )
+    mean = obs @ params["actor"]
+    return TanhGaussian(mean, jnp.zeros_like(mean)), jnp.zeros(obs.shape[0])
+
+
+def example(seed=0):
+    rng = np.random.default_rng(seed)
+    f = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    made = lambda: {"actor": f(4, WIDTH) / 2, "w": f(CRITICS, 4), "v": f(CRITICS, WIDTH)}
+    return made(), {
+        "obs": f(N, 4),
+        "next_obs": f(N, 4),
+        "action": np.tanh(f(N, WIDTH)),
+        "reward": f(N),
+        "weight": rng.random(N).astype(np.float32),
+        "discount": np.float32(0.9) * (rng.random(N) < 0.7),
+        "valid": np.arange(N) % 4 != 3,
+        "seed": rng.integers(2**32, size=(N, 2), dtype=np.uint32),
+        "target_params": made(),
+    }
+
+
+@pytest.mark.parametrize(("noise", "most"), [(0.2, 0.5), (1.5, 0.1), (0.0, 0.5)])
+def test_the_loss_is_what_a_loop_over_rows_finds(noise, most):
+    params, b = example()
+    loss, metrics = fl.losses.TD3Loss(noise, most)(policy, params, b)
+    judge = lambda p, obs, a: np.array(
+        [obs @ w + a @ v for w, v in zip(p["w"], p["v"], strict=False)]
+    )
+    critic = actor = 0.0
+    for i in np.flatnonzero(b["valid"]):
+        drawn = jax.random.normal(jax.random.wrap_key_data(b["seed"][i]), (WIDTH,))
+        noisy = np.tanh(b["next_obs"][i] @ b["target_params"]["actor"])
+        noisy = np.clip(noisy + np.clip(noise * np.asarray(drawn), -most, most), -1, 1)
+        following = judge(b["target_params"], b["next_obs"][i], noisy).min()
+        target = b["reward"][i] + b["discount"][i] * following
+        error = judge(params, b["obs"][i], b["action"][i]) - target
+        np.testing.assert_allclose(metrics["priority"][i], abs(error).mean(), rtol=1e-4)
+        critic += b["weight"][i] * (error**2).sum()
+        actor -= judge(params, b["obs"][i], np.tanh(b["obs"][i] @ params["actor"]))[0]
+    n = b["valid"].sum()
+    np.testing.assert_allclose(metrics["loss/critic"], critic / n, rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss/actor"], actor / n, rtol=1e-4)
+    np.testing.assert_allclose(loss, (critic + actor) / n, rtol=1e-4)
+
+
+def test_the_actor_trains_no_critic_and_the_critics_train_no_actor():
+    params, b = example()
+    whole = jax.grad(lambda p: fl.losses.TD3Loss()(policy, p, b)[0])(params)
+    part = {
+        name: jax.grad(lambda p, name=name: fl.losses.TD3Loss()(policy, p, b)[1][name])(params)
+        for name in ("loss/critic", "loss/actor")
+    }
+    np.testing.assert_allclose(whole["w"], part["loss/critic"]["w"], rtol=1e-5)
+    np.testing.assert_allclose(whole["actor"], part["loss/actor"]["actor"], rtol=1e-5)
+    assert part["loss/actor"]["actor"].any() and not part["loss/actor"]["w"].any()
+    assert part["loss/critic"]["w"].any() and not part["loss/critic"]["actor"].any()
+
+
+# -- the optimisers of groups
+
+
+def batch_of(n=16, seed=0):
+    rng = np.random.default_rng(seed)
+    f = lambda *shape: rng.normal(size=(1, n, *shape)).astype(np.float32)
+    return {
+        "obs": f(4),
+        "next_obs": f(4),
+        "action": np.tanh(f(2)),
+        "reward": f(),
+        "discount": np.full((1, n), 0.9, np.float32),
+        "valid": np.ones((1, n), bool),
+    }
+
+
+def updated(core, steps, **settings):
+    """The state after so many updates, the first included."""
+    states = [core.init(jax.random.key(0))]
+    update = jax.jit(lambda state, data: core.update(state, data, {}, **settings)[0])
+    for step in range(steps):
+        states.append(update(states[-1], batch_of(seed=step)))
+    return states
+
+
+def moved(before, after):
+    """By what the parameters' names begin with, whether they changed."""
+    firsts = {}
+    for name, x in before["weights"].params.items():
+        changed = bool((x != after["weights"].params[name]).any())
+        firsts.setdefault(name.partition("/")[0], []).append(changed)
+    return {name: any(each) for name, each in firsts.items()}
+
+
+def test_a_group_steps_when_it_is_due_and_then_as_its_optimiser_does_alone():
+    groups = fl.Optimizers(actor=fl.Adam(1e-2), critic=fl.SGD(0.1), every={"actor": 3})
+    states = updated(
+        core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups), 6, epochs=1, minibatch_size=16
+    )
+    for step, (before, after) in enumerate(itertools.pairwise(states)):
+        due = step % 3 == 2
+        wanted = {"actor": due, "action": due, "critics": True, "values": True}
+        assert moved(before, after) == wanted
+        assert after["opt"].groups["actor"][0].count == (step + 1) // 3
+    # The critics' target holds no newest parameter of the actor, so that they learn as if alone.
+    core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), fl.SGD(0.1))
+    for state, alone in zip(states, updated(core, 6, epochs=1, minibatch_size=16), strict=True):
+        for name, x in state["weights"].params.items():
+            if name.startswith(("critics", "values")):
+                np.testing.assert_allclose(x, alone["weights"].params[name], rtol=1e-5)
+
+
+def test_gradient_steps_within_an_update_count_for_what_is_due():
+    groups = fl.Optimizers(actor=fl.Adam(1e-2), critic=fl.Adam(1e-2), every={"actor": 2})
+    core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups)
+    # 4 minibatches in each of 3 epochs.
+    state = updated(core, 1, epochs=3, minibatch_size=4, shuffle=False)[-1]
+    assert state["opt"].count == 12
+    assert state["opt"].groups["actor"][0].count == 6
+    assert state["opt"].groups["critic"][0].count == 12
+
+
+def test_what_is_not_due_computes_no_gradient():
+    """The update of the critics alone has fewer multiplications than that of both."""
+
+    def multiplications(every):
+        groups = fl.Optimizers(actor=fl.SGD(0.1), critic=fl.SGD(0.1), every=every)
+        core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups)
+        state = core.init(jax.random.key(0))
+        text = jax.make_jaxpr(
+            lambda s: core.update(s, batch_of(), {}, epochs=1, minibatch_size=16)[:2]
+        )(state)
+        return branches(text.jaxpr)
+
+    def branches(jaxpr):
+        """The numbers of matrix products in the branches of the gradients."""
+        found = []
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "cond":
+                found.append([str(b).count("dot_general") for b in equation.params["branches"]])
+            for inner in jaxprs_in_params(equation.params):
+                found += branches(inner)
+        return found
+
+    counts = max(multiplications({"actor": 2}), key=max)
+    both, critics = counts
+    assert critics < both
+    assert not [count for count in multiplications({}) if max(count)]
+
+
+def test_groups_print_compare_and_have_addresses():
+    groups = fl.Optimizers(actor=fl.Adam(1e-4), critic=fl.Adam(fl.Linear(1e-3, 0.0, 9)))
+    again = from_text(to_text(groups, defaults=True), what="value")
+    assert again == groups and hash(again) == hash(groups)
+    assert fl.Optimizers(actor=fl.Adam(1e-4), critic=fl.Adam(1e-4)) != groups
+    graph = fl.td3().set("learner.optimizer.actor.lr", 5e-4)
+    assert graph.resources["learner"].optimizer.groups["actor"].lr == 5e-4
+    assert 'every={"actor": 2}' in repr(graph)
+
+
+def test_its_numbers_are_arguments_of_what_is_compiled():
+    found = {}
+    groups = fl.Optimizers(actor=fl.Adam(1e-4), critic=fl.SGD(0.5), every={"actor": 2})
+    general = with_arguments(groups, "optimizer", found)
+    assert found["optimizer.actor.lr"] == 1e-4 and found["optimizer.critic.lr"] == 0.5
+    other = fl.Optimizers(actor=fl.Adam(3e-4), critic=fl.SGD(0.1), every={"actor": 2})
+    assert with_arguments(other, "optimizer", {}) == general
+    values = Values({**found, "optimizer.actor.lr": 7.0})
+    assert substituted(general, values).groups["actor"].lr == 7.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (fl.Optimizers, "takes an optimiser for each group"),
+        (lambda: fl.Optimizers(actor=1e-3), "actor must be an optimiser such as fl.Adam"),
+        (lambda: fl.Optimizers(actor=optax.adam(1e-3)), "actor must be an optimiser such as"),
+        (lambda: fl.Optimizers(a=fl.Adam(), every={"b": 2}), "every names b, but the groups are a"),
+        (lambda: fl.Optimizers(a=fl.Adam(), every={"a": 0}), "at least 1, got a: 0"),
+        (lambda: fl.losses.TD3Loss(-1.0), "must not be negative"),
+        (lambda: fl.RandomStart(-1), "steps must not be negative"),
+    ],
+)
+def test_wrong_settings_are_refused(make, says):
+    with pytest.raises(fl.errors.SettingError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ({"actor": fl.Adam()}, "the parameter critics/.* is in no group of actor; the policy decl"),
+        (
+            {"actor": fl.Adam(), "act": fl.Adam(), "critic": fl.Adam()},
+            "the parameter act.* is in the groups actor and act",
+        ),
+        (
+            {"actor": fl.Adam(), "critic": fl.Adam(), "temperature": fl.Adam()},
+            "no parameter is in the group temperature; their names begin with action, actor",
+        ),
+    ],
+)
+def test_parameters_belong_to_exactly_one_group(groups, says):
+    with pytest.raises(fl.errors.FlowrlError, match=says):
+        fl.td3().set("learner.optimizer", fl.Optimizers(**groups)).check()
+
+
+def test_a_policy_that_declares_no_groups_has_those_of_its_parameters_names():
+    groups = fl.Optimizers(actor=fl.Adam(1e-3), critic=fl.SGD(0.1), heads=fl.Adam(1e-3))
+    graph = fl.ppo().set("learner.optimizer", groups)
+    try:
+        graph.check()
+    except fl.errors.FlowrlError as error:
+        pytest.fail(str(error))
+
+
+# -- exploration
+
+
+def test_random_actions_come_first_and_then_those_of_the_other_exploration():
+    head = SPACES.head
+    explore = fl.RandomStart(10, fl.GaussianNoise(0.0))
+    dist = head.distribution(jnp.concatenate([jnp.full((500, 2), 0.3), jnp.zeros((500, 2))], 1))
+    noise = lambda step: explore.noise(
+        head, jax.random.key(1), 500, jnp.float32(step), jnp.arange(500), 500
+    )
+    first = np.asarray(explore.pick(dist, noise(9)))
+    assert first.min() < -0.95 and first.max() > 0.95 and abs(first.mean()) < 0.1
+    assert first.std() == pytest.approx(3**-0.5, abs=0.03)
+    np.testing.assert_allclose(explore.pick(dist, noise(10)), 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("graph", "explore", "says"),
+    [
+        (fl.td3("Pendulum-v1"), fl.Sampled(), "give runners explore=fl.GaussianNoise"),
+        (fl.td3("Pendulum-v1"), fl.RandomStart(9), "give runners explore=fl.GaussianNoise"),
+        (fl.dqn("CartPole-v1"), fl.RandomStart(9), "RandomStart is for actions in a Box"),
+        (fl.ppo("Pendulum-v1"), fl.RandomStart(9), "act by RandomStart, for which PPOLoss"),
+    ],
+)
+def test_an_exploration_that_does_not_fit_is_refused(graph, explore, says):
+    with pytest.raises(fl.errors.FlowrlError, match=says):
+        graph.set("runners.explore", explore).check()
+
+
+def test_a_policy_without_critics_is_refused():
+    policy = fl.Policy(fl.networks.MLP)
+    graph = fl.td3("Pendulum-v1", policy=policy).set("learner.optimizer", fl.Adam())
+    with pytest.raises(fl.errors.FlowrlError, match="TD3Loss needs a policy with critics"):
+        graph.check()
