@@ -60,7 +60,9 @@ def gradients_of(
             names[:] = report
             return carry, ((grads, rest, list(report.values())), priority)
 
-        _, (found, priority), _ = minibatches.epoch(step, None, rows, columns, key)
+        _, (found, priority), order = minibatches.epoch(step, None, rows, columns, key)
+        if priority is not None:
+            priority = minibatches.as_laid_out(priority, order)
         grads, rest, numbers = jax.tree.map(lambda x: x[0], found)
         return grads, _changes(core, weights, rest, rows), jnp.stack(numbers), priority
 
