@@ -445,11 +445,7 @@ class Operator(Settings, ABC):
     def at_sampler(self, ctx: Context) -> Operator:
         """Return the operator that does its work where rollouts are sampled; itself by default.
 
-        What it returns is sent to the runners. In place of each resource it finds the behaviour
-        policy there, so it has to hold what else it needs of a resource.
-
-        Args:
-            ctx: the context of the node that samples, with all resources of the graph.
+        In place of each resource that finds the behaviour policy, so it holds what else it needs.
         """
         return self
 

@@ -59,3 +59,5 @@ def _refuse_types(value: Any) -> None:
                 hints[field.name],
                 f"{type(value).__name__}.{field.name}",
             )
+
+

@@ -330,6 +330,7 @@ class Core:
 
         It is the loss, its metrics, the gradients, what the network keeps beside its parameters
         after the loss's calls, and the priorities of this device's rows if the loss reports them.
+        The state of the optimiser says which parameters are due.
         """
         (loss, (metrics, rest)), grads = self._gradients(weights, opt, batch, loss_inputs)
         refuse_reserved(metrics)
@@ -383,7 +384,7 @@ class Core:
         """Return ``((loss, (metrics, rest)), gradients)`` of a minibatch.
 
         `rest` is what the network keeps beside its parameters, as the loss's calls left it. The
-        state of the optimiser says which parameters are due: all of them where it is None.
+        state of the optimiser says which parameters are due: all of them where it is empty.
         """
 
         def loss_of(params: dict[str, Array]) -> Any:
@@ -408,7 +409,8 @@ class Core:
             )
             return loss, (metrics, rest)
 
-        if opt is not None and isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
+        # At a sampler there is no state of the optimiser, and everything is due.
+        if opt and isinstance(self.optimizer, Optimizers) and self.optimizer.delays:
             return self.optimizer.gradients(loss_of, weights.params, opt, self._groups)
         return jax.value_and_grad(loss_of, has_aux=True)(weights.params)
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.core.items import Batch, Gradients, Metrics
-from flowrl.core.remote import is_array
 from flowrl.errors import ContractError
 from flowrl.graph.protocols import Site
 from flowrl.learner.core import Core, State
@@ -37,7 +36,7 @@ def gradients_of(
     """Return the next random key, and the gradients of a batch.
 
     Args:
-        state: ``weights``, ``loss``, ``key`` and, if the loss needs it, ``target`` of a learner.
+        state: of a learner; without a target network unless the loss needs it.
         data: fields ``[T, B, ...]``.
         columns: column fields ``[B, ...]`` of a loss that takes whole columns.
         core: the learner's functions.
@@ -51,24 +50,26 @@ def gradients_of(
     names: list[str] = []
 
     def compute(
-        weights: Weights, _: Any, inputs: Rows, key: Array, fields: Rows, columns: Rows
+        weights: Weights, opt: Any, inputs: Rows, key: Array, fields: Rows, columns: Rows
     ) -> Any:
         rows = {name: minibatches.on_this_device(x) for name, x in fields.items()}
 
         def step(carry: None, batch: Rows) -> Any:
-            loss, metrics, grads, rest, priority = core.found(weights, None, batch, inputs)
+            loss, metrics, grads, rest, priority = core.found(weights, opt, batch, inputs)
             report = {"loss": loss, **metrics}
             names[:] = report
             return carry, ((grads, rest, list(report.values())), priority)
 
-        _, (found, priority), _ = minibatches.epoch(step, None, rows, columns, key)
+        _, (found, priority), order = minibatches.epoch(step, None, rows, columns, key)
+        if priority is not None:
+            priority = minibatches.as_laid_out(priority, order)
         grads, rest, numbers = jax.tree.map(lambda x: x[0], found)
         return grads, _changes(core, weights, rest, rows), jnp.stack(numbers), priority
 
     if shards > 1:
         compute = core.on_devices(compute, minibatches, fields, column_fields)
     grads, rest, numbers, priority = compute(
-        state["weights"], (), core.loss_inputs(state), key, fields, column_fields
+        state["weights"], state["opt"], core.loss_inputs(state), key, fields, column_fields
     )
     return next_key, {
         "params": grads,
@@ -94,18 +95,20 @@ def gradients_of_rollout(
         core: the learner's functions.
     """
     own = jax.random.key(0) if key is None else jax.random.fold_in(key, first[0])
-    state = {"weights": weights, "loss": {}, "key": own}
+    state = {"weights": weights, "opt": (), "loss": {}, "key": own}
     _, found = gradients_of(state, data, columns, core=core)
     # Random keys stay where they are: they can't be sent as plain arrays.
-    rest = {
-        when: {name: x for name, x in of.items() if not _is_key(x)}
-        for when, of in found["rest"].items()
-    }
+    rest = {when: _without_keys(arrays) for when, arrays in found["rest"].items()}
     return {**found, "rest": rest}
 
 
-def _is_key(x: Any) -> bool:
-    return is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+def _without_keys(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return arrays by name, or the moments of norms by path, without random keys."""
+
+    def is_key(x: Any) -> bool:
+        return not isinstance(x, tuple) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+    return {name: x for name, x in arrays.items() if not is_key(x)}
 
 
 def _changes(
@@ -125,7 +128,8 @@ def _changes(
         norms = _norms(core.network)
         blank = {count: jnp.float32(NO_ROWS) for _, _, count in norms.values()}
         seen = core.observed(Weights(weights.params, {**rest, **blank}), rows).rest
-        moments = {path: tuple(seen[x] for x in names) for path, names in norms.items()}
+        for path, names in norms.items():
+            moments[path] = tuple(seen[name] for name in names)
         after = core.observed(after, rows)
     return {
         # Copies, for what is returned as it came shares its buffer with the learner's state.

@@ -187,10 +187,8 @@ class LearnerHandle(Handle):
         data, columns = arrays_of(self.core, batch)
         self._share(batch, batch.steps)
         core = self.state["core"]
-        # Not the optimiser's state, which the gradients do not depend on.
-        state = {name: x for name, x in core.items() if name != "opt"}
         key, found = self.site.run(
-            gradients_of, state, data, columns, core=self.core, shards=self.shards
+            gradients_of, core, data, columns, core=self.core, shards=self.shards
         )
         self.state = {**self.state, "core": {**core, "key": key}}
         return as_item(self.site, self.site.name, found, batch, self.state["version"])

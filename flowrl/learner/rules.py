@@ -124,10 +124,10 @@ def stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
 
 
 def data_lags(use: Use) -> dict[str, float]:
-    """Return the policy lags of the updates that are no steps by gradients from elsewhere.
+    """Return the policy lags of the updates that compute their gradients themselves.
 
-    Gradients are of data of the right age if it was so when they were computed. That other updates
-    came in between is as it should be (Mnih et al. 2016).
+    Gradients that are applied later are of data of the right age if it was so when they were
+    computed. Other updates may come in between (Mnih et al. 2016).
     """
     counts = use.counts.get(use.name, {})
     applies = {node for node, counted in counts.items() if counted.get("applied_gradients")}

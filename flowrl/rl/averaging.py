@@ -40,9 +40,9 @@ def average(several: Sequence[Gradients], run: Callable[..., Any]) -> Gradients:
     metrics, params, valid, rest = run(
         _mean, [(each.metrics, each.params, each.valid, each.rest) for each in several]
     )
-    columns = {
-        name: concatenate([each.columns[name] for each in several], 0) for name in first.columns
-    }
+    columns = dict(first.columns)
+    for name in columns:
+        columns[name] = concatenate([each.columns[name] for each in several], 0)
     return replace(
         first,
         steps=sum(each.steps for each in several),

@@ -129,6 +129,11 @@ CASES = {
         fl.Optax(optax.lion, learning_rate=1e-3),
         fl.Policy(fl.networks.SACNetwork, hidden=(4,)),
     ),
+    "sac, an actor that steps at every second update": (
+        fl.losses.SACLoss(),
+        fl.Optimizers(actor=SGD, critic=SGD, temperature=SGD, every={"actor": 2}),
+        fl.Policy(fl.networks.SACNetwork, hidden=(4,)),
+    ),
     "priorities": (Errors(), SGD, PLAIN),
 }
 
@@ -136,8 +141,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_the_step_by_them_are_an_update_to_the_bit(name):
     loss, optimizer, policy = CASES[name]
-    env = "Pendulum-v1" if name == "sac" else "CartPole-v1"
-    batches = [batch(seed, continuous=name == "sac") for seed in range(2)]
+    env = "Pendulum-v1" if name.startswith("sac") else "CartPole-v1"
+    batches = [batch(seed, continuous=name.startswith("sac")) for seed in range(2)]
     learner, results = fresh(loss, optimizer, policy, env), []
     if learner.core.network.recurrent:
         net, weights = learner.core.network, learner.weights()[0]
