@@ -33,6 +33,7 @@ def other(name, value, hint):
         "hidden": (32, 16, 8),
         "spread": 1.5,
         "reward": "mean",
+        "distribution": "quantile",
         "policies": {"agent_0": "one", "agent_1": "two", "agent_2": "one"},
     }
     if name in special:
