@@ -34,6 +34,7 @@ def other(name, value, hint):
         "cell": "gru",
         "spread": 1.5,
         "reward": "mean",
+        "distribution": "quantile",
         "policies": {"agent_0": "one", "agent_1": "two", "agent_2": "one"},
     }
     if name in special:
