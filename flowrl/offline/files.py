@@ -64,7 +64,8 @@ def located(path: str) -> Path:
     for place in (Path(path), store):
         for folder in (place / DATA, place):
             if (folder / METADATA).is_file():
-                return folder
+                # Minari finds its files again only by a whole path.
+                return folder.absolute()
     there = "has no metadata.json" if Path(path).is_dir() else "is not there"
     raise SaveError(
         f"{path} {there}, so it is no dataset, and Minari's local store has none of that name "

@@ -68,7 +68,8 @@ class Writer(Keeping):
 
     def __init__(self, spec: DatasetWriter, spaces: Spaces, env: str) -> None:
         self.spec, self.spaces, self.env = spec, spaces, env
-        self.root = Path(spec.path)
+        # Minari finds its files again only by a whole path.
+        self.root = Path(spec.path).absolute()
         storage()
         self.open: dict[int, Open] = {}
         """By the number of the environment: its episode."""

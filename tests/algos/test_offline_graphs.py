@@ -8,6 +8,7 @@ import pytest
 
 import flowrl as fl
 from conftest import RAY, ended, same, timeless
+from flowrl.cli.main import main
 from flowrl.errors import CheckError, GraphError, SaveError, SettingError
 from flowrl.observe.progress import line, result
 from test_resuming import cut, resumed, rows_of, values, whole
@@ -154,6 +155,22 @@ def test_a_policy_is_saved_loaded_and_plays(folder, tmp_path):
     with fl.run(GRAPHS["bc"](folder), until=lambda r: True, out=tmp_path / "run") as run:
         list(run)
     assert np.shape(fl.load(tmp_path / "run").evaluate(2)) == (2,)
+
+
+def test_the_command_line_trains_repeats_and_plays_one(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["batch_size=16", "report_every=2", "evaluate_every=2", "episodes=2", "hidden=(8,)"]
+    words = [word for setting in (f"data={folder}/cart", *small) for word in ("--set", setting)]
+    goal = ["--until", "updates>=4"]
+    assert main(["run", "bc", "--env", "CartPole-v1", *words, *goal, "--out", "first"]) == 0
+    said = capsys.readouterr().err
+    assert "solved: updates>=4 after 4 updates" in said and "0 steps" not in said
+    assert main(["run", "first", "--out", "second"]) == 0
+    assert rows_of(tmp_path / "first") == rows_of(tmp_path / "second")
+    assert main(["eval", "second", "--episodes", "2"]) == 0
+    assert "updates/s" in (tmp_path / "first" / "explain.txt").read_text()
+    assert main(["run", "bc", *words, "--steps", "10"]) == 2
+    assert "no node of bc samples" in capsys.readouterr().err
 
 
 def test_a_graph_is_planned_without_its_dataset_and_a_run_names_what_is_missing():

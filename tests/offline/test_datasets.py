@@ -137,6 +137,12 @@ def test_what_is_written_is_read_back_over_all_spaces(tmp_path_factory, obs, act
         assert found.terminated == terminated
 
 
+def test_a_path_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written("data")
+    assert len(ids(reader("data").sample(15))) == 15
+
+
 def test_minari_itself_reads_it(data):
     import minari
 
