@@ -275,7 +275,8 @@ episodes greedily. The recurrent graph is
 [examples/recurrent_policy.py](../examples/recurrent_policy.py). The masked CartPole is
 [examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action
 that the mask rules out. The observations of the CartPole in parts are a Dict, and one of them says
-which way the actions push ([learn_envs.py](../bench/learn_envs.py)). `vdn`, `qmix` and `multi_ppo`
+which way the actions push ([learn_envs.py](../bench/learn_envs.py), which has the CartPole without
+velocities of `r2d2`, too). `vdn`, `qmix` and `multi_ppo`
 learn with several agents: [their table](learning_agents.md) is another.
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
