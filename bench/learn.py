@@ -106,7 +106,7 @@ GATES = (
     Gate("ars", "CartPole-v1", 475, 1_000_000, 3, 475, judged=("greedy",)),
     Gate("ars", "CartPole-v1", 475, 1_000_000, 1, 475, "ray", judged=("greedy",)),
     Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3, 400),
-    Gate("r2d2", "CartPole-v1, no velocities", 400, 500_000, 3, 400, **VALUES),
+    Gate("r2d2", "CartPole-v1, no velocities", 400, 400_000, 3, 400, **VALUES),
     Gate("ppo", "CartPole that overheats, masked", 475, 150_000, 3, 475),
     Gate("dqn", "CartPole that overheats, masked", 450, 100_000, 3, 450, **VALUES),
     Gate("ppo", "Taxi-v4, masked", 7, 500_000, 3, 7, early=False),
@@ -286,7 +286,8 @@ episodes greedily. The recurrent graph is
 [examples/recurrent_policy.py](../examples/recurrent_policy.py). The masked CartPole is
 [examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action
 that the mask rules out. The observations of the CartPole in parts are a Dict, and one of them says
-which way the actions push ([learn_envs.py](../bench/learn_envs.py)). `vdn`, `qmix` and `multi_ppo`
+which way the actions push ([learn_envs.py](../bench/learn_envs.py), which has the CartPole without
+velocities of `r2d2`, too). `vdn`, `qmix` and `multi_ppo`
 learn with several agents: [their table](learning_agents.md) is another. `bc`, `marwil`, `iql` and
 `cql` learn from datasets ([their table](learning_offline.md)).
 

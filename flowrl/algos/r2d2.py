@@ -51,7 +51,6 @@ class R2D2Settings:
         lr: learning rate, a number or a schedule such as fl.Linear (default 1e-3).
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         n_step: environment steps of each return (default 5).
-        double: choose the next action with the newest parameters (default True).
         rescale: learn values on a scale that grows with their square root (default True).
         dueling: separate value and advantages in the network (default True).
         hidden: widths of the fully connected layers before the cell (default (64,)).
@@ -60,13 +59,10 @@ class R2D2Settings:
         prioritized: sample sequences by priority instead of uniformly (default True).
         beta_steps: environment steps over which the exponent of the importance weights rises; 0:
             never (default 0).
-        eta: share of the largest error in a sequence's priority (default 0.9).
         epsilon: probability of a random action once it has fallen from 1 (default 0.05).
         epsilon_steps: environment steps over which epsilon falls from 1 (default 20_000).
         max_grad_norm: largest global norm of the gradients; None: any (default 40.0).
         normalize: scale observations by running moments, in the default policy (default False).
-        normalize_rewards: divide sampled rewards by the running deviation of returns (default
-            False).
         report_every: updates per row of results (default 100).
         policy: policy to act and to train; None: RecurrentQNetwork of `hidden`, `cell`, `size`,
             `dueling` and `normalize` (default None).
@@ -86,7 +82,6 @@ class R2D2Settings:
     lr: Rate = 1e-3
     gamma: float = 0.99
     n_step: int = 5
-    double: bool = True
     rescale: bool = True
     dueling: bool = True
     hidden: tuple[int, ...] = (64,)
@@ -94,12 +89,10 @@ class R2D2Settings:
     size: int = 64
     prioritized: bool = True
     beta_steps: int = 0
-    eta: float = 0.9
     epsilon: float = 0.05
     epsilon_steps: int = 20_000
     max_grad_norm: float | None = 40.0
     normalize: bool = False
-    normalize_rewards: bool = False
     report_every: int = 100
     policy: Policy | None = None
 
@@ -121,7 +114,7 @@ def r2d2(env: Make = "CartPole-v1", settings: R2D2Settings | None = None, **chan
     s = given(settings, R2D2Settings, changes)
     network = {"hidden": s.hidden, "cell": s.cell, "size": s.size, "dueling": s.dueling}
     policy = s.policy or Policy(RecurrentQNetwork, **network, normalize=s.normalize)
-    loss = R2D2Loss(s.gamma, s.n_step, s.burn_in, s.double, s.rescale, eta=s.eta)
+    loss = R2D2Loss(s.gamma, s.n_step, s.burn_in, rescale=s.rescale)
     # Only a prioritized replay keeps the errors of the sequences that were trained on.
     feedback: dict[str, Any] = {"prio": UpdatePriorities()} if s.prioritized else {}
     return Graph(
@@ -139,7 +132,6 @@ def r2d2(env: Make = "CartPole-v1", settings: R2D2Settings | None = None, **chan
             prioritized=s.prioritized,
             beta_steps=s.beta_steps,
             gamma=s.gamma,
-            normalize_rewards=s.normalize_rewards,
             sequence_length=s.burn_in + s.sequence_length,
         ),
         learner=Learner(policy, loss, Adam(s.lr, max_grad_norm=s.max_grad_norm)),
