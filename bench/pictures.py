@@ -27,7 +27,9 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 
 
 SEEDS = 5
-STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000} | dict.fromkeys(("dqn", "apex"), 100_000)
+STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000, "es": 600_000} | dict.fromkeys(
+    ("dqn", "apex"), 100_000
+)
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 
