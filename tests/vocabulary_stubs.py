@@ -59,16 +59,6 @@ class ReadDataset(Stub):
 
 
 @dataclass(frozen=True)
-class ParallelEvaluate(Stub):
-    noise: float
-    episodes: int
-    min_steps: int
-    runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
-
-    source: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
 class SetTask(Stub):
     runners: fl.extend.Ref[fl.extend.RunnersHandle] = "runners"
 
@@ -113,8 +103,48 @@ class Phase(Stub):
 
 
 @dataclass(frozen=True)
+<<<<<<< HEAD
 class EvolutionStep(Stub):
     lr: float
+||||||| 6b55700
+class ComputeGradients(Stub):
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
+
+
+@dataclass(frozen=True)
+class AverageGradients(Stub):
+    count: int
+
+
+@dataclass(frozen=True)
+class ApplyGradients(Stub):
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
+
+    writes: ClassVar[tuple[str, ...]] = ("learner",)
+
+
+@dataclass(frozen=True)
+class EvolutionStep(Stub):
+    lr: float
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
+
+    writes: ClassVar[tuple[str, ...]] = ("learner",)
+
+
+@dataclass(frozen=True)
+=======
+class ComputeGradients(Stub):
+    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
+
+
+@dataclass(frozen=True)
+class AverageGradients(Stub):
+    count: int
+
+
+@dataclass(frozen=True)
+class ApplyGradients(Stub):
+>>>>>>> evolution
     learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
 
     writes: ClassVar[tuple[str, ...]] = ("learner",)

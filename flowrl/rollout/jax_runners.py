@@ -314,7 +314,11 @@ class JaxRunners(RunnersHandle):
     @STEP
     def perturbed(self, node: str, turn: Any, **how: Any) -> Batch:
         """Play the episodes of all perturbations at once, as `RunnersHandle` says."""
+        if self.spec.agents:
+            return super().perturbed(node, turn, **how)
         self._start()
+        if "perturbed" not in self.state:
+            self.expect_perturbed()
         used, pairs = self.state["published"][-1], how.pop("pairs")
         seeds = self.site.run(seeds_of, self.site.key("perturbed", node), turn, pairs=pairs)
         play = perturbed_of(self.spec).play

@@ -112,7 +112,8 @@ class PlayingRunners(RunnersHandle):
         """Play episodes with perturbed weights, shared among the runners by pairs.
 
         A runner that is lost is restarted and asked for the same again, as it is for a rollout.
-        What a pair returns depends on its seed alone, so a lost runner changes nothing.
+        What a share of the pairs returns depends on its seeds alone, so a lost runner changes
+        nothing.
 
         Args:
             node: name of the node that asks.

@@ -15,6 +15,8 @@ import flowrl as fl
 from conftest import close, remembered, remembered_run, rows_and_weights, same, timeless
 from environments import Corridor, Faulty
 from flowrl.rl.evolution import noise
+from jax_teams import Corridors
+from teams import TwoCartPoles
 
 MLP = fl.Policy(fl.networks.MLP, hidden=(4,))
 SMALL = {"num_runners": 2, "envs_per_runner": 4, "pairs": 5, "max_steps": 40}
@@ -178,9 +180,9 @@ def test_a_loss_without_utilities_says_which_operators_add_them():
 
 
 def test_several_agents_and_metrics_are_refused():
-    pytest.importorskip("pettingzoo")
-    with pytest.raises(fl.errors.CheckError, match=r"there are several agents"):
-        fl.es("pettingzoo:classic.rps_v2").compile()
+    for env in (TwoCartPoles, Corridors):
+        with pytest.raises(fl.errors.CheckError, match=r"es\.evaluate: .*there are several agents"):
+            fl.es(env, policy=MLP).compile()
     with pytest.raises(fl.errors.CheckError, match=r"metrics: infos are not gathered"):
         fl.es("CartPole-v1").set("runners.metrics", ("x",)).compile()
 

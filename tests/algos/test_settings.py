@@ -72,6 +72,9 @@ def test_single_settings_are_keywords_and_names_of_other_libraries_lead_to_ours(
     for foreign, ours in {**known, "num_envs": "envs_per_runner", "lrr": "lr"}.items():
         with pytest.raises(fl.errors.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
             fl.ppo("CartPole-v1", **{foreign: 1})
+    for foreign, ours in {"noise_stdev": "sigma", "n_delta": "pairs", "n_top": "top"}.items():
+        with pytest.raises(fl.errors.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
+            fl.ars("CartPole-v1", **{foreign: 1})
 
 
 class Pictures(Clockwork):

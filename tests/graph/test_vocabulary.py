@@ -169,9 +169,10 @@ def two_algorithms():
 
 
 def evolution():
-    return graph("evolution").then(
-        tries=v.ParallelEvaluate(noise=0.02, episodes=2, min_steps=1000),
-        update=v.EvolutionStep(0.01),
+    return graph("evolution", fl.losses.EvolutionLoss()).then(
+        tries=fl.ParallelEvaluate(pairs=100, sigma=0.02, episodes=2),
+        rank=fl.CentredRanks(),
+        update=fl.TrainOneStep(),
         sync=fl.SyncWeights(),
         report=fl.Report(),
     )
@@ -255,7 +256,7 @@ GRAPHS = {
             *("all", "report"),
         ),
     ),
-    evolution: (("tries", "update", "sync", "report"),),
+    evolution: (("tries", "rank", "update", "sync", "report"),),
     maml: (("task", "inner", "meta", "sync", "report"),),
     phases: (("sample", "add", "batch", "fill", "phase", "train", "sync", "report"),),
     league: (("match", "sample", "pick", "batch", "adv", "train", "sync", "snapshot", "report"),),

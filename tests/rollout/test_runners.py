@@ -183,10 +183,16 @@ def test_the_abstract_stub_equals_a_real_call_in_every_verb(env, policy):
             assert _forms(vars(real.evaluate((2, 0, 5), None))) == _forms(
                 vars(stub.evaluate((2, 0, 5), None))
             )
+        how = {"sigma": 0.1, "episodes": 2, "max_steps": 5, "sampled": False}
+        a, b = (each.perturbed(np.arange(3, dtype=np.uint32), how, None) for each in (real, stub))
+        assert set(a.batch.data) == set(b.batch.data)
+        assert _forms(a.batch) == _forms(b.batch)
+        for name in ("version", "producer"):
+            np.testing.assert_array_equal(a.batch.columns[name], b.batch.columns[name])
     finally:
         real.close()
     public = {n for n in vars(RunnerStub) if not n.startswith("_")}
-    assert public == {"sample", "localize", "evaluate", "close"}
+    assert public == {"sample", "localize", "evaluate", "perturbed", "close"}
 
 
 def _forms(tree):
