@@ -29,30 +29,15 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 
 
 SEEDS = 5
-<<<<<<< HEAD
-<<<<<<< HEAD
 PENDULUM = ("sac", "td3", "ddpg")
 """The stock graphs for actions in a Box."""
 STEPS = {
     **dict.fromkeys(("pg", "a2c", "a3c"), 300_000),
     **dict.fromkeys(("dqn", "apex", "r2d2"), 100_000),
-    "rainbow": 50_000,
+    "rainbow": 20_000,
+    "es": 600_000,
     **dict.fromkeys(PENDULUM, 8_000),
 }
-||||||| b2e86dc
-STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000} | dict.fromkeys(("dqn", "apex"), 100_000)
-STEPS["rainbow"] = 50_000
-=======
-STEPS = {"pg": 300_000, "a2c": 300_000, "rainbow": 20_000, "sac": 8_000}
-STEPS |= dict.fromkeys(("dqn", "apex"), 100_000)
->>>>>>> rainbow
-||||||| 6b55700
-STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000} | dict.fromkeys(("dqn", "apex"), 100_000)
-=======
-STEPS = {"pg": 300_000, "a2c": 300_000, "sac": 8_000, "es": 600_000} | dict.fromkeys(
-    ("dqn", "apex"), 100_000
-)
->>>>>>> evolution
 """By stock graph: the environment steps of its learning curve, where not 200,000."""
 
 

@@ -103,54 +103,6 @@ class Phase(Stub):
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-class EvolutionStep(Stub):
-    lr: float
-||||||| 6b55700
-class ComputeGradients(Stub):
-    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
-
-
-@dataclass(frozen=True)
-class AverageGradients(Stub):
-    count: int
-
-
-@dataclass(frozen=True)
-class ApplyGradients(Stub):
-    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
-
-    writes: ClassVar[tuple[str, ...]] = ("learner",)
-
-
-@dataclass(frozen=True)
-class EvolutionStep(Stub):
-    lr: float
-    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
-
-    writes: ClassVar[tuple[str, ...]] = ("learner",)
-
-
-@dataclass(frozen=True)
-=======
-class ComputeGradients(Stub):
-    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
-
-
-@dataclass(frozen=True)
-class AverageGradients(Stub):
-    count: int
-
-
-@dataclass(frozen=True)
-class ApplyGradients(Stub):
->>>>>>> evolution
-    learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"
-
-    writes: ClassVar[tuple[str, ...]] = ("learner",)
-
-
-@dataclass(frozen=True)
 class Adapt(Stub):
     lr: float
     learner: fl.extend.Ref[fl.extend.LearnerHandle] = "learner"

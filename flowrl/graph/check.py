@@ -13,7 +13,6 @@ from flowrl.errors import a, unknown
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.protocols import Handle, Operator, Resource
 from flowrl.graph.refs import refs, resource_and_part
-from flowrl.core.declared import hidden
 
 Problem = tuple[str, str]
 """A pair of (node or resource, what is wrong and the way out)."""

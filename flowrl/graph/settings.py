@@ -59,5 +59,3 @@ def _refuse_types(value: Any) -> None:
                 hints[field.name],
                 f"{type(value).__name__}.{field.name}",
             )
-
-
