@@ -127,7 +127,8 @@ def main() -> int:
         nodes = {n.name: n.op for n in graph_of(path).nodes if n.name != "read"}
         plain = fl.Graph("arrays", **plain.resources).then(read=Arrays(path), **nodes)
         rates = [(rate(graph_of(path)), rate(plain)) for _ in range(3)]
-        ours, theirs = (float(np.median(x)) for x in zip(*rates, strict=True))
+        # The best of several: whatever else the machine does only slows one down.
+        ours, theirs = (max(x) for x in zip(*rates, strict=True))
         command = [sys.executable, __file__, path, str(STEPS // 10)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     first, most = map(float, said)
