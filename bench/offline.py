@@ -23,13 +23,13 @@ from flowrl.extend import Batch, Context, Operator
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs/benchmarks/offline.md"
-STEPS = 100_000
-UPDATES = 2_000
+STEPS = 20_000
+UPDATES = 600
 
 
 @dataclass(frozen=True)
 class Arrays(Operator):
-    """Yield batches of random rows of arrays that are in memory."""
+    """Yield batches of the same fields, of random rows of arrays that are in memory."""
 
     path: str
     batch_size: int = 256
@@ -46,19 +46,27 @@ class Arrays(Operator):
 
 
 class Held:
-    """All observations and actions of a dataset, and a generator."""
+    """All transitions of a dataset, field by field, and a generator."""
 
     def __init__(self, path: str) -> None:
         import minari
 
         episodes = list(minari.MinariDataset(f"{path}/data"))
-        self.obs = np.concatenate([e.observations[:-1] for e in episodes])
-        self.action = np.concatenate([e.actions for e in episodes]).astype(np.int32)
+        joined = np.concatenate
+        reward = joined([e.rewards for e in episodes])
+        self.arrays = {
+            "obs": joined([e.observations[:-1] for e in episodes]),
+            "action": joined([e.actions for e in episodes]).astype(np.int32),
+            "reward": reward,
+            "discount": np.full_like(reward, 0.99),
+            "next_obs": joined([e.observations[1:] for e in episodes]),
+            "valid": np.ones(len(reward), bool),
+        }
         self.random = np.random.default_rng(0)
 
     def batch(self, size: int) -> Batch:
-        rows = self.random.integers(len(self.obs), size=size)
-        data = {"obs": self.obs.take(rows, 0)[None], "action": self.action.take(rows)[None]}
+        rows = self.random.integers(len(self.arrays["valid"]), size=size)
+        data = {name: x.take(rows, 0)[None] for name, x in self.arrays.items()}
         return Batch(data, {"version": np.zeros(size, np.int32)})
 
 
@@ -119,7 +127,8 @@ def main() -> int:
         nodes = {n.name: n.op for n in graph_of(path).nodes if n.name != "read"}
         plain = fl.Graph("arrays", **plain.resources).then(read=Arrays(path), **nodes)
         rates = [(rate(graph_of(path)), rate(plain)) for _ in range(3)]
-        ours, theirs = (float(np.median(x)) for x in zip(*rates, strict=True))
+        # The best of several: whatever else the machine does only slows one down.
+        ours, theirs = (max(x) for x in zip(*rates, strict=True))
         command = [sys.executable, __file__, path, str(STEPS // 10)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     first, most = map(float, said)

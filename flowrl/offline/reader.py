@@ -246,15 +246,16 @@ class Reader(Keeping):
 
     def _opened(self, number: int) -> tuple[Chunk, Array]:
         """Return a chunk of this epoch, which is read if it is not in memory, and its order."""
+        key = (self.epoch, number)
+        if self._chunk is not None and self._shuffled[0] == key:
+            return self._chunk, self._shuffled[1]
         episodes = tuple(sorted(self._order[number].tolist()))
         if self._chunk is None or self._held != episodes:
             # What was there goes first, so that memory never holds two chunks.
             self._chunk = None
             read = list(read_episodes(self.files, self.spaces, episodes))
             self._chunk, self._held = chunk_of(read, self.spec.gamma, self.spec.n_step), episodes
-        key = (self.epoch, number)
-        if self._shuffled[0] != key:
-            self._shuffled = key, self._random(*key, 1).permutation(len(self._chunk))
+        self._shuffled = key, self._random(*key, 1).permutation(len(self._chunk))
         return self._chunk, self._shuffled[1]
 
 
