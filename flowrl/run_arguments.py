@@ -49,7 +49,7 @@ def check_steps(plan: Plan, steps: int | None) -> None:
         SettingError: with a goal that it can reach.
     """
     samples = any(
-        counters["sampled_steps"]
+        counters["sampled_steps"] or counters["most_sampled_steps"]
         for traffic in plan.found.steady.values()
         for counters in traffic.counts.values()
     )

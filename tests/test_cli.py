@@ -15,6 +15,7 @@ import pytest
 
 import flowrl as fl
 from conftest import same
+from flowrl.algos import STOCK
 from flowrl.algos.named import build, find, parse_value
 from flowrl.cli.arguments import import_named, runtime_of
 from flowrl.cli.ending import program
@@ -56,26 +57,8 @@ def flowrl(capsys, tmp_path, monkeypatch):
 def test_list_is_a_line_for_each_stock_graph(flowrl):
     status, out, _ = flowrl("list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "ppo",
-        "a2c",
-        "a3c",
-        "pg",
-        "impala",
-        "appo",
-        "dqn",
-        "rainbow",
-        "apex",
-        "r2d2",
-        "sac",
-        "td3",
-        "ddpg",
-        "vdn",
-        "qmix",
-        "multi_ppo",
-        "es",
-        "ars",
-    ]
+    names = [line.split()[0] for line in out.splitlines()]
+    assert names == list(STOCK) and len(names) == len(set(names)) == 22
 
 
 def test_check_plan_and_draw(flowrl, tmp_path):

@@ -157,6 +157,7 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "clip_rewards": 1.0,
     },
     # Rewards are clipped as in Mnih et al. 2015.
+    ("a3c", "ALE/*"): {"clip_rewards": 1.0},
     ("pg", "ALE/*"): {"clip_rewards": 1.0},
     # Rewards are clipped as in Espeholt et al. 2018.
     ("impala", "ALE/*"): {"clip_rewards": 1.0},

@@ -9,7 +9,7 @@ from flowrl.core.items import Batch
 from flowrl.core.texts import plural
 from flowrl.graph.refs import resource_and_part
 from flowrl.graph.use import Use
-from flowrl.rl import deterministic_losses, losses, offline_losses, value_losses
+from flowrl.rl import deterministic_losses, losses, value_losses
 from flowrl.rl.explore import Explore
 from flowrl.rl.function_loss import FunctionLoss
 from flowrl.rl.losses import Loss
@@ -46,7 +46,7 @@ def misfit_of(loss: Loss, explore: Explore) -> str:
 def losses_content_with(fields: Collection[str]) -> list[str]:
     """Return the names of the losses of this package that need no more than these fields."""
     found = set()
-    for module in (losses, offline_losses, value_losses, deterministic_losses):
+    for module in (losses, value_losses, deterministic_losses):
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue

@@ -493,8 +493,8 @@ def no_target(graph):
                 "learner.policy", fl.Policy(fl.networks.RNN)
             ),
             (
-                r"1 problem\n  dqn\.learner: DQNLoss trains on single steps sampled from a "
-                r"replay, which a recurrent policy such as RNN can't; take fl"
+                r"1 problem\n  dqn\.learner: DQNLoss trains on single transitions, "
+                r"which a recurrent policy such as RNN can't; take fl"
             ),
         ),
         (
@@ -522,13 +522,13 @@ def no_target(graph):
             lambda g: g.set("learner.loss", fl.losses.PPOLoss()),
             (
                 r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more "
-                r"than that \(DQNLoss, SACLoss\)"
+                r"than that \(DQNLoss, SACLoss, TD3Loss\)"
             ),
         ),
         (
             "dqn",
             lambda g: g.set("learner.loss", fl.losses.PGLoss()),
-            r"dqn\.train: PGLoss needs the fields advantage, target, .*\(DQNLoss, SACLoss\)",
+            r"dqn\.train: PGLoss needs the fields advantage, .*\(DQNLoss, SACLoss, TD3Loss\)",
         ),
         (
             "dqn",

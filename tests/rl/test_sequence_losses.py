@@ -120,7 +120,7 @@ def test_it_is_what_a_loop_over_steps_finds(settings):
     weights, target, batch = example()
     made = core(**settings)
     (loss, (metrics, _)), _ = jax.jit(made._gradients)(
-        weights, batch, {"target_params": target.params}
+        weights, (), batch, {"target_params": target.params}
     )
     wanted, priorities = slow(made.loss, weights, target, batch)
     np.testing.assert_allclose(loss, wanted, rtol=1e-4)
@@ -139,8 +139,8 @@ def test_burn_in_gives_the_carry_and_no_gradient():
     carry = jnp.where(batch["valid"][n - 1][:, None], carry, 0.0)
     rest = {name: x[n:] for name, x in batch.items() if name not in ("bootstrap_obs", "carry")}
     rest |= {"bootstrap_obs": batch["bootstrap_obs"], "carry": carry}
-    (loss, _), gradients = jax.jit(made._gradients)(weights, batch, given)
-    (wanted, _), expected = jax.jit(core()._gradients)(weights, rest, given)
+    (loss, _), gradients = jax.jit(made._gradients)(weights, (), batch, given)
+    (wanted, _), expected = jax.jit(core()._gradients)(weights, (), rest, given)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     for name, x in gradients.items():
         np.testing.assert_allclose(x, expected[name], rtol=1e-3, atol=1e-6)
@@ -154,7 +154,7 @@ def test_no_gradient_flows_through_the_target():
 
     def loss(params, target_params):
         given = {"target_params": target_params}
-        return jax.jit(made._gradients)(Weights(params, weights.rest), batch, given)[0][0]
+        return jax.jit(made._gradients)(Weights(params, weights.rest), (), batch, given)[0][0]
 
     gradients = jax.grad(loss, argnums=1)(weights.params, target.params)
     assert all(np.all(np.asarray(x) == 0) for x in gradients.values())
@@ -166,7 +166,7 @@ def test_a_policy_without_memory_learns_from_sequences_too():
     made = core_of(policy, SPACES, fl.losses.R2D2Loss(GAMMA, 1, 2, rescale=False), fl.SGD(0.1))
     weights, target = made.network.init(jax.random.key(0)), made.network.init(jax.random.key(1))
     (_, (metrics, _)), _ = jax.jit(made._gradients)(
-        weights, batch, {"target_params": target.params}
+        weights, (), batch, {"target_params": target.params}
     )
     obs = np.concatenate([batch["obs"], batch["bootstrap_obs"][None]])
     q, q_target = (
@@ -230,4 +230,4 @@ def test_settings_out_of_range(settings, says):
 def test_a_burn_in_that_leaves_nothing_to_train_on_is_refused():
     weights, target, batch = example()
     with pytest.raises(fl.errors.ContractError, match=r"burn_in=9 leaves no row of sequences of 9"):
-        core(burn_in=9)._gradients(weights, batch, {"target_params": target.params})
+        core(burn_in=9)._gradients(weights, (), batch, {"target_params": target.params})
