@@ -147,7 +147,8 @@ RECURRENT = fl.Policy(fl.networks.RecurrentQNetwork)
             without(DQN, policy=RECURRENT),
             (
                 r"dqn\.learner: DQNLoss trains on single transitions, .* RecurrentQNetwork can't; "
-                r"take fl\.networks\.QNetwork, or R2D2Loss and Replay\(\.\.\., sequence_length=\.\.\.\)"
+                r"take fl\.networks\.QNetwork, or R2D2Loss and "
+                r"Replay\(\.\.\., sequence_length=\.\.\.\)"
             ),
         ),
         (
