@@ -96,8 +96,12 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 @pytest.mark.parametrize(
     "name",
     [
-        *("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "rainbow", "apex", "r2d2"),
-        *("sac", "td3", "es", "ars"),
+        *("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "es"),
+        # These compile for long, and share with the others what they are made of.
+        *(
+            pytest.param(name, marks=pytest.mark.system)
+            for name in ("rainbow", "r2d2", "td3", "ars")
+        ),
     ],
 )
 def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name, compilations):

@@ -165,7 +165,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("rainbow", "r2d2, SAME_STEP, uniform", "td3", "ars", "noisy quantiles")
+"""What compiles for long, and shares with others what it is made of."""
+
+
+def marked(names):
+    """Names of cases as parameters, of which the slow ones are tests of whole systems."""
+    return [pytest.param(x, marks=pytest.mark.system) if x in SLOW else x for x in names]
+
+
+@pytest.mark.parametrize("name", marked(CASES))
 def test_a_run_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     graph, schedule = CASES[name](), "random" if "impala" in name else "lockstep"
     runtime = fl.LocalRuntime(schedule=schedule)
@@ -200,7 +209,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", marked(PROGRAMS))
 def test_a_program_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     make, settings = PROGRAMS[name]
     run = whole(make(), tmp_path / "whole", runtime=fl.XlaRuntime(chunk=1, **settings))

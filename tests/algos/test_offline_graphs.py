@@ -184,7 +184,7 @@ def test_mistakes_are_found_before_a_run():
     with pytest.raises(CheckError, match=r"bc\.dataset: no node uses it"):
         fl.bc().replace(read=fl.ParallelSample()).compile()
     graph = fl.bc().set("learner.loss", fl.losses.PPOLoss())
-    with pytest.raises(CheckError, match="PPOLoss needs the fields? .*BCLoss"):
+    with pytest.raises(CheckError, match="PPOLoss needs the fields? .*, but the batch has obs"):
         graph.compile()
     with pytest.raises(GraphError, match="write_dataset needs one ParallelSample, got none"):
         fl.write_dataset(fl.bc(), "x")
