@@ -55,7 +55,7 @@ def test_a_device_does_its_part_of_the_operations(name):
 def test_devices_exchange_one_sum_a_gradient_step_and_no_rows():
     # What a loss reports of each row, or sequence, one number each, is put into the order of the
     # batch.
-    priorities = {"dqn": [512], "sac": [512], "td3": [512], "r2d2": [16]}
+    priorities = {"dqn": [512], "dqn, noisy c51": [512], "sac": [512], "td3": [512], "r2d2": [16]}
     for name, found in updates().items():
         expected = [] if "shuffled" in name else priorities.get(name.partition(" on ")[0], [])
         assert found["gathered"] == expected, name
@@ -71,7 +71,7 @@ def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_dev
     differences = {
         name: found["difference"] for name, found in updates().items() if "difference" in found
     }
-    assert len(differences) == 13 and max(differences.values()) < 1e-5
+    assert len(differences) == 15 and max(differences.values()) < 1e-5
 
 
 def test_what_a_policy_tracks_in_its_calls_is_averaged_and_equal_on_all_devices():
