@@ -76,7 +76,7 @@ POLICIES = {
     "images": (fl.Policy(KINDS.CNN, **SMALL), IMAGE, Discrete(5)),
     "recurrent": (fl.Policy(KINDS.RNN, hidden=(4,), size=4), "box", "dict"),
     "recurrent values": (
-        fl.Policy(KINDS.RecurrentQNetwork, hidden=(8,), size=8, dueling=True),
+        fl.Policy(KINDS.RecurrentQNetwork, hidden=(16,), size=16),
         "box",
         "discrete",
     ),
