@@ -210,10 +210,16 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     """What takes the shared Ray starts it. Files run two at a time, for the tests of one share what
     they trace and compile; those with Ray first, then the longest: short ones come last, so that
-    both processes end at the same time."""
+    both processes end at the same time.
+
+    A browser, and a cluster under anything but the runtime itself, make a test one of a whole
+    system."""
     for item in items:
         if "ray_up" in item.fixturenames:
             item.add_marker("ray")
+        on_ray = item.get_closest_marker("ray") and item.path.parent.name != "runtime"
+        if on_ray or "browser" in item.fixturenames:
+            item.add_marker("system")
 
     def turn(item):
         name = item.path.stem

@@ -715,6 +715,7 @@ def test_a_program_on_the_path_goes_by_its_name_alone(tmp_path, monkeypatch):
     assert program() == "flowrl"
 
 
+@pytest.mark.system
 def test_seeds_in_one_program_leave_the_environment_variables_as_they_were(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     command = ["run", "ppo", "--env", "gymnax:CartPole-v1", "--runtime", "xla", "--seeds", "2"]

@@ -111,7 +111,14 @@ def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name,
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("impala", 2), ("dqn", None), ("rainbow", None)])
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        ("dqn", None),
+        pytest.param("impala", 2, marks=pytest.mark.system),
+        pytest.param("rainbow", None, marks=pytest.mark.system),
+    ],
+)
 def test_a_second_program_with_another_seed_and_learning_rate_compiles_nothing(
     name, seeds, compilations, monkeypatch
 ):

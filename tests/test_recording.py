@@ -160,6 +160,7 @@ def test_what_can_not_be_set_is_reported(three):
             rerun(out, 2, [change])
 
 
+@pytest.mark.system
 def test_a_replay_needs_neither_ray_nor_the_environment(tmp_path):
     gym.register("Gone-v0", "gymnasium.envs.classic_control:CartPoleEnv")
     recorded(fl.ppo("Gone-v0", SMALL), tmp_path / "out", 1)

@@ -165,13 +165,17 @@ CASES = {
 }
 
 
-SLOW = ("rainbow", "r2d2, SAME_STEP, uniform", "td3", "ars", "noisy quantiles")
+SLOW = (
+    *("rainbow", "r2d2, SAME_STEP, uniform", "td3", "ars", "noisy quantiles", "appo over frames"),
+    *("a2c with micro-batches", "ppo, SAME_STEP", "impala with MixIn"),
+)
 """What compiles for long, and shares with others what it is made of."""
 
 
-def marked(names):
+def marked(names, *slow):
     """Names of cases as parameters, of which the slow ones are tests of whole systems."""
-    return [pytest.param(x, marks=pytest.mark.system) if x in SLOW else x for x in names]
+    system = pytest.mark.system
+    return [pytest.param(x, marks=system) if x in (*SLOW, *slow) else x for x in names]
 
 
 @pytest.mark.parametrize("name", marked(CASES))
@@ -209,7 +213,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", marked(PROGRAMS))
+@pytest.mark.parametrize("name", marked(PROGRAMS, "r2d2", "a3c", "impala", "ppo with a sweep"))
 def test_a_program_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     make, settings = PROGRAMS[name]
     run = whole(make(), tmp_path / "whole", runtime=fl.XlaRuntime(chunk=1, **settings))

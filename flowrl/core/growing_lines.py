@@ -44,6 +44,8 @@ class GrowingLines:
         """The last whole line, which shows whether the file still holds what was found."""
         self._unended: dict[str, Any] | None = None
         """The object in what follows them; None where that is half written."""
+        self._unended_line = b""
+        """The bytes of that object, for they show the same."""
         self._seen: tuple[int, ...] = ()
         """What changes with the file, as it was at the last look."""
 
@@ -64,10 +66,11 @@ class GrowingLines:
             if seen == self._seen:
                 return
             with self.path.open("rb") as file:
+                known = self._last + self._unended_line
                 file.seek(self._size - len(self._last))
-                if file.read(len(self._last)) != self._last:
+                if file.read(len(known)) != known:
                     self._begin_again()
-                    file.seek(0)
+                file.seek(self._size)
                 while block := file.read(BLOCK):
                     rest = self._after_lines(rest + block)
         except FileNotFoundError:
@@ -75,6 +78,7 @@ class GrowingLines:
             self._begin_again()
         # The last line of a killed run may be half written.
         self._unended = _object(rest)
+        self._unended_line = rest if self._unended is not None else b""
         self._seen = seen
 
     def parsed(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
@@ -99,9 +103,10 @@ class GrowingLines:
 
     def _begin_again(self) -> None:
         """Forget all lines, if there were any."""
-        if self._size:
+        if len(self):
             self.begun += 1
         self._ends, self._size, self._last = array("q"), 0, b""
+        self._unended, self._unended_line = None, b""
 
     def _after_lines(self, data: bytes) -> bytes:
         """Note where the lines in new bytes end, and return what follows the last of them."""

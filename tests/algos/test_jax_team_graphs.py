@@ -30,7 +30,13 @@ def taken(graph, runtime, count):
 _rows_of = cache(taken)
 
 
-@pytest.mark.parametrize(("env", "of"), [(Corridors, None), (Chaos, OF)], ids=["at once", "turns"])
+@pytest.mark.parametrize(
+    ("env", "of"),
+    [
+        pytest.param(Corridors, None, id="at once", marks=pytest.mark.system),
+        pytest.param(Chaos, OF, id="turns"),
+    ],
+)
 def test_one_program_gives_the_rows_of_the_local_runtime(env, of):
     graph = two_rates(env, of, ratio=1 if of else 4)
     if of:
@@ -74,6 +80,7 @@ def test_one_policy_for_all_agents_is_one_program():
     assert found[-1]["agent_steps"] > found[-1]["env_steps"] and run.audit().closed
 
 
+@pytest.mark.system
 def test_two_algorithms_on_one_stream_are_one_program_with_a_replay_on_the_device():
     graph = ppo_and_dqn(Corridors, envs_per_runner=2, rollout_length=16)
     graph = graph.set("report.every", 2).set("replayed.learning_starts", 32)

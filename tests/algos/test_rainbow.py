@@ -73,7 +73,7 @@ C51 = {"atoms": 11, "v_min": -1.0, "v_max": 1.0}
     [
         ("local", {}),
         pytest.param("ray", {}, marks=[pytest.mark.ray, pytest.mark.system]),
-        ("xla", {"prioritized": True, "beta_steps": 1}),
+        pytest.param("xla", {"prioritized": True, "beta_steps": 1}, marks=pytest.mark.system),
     ],
     ids=["local", "ray", "xla, prioritized"],
     indirect=["runtime"],

@@ -97,7 +97,16 @@ def rows_of(graph, count, **how):
     return rows, run
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+SLOW = ("rainbow", "rainbow, jax", "r2d2, jax", "td3", "sac, n-step")
+"""What compiles for long, and shares with others what it is made of."""
+
+
+def marked(names):
+    """Names of graphs as parameters, of which the slow ones are tests of whole systems."""
+    return [pytest.param(x, marks=pytest.mark.system) if x in SLOW else x for x in names]
+
+
+@pytest.mark.parametrize("name", marked(GRAPHS))
 def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
     rows, run = rows_of(plan, 8)  # up to the end of a rollout's draws
@@ -151,7 +160,7 @@ def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_t
     np.testing.assert_array_equal(policy.act(near), run.policy.act(near))
 
 
-@pytest.mark.parametrize("name", ["every setting", "rainbow", "sac"])
+@pytest.mark.parametrize("name", marked(["every setting", "rainbow", "sac"]))
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     one, again, other = (
         [row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1)
@@ -670,14 +679,20 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
     "graph",
     [
         FUSED,
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, num_runners=2, n_step=3)).set(
-            "sample.mode", "async"
+        pytest.param(
+            fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, num_runners=2, n_step=3)).set(
+                "sample.mode", "async"
+            ),
+            marks=pytest.mark.system,
         ),
-        fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(
-            after="batch", gather=fl.Concat(48)
+        pytest.param(
+            fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE)).insert(
+                after="batch", gather=fl.Concat(48)
+            ),
+            marks=pytest.mark.system,
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
-        fl.td3("gymnax:Pendulum-v1", **TD3),
+        pytest.param(fl.td3("gymnax:Pendulum-v1", **TD3), marks=pytest.mark.system),
     ],
     ids=["prioritized", "rollouts as they come", "samples are gathered", "sac", "td3"],
 )

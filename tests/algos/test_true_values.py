@@ -34,13 +34,19 @@ LOCAL = [
     ("impala", "local", NEXT),
     ("impala", "local", SAME),
     ("appo", "local", DISABLED),
-    ("recurrent", "local", NEXT),
+    # It compiles for long.
+    pytest.param("recurrent", "local", NEXT, marks=pytest.mark.system),
 ]
 RAY = [
     pytest.param(graph, "ray", env, marks=pytest.mark.system)
     for graph, env in zip(GRAPHS, (SAME, NEXT, DISABLED), strict=True)
 ]
-XLA = [(graph, "xla", JaxCutShort) for graph in GRAPHS]
+XLA = [
+    pytest.param(
+        *(graph, "xla", JaxCutShort), marks=pytest.mark.system if graph == "recurrent" else ()
+    )
+    for graph in GRAPHS
+]
 
 
 def values_of_an_episode(policy):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
@@ -41,8 +41,11 @@ def change(path, what, count, written):
     return written + count
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(STEPS, st.integers(7, 90))
+# An object that only lacks the end of its line, and is cut off.
+@example([("add", 4), ("tear", 17), ("tear", 27), ("tear", 1)], 7)
+@example([("tear", 27), ("cut", 0)], 7)
 def test_whatever_happens_to_a_file_its_lines_are_those_of_a_reader_of_all(
     tmp_path_factory, steps, block
 ):

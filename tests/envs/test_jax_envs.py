@@ -141,6 +141,7 @@ def test_an_environment_that_breaks_its_promise_is_reported_which(way, says):
         )
 
 
+@pytest.mark.system
 def test_brax_runs_and_is_cut_after_its_episodes_length():
     pendulum = BraxEnv("inverted_pendulum")
     assert pendulum.observation_space.shape == (4,) and pendulum.action_space.shape == (1,)

@@ -363,6 +363,7 @@ def terminal(tmp_path):
     made.close()
 
 
+@pytest.mark.system
 def test_in_a_terminal_a_page_leaves_the_line_that_is_being_typed(terminal):
     link = terminal.sees(r"live page: (\S+)")[1]
     terminal.sees(r"\(row 1, at sample\) ")

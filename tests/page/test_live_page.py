@@ -296,6 +296,7 @@ def test_a_snapshot_that_is_asked_for_is_kept_after_the_next_row(tmp_path):
         assert [path.name for path in folder.glob("row-*")] == ["row-0000000002.json"]
 
 
+@pytest.mark.system
 def test_whoever_looks_sees_the_end_of_a_run_whose_process_ends(tmp_path):
     words = [sys.executable, "-m", "flowrl", "run", "ppo", "--until", "row>=30", "--ui", "0"]
     words += ["--out", str(tmp_path / "run")]

@@ -38,7 +38,7 @@ def added(add, state, batch, low=0):
     return add(state, batch.data, end, batch.columns["first"], low=low)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     form=st.sampled_from([(1, 1, 1), (3, 2, 2), (2, 4, 3), (4, 2, 1)]),

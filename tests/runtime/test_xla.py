@@ -74,7 +74,14 @@ def learned(graph, count, runtime="xla", seed=0):
     return timeless(rows), weights
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The others share with them what they are made of.
+        pytest.param(x, marks=() if x in ("ppo", "impala") else pytest.mark.system)
+        for x in GRAPHS
+    ],
+)
 def test_three_rows_and_the_weights_agree_with_the_local_runtime(name):
     (local, a), (fused, b) = (
         learned(GRAPHS[name], 3, runtime) for runtime in ("local", fl.XlaRuntime(chunk=1))
@@ -250,6 +257,7 @@ def test_a_numpy_number_in_a_state_goes_on_within_a_program(kind):
     assert local[-1]["loss"] != pytest.approx(learned(TINY, 4, "local")[0][-1]["loss"])
 
 
+@pytest.mark.system
 def test_a_python_number_that_never_repeats_itself_is_reported_by_node():
     says = (
         r"ppo\.fade: its state\['scale'\] is a number that never repeats itself; .* begin "

@@ -136,6 +136,7 @@ SMALL = {
 }
 
 
+@pytest.mark.system
 def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_alone(
     tmp_path, compilations
 ):
