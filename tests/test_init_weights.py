@@ -133,6 +133,7 @@ def test_the_target_network_begins_equal_to_the_weights(tmp_path):
         assert equal(core["target"], core["weights"].params)
 
 
+@pytest.mark.system
 def test_programs_begin_with_them_all_seeds_alike():
     # With a learning rate of 0 the parameters stay what they were at first.
     graph = fl.ppo(Corridor, SETTINGS).set("learner.optimizer", fl.Adam(0.0))

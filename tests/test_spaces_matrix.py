@@ -172,9 +172,10 @@ def test_a_mask_that_is_missing_or_allows_nothing_is_an_error_that_says_where(en
         spec.open().collect()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "graph",
-    [pytest.param(fl.pg, id="pg"), pytest.param(fl.dqn, id="dqn", marks=pytest.mark.system)],
+    [pytest.param(fl.pg, id="pg"), pytest.param(fl.dqn, id="dqn")],
 )
 def test_in_jax_the_program_does_what_the_local_runtime_does(graph):
     env = JaxDiscrete if graph is fl.dqn else JaxSpaced

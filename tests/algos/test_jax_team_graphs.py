@@ -49,6 +49,7 @@ def test_one_program_gives_the_rows_of_the_local_runtime(env, of):
     assert ("eval/return_mean/red" in found[1]) == (env is Chaos)
 
 
+@pytest.mark.system
 def test_learners_at_rates_of_one_and_four_are_one_program_that_counts_what_is_planned():
     graph = two_rates()
     plan = graph.compile()
@@ -89,6 +90,7 @@ def test_two_algorithms_on_one_stream_are_one_program_with_a_replay_on_the_devic
     assert (found[-1]["updates/red"], found[-1]["updates/blue"]) == (2, 2) and run.audit().closed
 
 
+@pytest.mark.system
 def test_several_seeds_are_each_what_it_is_alone():
     graph = two_rates(ratio=1)
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2)) as run:

@@ -89,6 +89,7 @@ def test_the_saved_policy_remembers_what_it_saw_first(env, runtime, settings, tm
     assert played.mean() == 1.0
 
 
+@pytest.mark.system
 def test_a_program_does_what_the_local_runtime_does():
     graph = fl.r2d2(JaxCue, **SMALL)
     local, weights = rows_and_weights(graph, 4)

@@ -93,6 +93,7 @@ def test_c51_learns_the_distribution_of_returns(runtime, settings, tmp_path):
     np.testing.assert_allclose(values, probabilities @ RETURNS, atol=1e-4)
 
 
+@pytest.mark.system
 def test_quantile_regression_learns_the_quantiles_of_returns(tmp_path):
     numbers, values = learned(tmp_path, "xla", distribution="quantile", atoms=10)
     found = np.sort(numbers, axis=-1)

@@ -33,8 +33,8 @@ NEXT, SAME, DISABLED = (partial(cut_short, mode) for mode in ("NextStep", "SameS
 LOCAL = [
     ("impala", "local", NEXT),
     ("impala", "local", SAME),
-    ("appo", "local", DISABLED),
-    # It compiles for long.
+    # They compile for long.
+    pytest.param("appo", "local", DISABLED, marks=pytest.mark.system),
     pytest.param("recurrent", "local", NEXT, marks=pytest.mark.system),
 ]
 RAY = [

@@ -9,7 +9,7 @@ from run_schedules import case_of, run_schedules, table
 from simulated_graphs import cases
 from simulator import KINDS, Simulation
 
-SCHEDULES = 100
+SCHEDULES = 60
 
 
 @pytest.mark.parametrize("graph", ["ppo", "impala", "apex"])

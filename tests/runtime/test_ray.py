@@ -350,6 +350,7 @@ def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
         assert next(run)["trained_steps"] == 16
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_lambdas_run_and_more_runners_than_cores_do_too():
     policy = fl.Policy(fl.networks.MLP, hidden=(4,))

@@ -122,6 +122,7 @@ def halved(batch):
     return batch.with_(reward=batch["reward"] / 2)
 
 
+@pytest.mark.system
 def test_recurrent_policies_and_scaled_rewards_run_in_a_program():
     policy = fl.Policy(fl.networks.RNN, hidden=(4,), cell="gru")
     graph = (
