@@ -7,6 +7,7 @@ DEV := $(VENV)/.dev-ready
 DOCS := $(VENV)/.docs-ready
 PEERS := .venv-peers/.ready
 RLLIB := .venv-rllib/.ready
+SBX := .venv-sbx/.ready
 
 .PHONY: help run test system faults check format docs dist learn bench pictures lock clean
 
@@ -54,7 +55,7 @@ learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and wr
 	$(BIN)/python bench/learn_offline.py $(GRAPHS)
 	$(BIN)/python bench/self_play.py
 
-bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
+bench: $(DEV) $(PEERS) $(RLLIB) $(SBX) ## measure beside hand-written loops and other libraries, and write docs/benchmarks/
 	$(BIN)/python bench/bench.py
 	$(BIN)/python bench/bench_ray.py
 	$(BIN)/python bench/slow_steps.py
@@ -67,6 +68,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) ## measure beside hand-written loops and other l
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tuning.py
 	$(BIN)/python bench/agents.py
+	$(BIN)/python bench/beside_sbx.py
 	$(BIN)/python bench/evolution.py
 	$(BIN)/python bench/offline.py
 
@@ -81,7 +83,7 @@ lock: ## choose the newest versions that fit and write the locks
 	$(BIN)/uv pip compile --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --quiet --group docs -c requirements-dev.lock -o requirements-docs.lock pyproject.toml
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .venv-peers .venv-rllib build dist docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-rllib .venv-sbx build dist docs/_build docs/gallery *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'flowrl needs Python >= 3.11; name one: make PYTHON=python3.12' >&2; exit 1; }
@@ -111,4 +113,10 @@ $(PEERS):
 $(RLLIB):
 	$(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet --disable-pip-version-check 'ray[rllib]==2.60.0' torch==2.13.0
+	@touch $@
+
+# The JAX is that of flowrl, so that it is the libraries that are compared.
+$(SBX):
+	$(PYTHON) -m venv .venv-sbx
+	.venv-sbx/bin/python -m pip install --quiet --disable-pip-version-check sbx-rl==0.28.0 jax==0.10.2 torch==2.14.1
 	@touch $@

@@ -38,12 +38,13 @@ def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
 
 def all_finite(tree: Any) -> Array:
     """Return whether all floating point numbers of a tree are finite."""
-    numbers = [
-        leaf.reshape(-1)
+    # A NaN is the largest of any numbers. XLA finds the largest faster than whether all are finite.
+    largest = [
+        jnp.max(jnp.abs(leaf), initial=0.0)
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    return jnp.all(jnp.isfinite(jnp.concatenate(numbers)))
+    return jnp.all(jnp.isfinite(jnp.stack(largest)))
 
 
 def finite_or_masked(priority: Array, valid: Array) -> Array:
