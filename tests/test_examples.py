@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_example(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     # The networks that it learns with would take longer than all other examples.
-    smaller = {"hidden": (8,)} if name == "td3" else {}
+    smaller = {"hidden": (8,)} if name == "crossq" else {}
     runs = importlib.import_module(name).main(steps=2_500, **smaller)
     for run in runs if isinstance(runs, list) else [runs]:
         assert run.reason == "steps"
@@ -36,7 +36,7 @@ def test_there_are_those_that_the_readme_names():
         "edit_a_stock_graph",
         "synchronous_impala",
         "recurrent_policy",
-        "td3",
+        "crossq",
     }
 
 

@@ -77,7 +77,7 @@ def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
         "--sampled",
         action="store_true",
         help="sample actions from the policy, not the greedy ones (from action values: "
-        "epsilon-greedily, with 0.05)",
+        "epsilon-greedily, with 0.05; of a deterministic policy: with noise of 0.1)",
     )
     parser.add_argument(
         "--max-steps",
@@ -116,6 +116,7 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.json:
         played = {"env": env_name(policy.env) if policy.env else None, "seed": args.seed}
         stochastic = "epsilon-greedy" if policy.action_values else "sampled"
+        stochastic = "with noise" if policy.deterministic else stochastic
         played["actions"] = stochastic if args.sampled else "greedy"
         print(json.dumps({**played, **found.plain()}))
     else:

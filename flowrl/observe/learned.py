@@ -51,7 +51,6 @@ def policy_of(
         if isinstance(runners, Runners)
         else (None, (), {}, ())
     )
-    spaces, loss_values = core.spaces, core.loss.values
-    return TrainedPolicy(
-        learner.policy, spaces, weights, env, wrappers, settings, loss_values, agents
-    )
+    spaces, loss = core.spaces, core.loss
+    facts = (env, wrappers, settings, loss.values, agents, loss.deterministic)
+    return TrainedPolicy(learner.policy, spaces, weights, *facts)

@@ -48,6 +48,8 @@ def policy_text(policy: TrainedPolicy) -> str:
     if len(saved) < len(made):
         saved = {**unknown, **saved, "env": "None"}
     facts = {"policy": _strict_text(policy.policy), "action_values": policy.action_values}
+    if policy.deterministic:
+        facts["deterministic"] = True
     facts = {"format": FORMAT, **facts, **saved, "spaces": json.loads(policy.spaces.json)}
     if policy.agents:
         facts["agents"] = [*policy.agents]
@@ -165,8 +167,8 @@ def _load(folder: Path, allow: Collection[str], env: Make | None) -> TrainedPoli
     if env is not None:
         _check_fits(env, probe(env, wrappers, settings), spaces, agents)
     made = value("env") if env is None else env
-    action_values = saved.get("action_values", False)
-    return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, action_values, agents)
+    marks = (saved.get("action_values", False), agents, saved.get("deterministic", False))
+    return TrainedPolicy(policy, spaces, weights, made, wrappers, settings, *marks)
 
 
 def _check_fits(env: Make, found: Probed, spaces: Spaces, agents: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.video import filmed
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.exporting import Export, export
-from flowrl.rl.explore import EpsilonGreedy, Explore
+from flowrl.rl.explore import EpsilonGreedy, Explore, GaussianNoise
 from flowrl.rl.jitted_acting import jitted_act
 from flowrl.rl.policies import SAMPLED, Memory, Network, Policy, Weights, network
 from flowrl.rl.spaces import Spaces
@@ -49,17 +49,21 @@ class TrainedPolicy:
     probabilities, so actions are not sampled from them."""
     agents: tuple[str, ...] = ()
     """The agents that it plays, in an environment of several; empty where there is but one."""
+    deterministic: bool = False
+    """Whether the action outputs are one action, as `TD3Loss` trains them. What stands beside it is
+    no deviation, so actions are not sampled by it."""
 
     @property
     def exploration(self) -> Explore:
         """The exploration by which actions are chosen where they are not greedy.
 
         They are sampled from the distribution; with action values they are chosen
-        epsilon-greedily with an epsilon of 0.05, with which Mnih et al. (2015) evaluate.
+        epsilon-greedily with an epsilon of 0.05, with which Mnih et al. (2015) evaluate; those of
+        a deterministic policy get noise of the deviation 0.1, as in TD3's training.
         """
         if self.action_values:
             return EpsilonGreedy(EVALUATION_EPSILON, EVALUATION_EPSILON)
-        return SAMPLED
+        return GaussianNoise() if self.deterministic else SAMPLED
 
     @property
     def network(self) -> Network:

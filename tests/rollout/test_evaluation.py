@@ -433,6 +433,17 @@ def test_actions_are_not_drawn_by_the_size_of_action_values(tmp_path):
     assert others == pytest.approx(0.025, abs=0.012)
 
 
+def test_a_deterministic_policy_is_played_with_noise_not_by_a_deviation_that_it_has_not(tmp_path):
+    graph = fl.td3("Pendulum-v1", hidden=(8,), learning_starts=4, batch_size=4, report_every=1)
+    with fl.run(graph, steps=8, out=tmp_path / "run") as run:
+        list(run)
+    seen = np.tile(np.float32([1, 0, 0]), (2_000, 1))
+    for policy in (run.policy, fl.load(tmp_path / "run")):
+        off = policy.act(seen, greedy=False, seed=SEED) - policy.act(seen)
+        # Torques are from -2 to 2.
+        assert off.std() == pytest.approx(0.2, rel=0.1) and abs(off.mean()) < 0.02
+
+
 # -- copies
 
 
