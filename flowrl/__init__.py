@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from flowrl.ops.flow import Map as Map
     from flowrl.ops.flow import Merge as Merge
     from flowrl.ops.flow import Switch as Switch
+    from flowrl.ops.flow import UntilReturn as UntilReturn
     from flowrl.ops.gradients import ApplyGradients as ApplyGradients
     from flowrl.ops.gradients import AverageGradients as AverageGradients
     from flowrl.ops.gradients import ComputeGradients as ComputeGradients
@@ -212,7 +213,7 @@ _HOMES = {
     "ops.gradients": "ApplyGradients AverageGradients ComputeGradients",
     "ops.league": "AddOpponent ChooseOpponents",
     "ops.evolution": "CentredRanks ParallelEvaluate TopDirections",
-    "ops.flow": "Filter FlatMap Gate Map Merge Switch",
+    "ops.flow": "Filter FlatMap Gate Map Merge Switch UntilReturn",
     "ops.offline": "ReadDataset WriteDataset",
     "ops.queue": "MixIn Queue",
     "ops.replay": "InitialPriorities ReplayAdd ReplaySample UpdatePriorities",

@@ -215,10 +215,10 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "epsilon": 0.4,
         "lr": Linear(1e-3, 0.0, 100_000),
     },
-    # The replay holds all of 400,000 steps: without the first ones the policy forgets them.
+    # The replay holds all of 480,000 steps: without the first ones the policy forgets them.
     ("r2d2", "CartPole-v1"): {
-        "buffer_size": 400_000,
-        "lr": Linear(1e-3, 0.0, 5_000),
+        "buffer_size": 500_000,
+        "lr": Linear(1e-3, 0.0, 6_000),
         "target_update_every": 200,
     },
     ("sac", "Pendulum-v1"): {"lr": 1e-3},

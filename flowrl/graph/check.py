@@ -86,7 +86,8 @@ def _ending(graph: Graph, node: Node, is_last: bool) -> Iterator[Problem]:
         )
         yield node.name, problem
     # Without an effect, all that leads to this end would be computed for nothing.
-    if is_last and not node.op.reports and not node.op.writes:
+    changes = {*node.op.writes} & {*refs(node.op)}
+    if is_last and not node.op.reports and not changes:
         problem = (
             "nothing comes of what it yields: an end must be a Report or an effect such as "
             "SyncWeights(); go on from it or remove it"

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+
+import jax
 
 from flowrl.core.items import Batch, Filling, steps_of
 from flowrl.errors import ContractError, SettingError, a
-from flowrl.graph.protocols import Context, Operator, Stateless
+from flowrl.graph.plan import Plan
+from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.rollout.handle import RunnersHandle
 
 
 @dataclass(frozen=True)
@@ -194,42 +198,114 @@ class Merge(Operator):
 
 
 @dataclass(frozen=True)
+class UntilReturn:
+    """The end of a phase of `Switch`: the newest weights play well, or so many items are passed.
+
+    Args:
+        goal: the mean return, of greedy actions, from which on the phase is over.
+        within: items after which it is over in any case.
+        every: items between two evaluations (default 100).
+        episodes: episodes of each evaluation (default 10).
+        seed: seed of the environments, the same in each evaluation (default 0).
+
+    Raises:
+        SettingError: `within`, `every` or `episodes` is below 1.
+    """
+
+    goal: float
+    within: int
+    every: int = 100
+    episodes: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.within < 1 or self.every < 1 or self.episodes < 1:
+            raise SettingError(f"within, every and episodes must be at least 1; got {self}")
+
+
+@dataclass(frozen=True)
 class Switch(Operator):
     """Pass on the items of one node, then those of the next: phases, such as offline, then online.
 
     ``Switch({"read": 5_000, "batch": None})`` passes 5,000 batches of ``read``, and from then on
     those of ``batch``. A node whose phase it is not waits, and so does all that stands before it:
-    nothing is sampled while a dataset is read.
+    nothing is sampled while a dataset is read. With `UntilReturn` in place of a number, a phase
+    ends as soon as the policy plays well.
+
+    The plan holds the longest phases.
 
     Args:
-        items: by node, in the order of their phases, how many of its items a phase has; None for
-            the last one, which has no end.
+        items: by node, in the order of their phases, how many of its items a phase has, or
+            `UntilReturn`; None for the last one, which has no end.
+        runners: name of the runners that play for `UntilReturn`, with the weights that they have
+            (default None).
 
     Raises:
-        SettingError: the last number is not None, or another one is no whole number from 1 on.
+        SettingError: the last number is not None, another one is no whole number from 1 on, or a
+            phase ends with a return and there are no `runners`.
         ContractError: an item comes from a node that has no phase.
     """
 
-    items: Mapping[str, int | None]
+    items: Mapping[str, int | UntilReturn | None]
+    runners: Ref[RunnersHandle] | None = None
 
     joins: ClassVar[bool] = True
+    writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def __post_init__(self) -> None:
-        *counts, last = self.items.values() if self.items else (0,)
-        if last is not None or any(not isinstance(n, int) or n < 1 for n in counts):
+        *ends, last = self.items.values() if self.items else (0,)
+        if last is not None or not all(
+            isinstance(end, UntilReturn) or (isinstance(end, int) and end >= 1) for end in ends
+        ):
             raise SettingError(
-                "items must be whole numbers from 1 on by node, and None for the last one, got "
-                f"{self.items!r}"
+                "items must be whole numbers from 1 on by node, or UntilReturn, and None for the "
+                f"last one, got {self.items!r}"
             )
+        if self.runners is None and any(isinstance(end, UntilReturn) for end in ends):
+            raise SettingError('UntilReturn needs someone to play: add runners="runners"')
+
+    def line(self, plan: Plan, node: str) -> tuple[str, str]:
+        """Return the phases, each with its end."""
+        phases = []
+        for name, end in self.items.items():
+            most = end.within if isinstance(end, UntilReturn) else end
+            phase = name if most is None else f"{most:,} of {name}"
+            if isinstance(end, UntilReturn):
+                phase = f"<= {phase} until it returns {end.goal:g}"
+            phases.append(phase)
+        return ", then ".join(phases), ""
 
     def init(self) -> dict[str, int]:
         """Return the index of the phase, and the number of its items that were passed on."""
         return {"phase": 0, "passed": self._counted(0, 0)}
 
+    def _end(self, phase: int) -> int | UntilReturn | None:
+        return list(self.items.values())[phase]
+
     def _counted(self, phase: int, passed: int) -> int:
         """Return a number of items of a phase, on which nothing depends before its end."""
-        most = list(self.items.values())[phase]
-        return 0 if most is None else Filling(passed, most)
+        match self._end(phase):
+            case None:
+                return 0
+            case UntilReturn() as end:
+                evaluated = (passed // end.every + 1) * end.every
+                return Filling(passed, min(end.within, evaluated))
+            case most:
+                return Filling(passed, most)
+
+    def _over(self, passed: int, phase: int, ctx: Context) -> bool:
+        """Return whether a phase ends with the item that is the last of so many."""
+        end = self._end(phase)
+        if not isinstance(end, UntilReturn):
+            return passed == end
+        if passed == end.within:
+            return True
+        if passed % end.every:
+            return False
+        runners = ctx[cast("Ref[RunnersHandle]", self.runners)]
+        played = runners.evaluate(end.episodes, end.seed)["eval/return_mean"]
+        # The plan holds the longest phases.
+        return not isinstance(played, jax.ShapeDtypeStruct) and bool(played >= end.goal)
 
     def has_capacity(self, held: dict[str, int], ctx: Context) -> bool:
         """Return whether it is the phase of the node."""
@@ -242,12 +318,12 @@ class Switch(Operator):
                 f"an item comes from {ctx.source}, which has no phase; "
                 f"phases are of {', '.join(self.items)}"
             )
+        phase, passed = held["phase"], held["passed"] + 1
         # Of what a node yields at once, some may come after its phase: it is passed on, too.
-        most = list(self.items.values())[held["phase"]]
-        if most is not None and self.has_capacity(held, ctx):
-            over = held["passed"] + 1 == most
-            phase = held["phase"] + over
-            held.update(phase=phase, passed=self._counted(phase, 0 if over else held["passed"] + 1))
+        if self._end(phase) is not None and self.has_capacity(held, ctx):
+            over = self._over(passed, phase, ctx)
+            phase += over
+            held.update(phase=phase, passed=self._counted(phase, 0 if over else passed))
         yield item
 
 

@@ -408,7 +408,10 @@ def _owner_of_stage(graph: Graph, stage: Sequence[str], wanted: Mapping[str, Act
     ops = [node.op for node in graph.nodes if node.name in stage]
     # Each once, in the order of the nodes, as a message names them.
     updated = dict.fromkeys(
-        resource_and_part(refs(op)[name][0])[0] for op in ops for name in op.writes
+        resource_and_part(target)[0]
+        for op in ops
+        for field, (target, _) in refs(op).items()
+        if field in op.writes
     )
     placed = [name for name in (stage[0], *updated) if name in wanted]
     if len(placed) > 1:

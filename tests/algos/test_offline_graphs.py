@@ -59,8 +59,9 @@ def test_the_plan_equals_what_is_counted_and_nothing_is_sampled(name, folder):
 
 
 @pytest.mark.ray
-def test_ray_gives_what_local_gives(folder, ray_up):
-    graph = GRAPHS["bc"](folder)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_ray_gives_what_local_gives(name, folder, ray_up):
+    graph = GRAPHS[name](folder)
     local, on_ray = ended(graph, 3), ended(graph, 3, RAY)
     assert timeless(local.rows) == timeless(on_ray.rows)
     assert same(local.policy.weights, on_ray.policy.weights)
@@ -203,7 +204,7 @@ def online(folder, updates):
         .then(after=(), demo=fl.ReadDataset(16))
         .then(after=("fresh", "demo"), mix=fl.Merge({"fresh": 3, "demo": 1}))
         .then(after=(), read=fl.ReadDataset(16))
-        .then(after=("read", "mix"), phase=fl.Switch({"read": updates, "mix": None}))
+        .then(after=("read", "mix"), phase=fl.Switch({"read": updates, "mix": None}, "runners"))
         .then(train=nodes["train"], target=nodes["target"], sync=fl.SyncWeights())
         .then(report=fl.Report(every=4))
     )
@@ -225,6 +226,29 @@ def test_offline_comes_first_and_then_online_with_demonstrations_mixed_in(folder
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     with fl.run(graph, steps=40) as run:
         assert list(run)[-1]["env_steps"] >= 40
+
+
+@pytest.mark.parametrize(("goal", "read"), [(-1e6, 3), (0.0, 10)])
+def test_a_phase_ends_with_a_return_or_after_its_most_items(goal, read, folder, tmp_path):
+    end = fl.UntilReturn(goal, within=10, every=3, episodes=2)
+    graph = online(folder, end).set("phase.items", {"read": end, "mix": None})
+    plan = graph.compile()
+    assert plan.found.exact and "<= 10 of read until it returns" in str(plan)
+    run = whole(graph, tmp_path / "whole", 7)
+    played = [row["eval/return_mean"] for row in run.rows if "eval/return_mean" in row]
+    assert all(x < 0 for x in played) and run.audit().closed
+    assert run.counts()["evaluations"] == (1 if read == 3 else 3)
+    (edge,) = [e for e in run.audit().edges if (e.before, e.after) == ("read", "phase")]
+    assert edge.got.items == read
+    resumed(cut(tmp_path / "whole", 2, tmp_path / "cut"), graph, 7)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+
+
+def test_whoever_waits_for_a_return_names_who_plays():
+    with pytest.raises(SettingError, match='add runners="runners"'):
+        fl.Switch({"read": fl.UntilReturn(0.0, within=5), "mix": None})
+    with pytest.raises(SettingError, match="within, every and episodes must be at least 1"):
+        fl.UntilReturn(0.0, within=0)
 
 
 def test_a_run_of_phases_begins_long_before_it_samples_and_is_planned_at_once(folder):

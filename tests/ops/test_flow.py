@@ -110,5 +110,7 @@ def test_switch_passes_the_items_of_each_phase_and_only_its_node_has_capacity():
 
 @pytest.mark.parametrize("items", [{}, {"a": 1}, {"a": None, "b": None}, {"a": 0, "b": None}])
 def test_phases_without_an_end_or_a_last_one_with_one_are_refused(items):
-    with pytest.raises(fl.errors.SettingError, match="whole numbers from 1 on by node, and None"):
+    with pytest.raises(
+        fl.errors.SettingError, match="by node, or UntilReturn, and None for the last"
+    ):
         fl.Switch(items)
