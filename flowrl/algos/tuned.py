@@ -231,9 +231,9 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("multi_ppo", "pettingzoo:mpe2.simple_spread_v3"): {
         "central_critic": True,
         "envs_per_runner": 16,
-        "rollout_length": 50,
-        "batch_size": 2400,
-        "minibatch_size": 600,
+        "rollout_length": 25,
+        "batch_size": 1200,
+        "minibatch_size": 300,
         "lr": 7e-4,
         "ent_coef": 0.01,
         # Episodes are cut after 25 steps: with 0.99, and rewards as they are, some runs get worse.
