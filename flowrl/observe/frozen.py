@@ -14,8 +14,8 @@ from flowrl.graph.use import Use
 from flowrl.learner.learner import Learner
 from flowrl.learner.rules import runners_of
 from flowrl.observe.saved_policies import load
-from flowrl.rl.policies import Policy
 from flowrl.rollout.handle import RunnersHandle
+from flowrl.rollout.runners import Runners
 
 
 class FrozenHandle(Handle):
@@ -79,16 +79,10 @@ class Frozen(Resource):
         return f"{f'{self.policy} of ' if self.policy else ''}{self.saved}{which}"
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
-        """Report whether the runners have another policy, or somebody else gives them weights."""
+        """Report whether the runners act otherwise, or somebody else gives them weights."""
         runners = runners_of(use, str(self.runners))
-        if runners is not None and (saved := self._saved_policy()) != runners.policy:
-            yield (
-                use.name,
-                (
-                    f"{self.runners} act with {runners.policy}, but the policy in {self.saved} is "
-                    f"{saved}; give both the same"
-                ),
-            )
+        if runners is not None:
+            yield from self._misfits(use, runners)
         for name, other in use.resources.items():
             gives = isinstance(other, Learner) and other.runners == self.runners
             fed = [getattr(other, field) for field in other.feeds]
@@ -101,5 +95,16 @@ class Frozen(Resource):
                     ),
                 )
 
-    def _saved_policy(self) -> Policy:
-        return load(self.saved, policy=self.policy, which=self.which, allow=self.allow).policy
+    def _misfits(self, use: Use, runners: Runners) -> Iterator[tuple[str, str]]:
+        """Report whether the runners have another policy, or sample from none of its own."""
+        saved = load(self.saved, policy=self.policy, which=self.which, allow=self.allow)
+        if saved.policy != runners.policy:
+            problem = f"{self.runners} act with {runners.policy}, but the policy in {self.saved} is"
+            yield use.name, f"{problem} {saved.policy}; give both the same"
+        if runners.explore_of("").last.samples and not saved.exploration.samples:
+            kind = type(saved.exploration).__name__
+            yield (
+                str(self.runners),
+                f"sample actions from the policy in {self.saved}, which was not trained to have a "
+                f"distribution; give them explore=fl.{kind}(...)",
+            )

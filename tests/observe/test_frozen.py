@@ -103,3 +103,25 @@ def test_mistakes_are_reported_before_the_run(saved):
     other_spaces = other_spaces.then(sample=fl.ParallelSample(), report=fl.Report())
     assert "was made for Spaces(obs=Box" in problem(other_spaces)
     assert TwoCartPoles.possible_agents == NAMES
+
+
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: fl.dqn("CartPole-v1", hidden=(8,), learning_starts=8), "EpsilonGreedy"),
+        (lambda: fl.td3("Pendulum-v1", hidden=(8,), learning_starts=8), "GaussianNoise"),
+    ],
+    ids=["action values", "deterministic"],
+)
+def test_no_actions_are_sampled_where_a_policy_has_no_distribution(make, way, tmp_path):
+    graph = make().set("batch.batch_size", 8)
+    with fl.run(graph, steps=16, out=tmp_path / "x") as run:
+        list(run)
+    runners = graph.resources["runners"]
+    old = fl.Frozen(str(tmp_path / "x"))
+    data = fl.Graph("data", runners=fl.Runners(runners.env, runners.policy), old=old)
+    data = data.then(sample=fl.ParallelSample(), report=fl.Report())
+    with pytest.raises(fl.errors.CheckError) as caught:
+        data.check()
+    assert f"give them explore=fl.{way}(...)" in str(caught.value)
+    data.set("runners.explore", getattr(fl, way)()).check()
