@@ -279,10 +279,10 @@ Most runs end, "within" a number of steps, as soon as the mean return of their l
 episodes reaches the mean that the gate names, which is that of policies a while ago; the others end
 "at" a number of steps. Then the saved policy is loaded and plays 50 episodes greedily and 50 with
 sampled actions (from action values: epsilon-greedily, with 0.05; those of deterministic policies
-with noise of 0.1), in continuous control and
-LunarLander 20: means and deviations of the returns, of which the gate names those that must reach
-the goal. gymnax's Breakout starts in two ways only, so 50 greedy episodes are two, and its gate is
-the sampled return. "Policies after it" are one every 10,000 further steps, each of which plays five
+with noise of 0.1), in continuous control and LunarLander 20: means and deviations of the returns (a
+dash where they did not play), of which the gate names those that must reach the goal.
+gymnax's Breakout starts in two ways only, so 50 greedy episodes are two, and its gate is the
+sampled return. "Policies after it" are one every 10,000 further steps, each of which plays five
 episodes greedily. The recurrent graph is
 [examples/recurrent_policy.py](../examples/recurrent_policy.py). The masked CartPole is
 [examples/action_mask.py](../examples/action_mask.py); it and the masked Taxi raise at an action

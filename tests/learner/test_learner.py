@@ -14,6 +14,7 @@ from flax import nnx
 import flowrl as fl
 from flowrl.core.items import Batch
 from flowrl.graph.site import HereSite, Place
+from flowrl.learner.checked import all_finite
 from flowrl.rl.policies import Memory
 
 T, B = 4, 3
@@ -345,6 +346,14 @@ def test_an_update_without_a_gradient_step_reports_why_it_took_none():
     assert_equal(after["weights"], before["weights"])
     # The policy is too far off, so that the penalty must not fall.
     assert after["loss"]["kl_weight"] == 2 * before["loss"]["kl_weight"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_seen_among_all(bad):
+    numbers = {"a": jnp.linspace(-1e38, 1e38, 50).reshape(5, 10), "n": jnp.int32(3)}
+    empty = {"none": jnp.zeros((0, 3))}
+    assert all_finite({**numbers, **empty})
+    assert not all_finite({**numbers, **empty, "b": jnp.zeros((2, 3)).at[1, 2].set(bad)})
 
 
 @pytest.mark.parametrize("field", ["advantage", "obs"])

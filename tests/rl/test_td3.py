@@ -139,6 +139,18 @@ def test_a_group_steps_when_it_is_due_and_then_as_its_optimiser_does_alone():
                 np.testing.assert_allclose(x, alone["weights"].params[name], rtol=1e-5)
 
 
+def test_a_group_that_rests_takes_no_step_though_others_computed_its_gradient():
+    """As samplers do, which have no state of the optimiser."""
+    groups = fl.Optimizers(actor=fl.SGD(1.0), critic=fl.SGD(1.0), every={"actor": 2})
+    params = {"actor/kernel": jnp.zeros(2), "critics/kernel": jnp.zeros(2)}
+    rule = groups.build(groups.members(params, {"critic": ("critics",)}))
+    gradients, state = jax.tree.map(jnp.ones_like, params), rule.init(params)
+    for actor in (0.0, -1.0, 0.0):
+        updates, state = rule.update(gradients, state, params)
+        assert updates["actor/kernel"].tolist() == [actor] * 2
+        assert updates["critics/kernel"].tolist() == [-1.0] * 2
+
+
 def test_gradient_steps_within_an_update_count_for_what_is_due():
     groups = fl.Optimizers(actor=fl.Adam(1e-2), critic=fl.Adam(1e-2), every={"actor": 2})
     core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups)
