@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SBX = ROOT / ".venv-sbx/bin/python"
-PAIRS = 5
+PAIRS = 3
 BEFORE, STEPS = 600, 2_000
 """Environment steps before the measurement, and within it."""
 CASES = {"td3": (1, 8), "sac": (1, 8), "dqn": (4,)}

@@ -102,9 +102,6 @@ class Frozen(Resource):
             problem = f"{self.runners} act with {runners.policy}, but the policy in {self.saved} is"
             yield use.name, f"{problem} {saved.policy}; give both the same"
         if runners.explore_of("").last.samples and not saved.exploration.samples:
-            kind = type(saved.exploration).__name__
-            yield (
-                str(self.runners),
-                f"sample actions from the policy in {self.saved}, which was not trained to have a "
-                f"distribution; give them explore=fl.{kind}(...)",
-            )
+            problem = f"sample actions from the policy in {self.saved}, which has no distribution"
+            way = f"give them explore=fl.{type(saved.exploration).__name__}(...)"
+            yield str(self.runners), f"{problem} of them; {way}"
