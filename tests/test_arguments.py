@@ -210,6 +210,7 @@ def test_what_is_compiled_for_a_number_does_what_it_does_alone(compilations):
     assert losses(changed) == after_another
 
 
+@pytest.mark.system
 def test_other_learning_rates_need_no_memory():
     def one(lr):
         with fl.run(fl.pg("CartPole-v1", policy=SMALL).set("learner.optimizer.lr", lr)) as run:

@@ -111,6 +111,7 @@ def test_a_second_run_with_another_seed_and_learning_rate_compiles_nothing(name,
     compiles_once(lambda: stock(name), "local", compilations, **other)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "seeds"),
     [

@@ -168,6 +168,7 @@ CASES = {
 SLOW = (
     *("rainbow", "r2d2, SAME_STEP, uniform", "td3", "ars", "noisy quantiles", "appo over frames"),
     *("a2c with micro-batches", "ppo, SAME_STEP", "impala with MixIn", "qmix"),
+    "impala, recurrent",
 )
 """What compiles for long, and shares with others what it is made of."""
 
@@ -213,7 +214,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", marked(PROGRAMS, "r2d2", "a3c", "impala", "ppo with a sweep"))
+@pytest.mark.parametrize(
+    "name", marked(PROGRAMS, "r2d2", "a3c", "impala", "dqn", "ppo with a sweep")
+)
 def test_a_program_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     make, settings = PROGRAMS[name]
     run = whole(make(), tmp_path / "whole", runtime=fl.XlaRuntime(chunk=1, **settings))

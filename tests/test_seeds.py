@@ -167,6 +167,7 @@ def test_on_ray_the_seeds_are_run_one_after_another_in_one_ray(tmp_path):
     assert [row["return_mean"] for row in found[1:3]] == [row["return_mean"] for row in alone[1:3]]
 
 
+@pytest.mark.system
 def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.env", Corridor)
     out, runtime = tmp_path / "x", fl.XlaRuntime(chunk=1)

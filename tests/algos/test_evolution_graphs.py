@@ -247,6 +247,7 @@ def test_a_runner_that_is_killed_plays_the_same_pairs_again(tmp_path):
     assert without == timeless(expected) and same(weights, same_weights)
 
 
+@pytest.mark.system
 def test_what_is_saved_plays_what_was_learned(tmp_path):
     graph = fl.ars("CartPole-v1", pairs=8, top=4, envs_per_runner=8)
     with fl.run(graph, steps=40_000, out=tmp_path / "run") as run:

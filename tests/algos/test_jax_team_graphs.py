@@ -30,6 +30,7 @@ def taken(graph, runtime, count):
 _rows_of = cache(taken)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("env", "of"),
     [

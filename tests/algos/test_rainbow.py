@@ -68,6 +68,7 @@ def learned(tmp_path, runtime="local", steps=6_000, **settings):
 C51 = {"atoms": 11, "v_min": -1.0, "v_max": 1.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("runtime", "settings"),
     [

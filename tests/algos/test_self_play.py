@@ -276,6 +276,7 @@ def test_a_replay_of_self_play_holds_the_learners_turns():
     assert 2 * plan.total("added_steps") == plan.total("sampled_steps")
 
 
+@pytest.mark.system
 def test_learner_and_runners_may_be_in_two_stages():
     small = {"num_runners": 2, "envs_per_runner": 4, "rollout_length": 8, "batch_size": 64}
     edited = fl.self_play(fl.impala(ENV, policy=MLP, **small), freeze=fl.AddOpponent(every=2))

@@ -145,6 +145,7 @@ def test_on_ray_the_same_rows_come(ray_up):
     assert same(weights, same_weights)
 
 
+@pytest.mark.system
 def test_a_saved_policy_is_evaluated_in_what_it_was_trained_in(tmp_path):
     with fl.run(IMPALA, steps=40) as run:
         list(run)

@@ -529,6 +529,7 @@ print(len(run.rows), *warnings.texts, sep="\\n")
 """
 
 
+@pytest.mark.system
 def test_a_run_goes_on_where_no_more_can_be_written(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, tmp_path / "run", ROOT / "tests/observe"],

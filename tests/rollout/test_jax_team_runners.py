@@ -64,6 +64,7 @@ def of_host(runners, published, policy=None):
     return samples, batches
 
 
+@pytest.mark.system
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_rollouts_are_those_of_the_host_whoever_acts_gains_dies_and_comes_back(seed):
@@ -86,6 +87,7 @@ def test_rollouts_are_those_of_the_host_whoever_acts_gains_dies_and_comes_back(s
             np.testing.assert_allclose(reported[name], wanted[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.system
 def test_scaled_and_clipped_rewards_are_those_of_the_host():
     in_jax, host, weights = both(chaos(normalize_rewards=0.9, clip_rewards=1.5), 3)
     for name in weights:

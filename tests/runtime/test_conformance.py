@@ -14,7 +14,7 @@ from flowrl.core.items import COLUMNS
 
 RUNTIMES = [
     "local",
-    pytest.param("ray", marks=pytest.mark.ray),
+    pytest.param("ray", marks=(pytest.mark.ray, pytest.mark.system)),
     "xla",
 ]
 every_runtime = pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
@@ -56,7 +56,7 @@ def test_rows_have_every_column_and_their_totals_rise(runtime):
     ("name", "runtime"),
     [
         *((name, "local") for name in STOCK),
-        pytest.param("ppo", "ray", marks=pytest.mark.ray),
+        pytest.param("ppo", "ray", marks=(pytest.mark.ray, pytest.mark.system)),
         ("ppo", "xla"),
         ("pg", "xla"),
     ],
@@ -160,7 +160,10 @@ FAULTS = {
     ("runtime", "how"),
     [
         *(("local", how) for how in FAULTS),
-        *(pytest.param("ray", how, marks=pytest.mark.ray) for how in ("raise", "nan reward")),
+        *(
+            pytest.param("ray", how, marks=(pytest.mark.ray, pytest.mark.system))
+            for how in ("raise", "nan reward")
+        ),
     ],
     indirect=["runtime"],
 )

@@ -121,6 +121,7 @@ def test_a_ray_that_can_not_be_reached_or_refuses_its_settings_is_one_clear_erro
     assert refused.startswith("ppo: Ray could not be started: ")
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_an_actor_that_dies_is_named():
     graph = fl.ppo("CartPole-v1", SMALL)
@@ -242,6 +243,7 @@ def test_a_runner_that_hangs_is_killed_and_restarted(tmp_path):
     assert run.audit().closed and row["lost_steps"] > 0
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("flowrl.runtime.ray.CLOSING_SECONDS", 1.0)
@@ -285,6 +287,7 @@ def test_a_runner_that_always_dies_is_given_up_after_some_tries():
         list(run)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("runtime", ["local", "ray"], indirect=True)
 def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_runner(runtime):
     graph = impala(Faulty, env_settings={"at": 100, "how": "raise"})
@@ -418,6 +421,7 @@ def test_weights_are_put_once_a_version_and_their_bytes_are_those_of_the_plan(mo
     assert run.counts()["weight_bytes"] == per_version * run.counts()["publishes"]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_paced_requests_keep_the_bound_on_ray_too_where_nothing_waits_for_weights():
     graph = (

@@ -427,6 +427,7 @@ def test_many_seeds_are_each_what_it_is_alone_and_a_row_is_their_mean():
     assert run.audit().closed and run.counts()["updates"] == 16
 
 
+@pytest.mark.system
 def test_a_sweep_runs_every_value_with_every_seed():
     sweep = fl.Sweep(lr=[1e-3, 1e-2], ent_coef=[0.01, 0.3])
     with fl.run(TINY, runtime=fl.XlaRuntime(seeds=2, sweep=sweep, chunk=4)) as run:
@@ -620,6 +621,7 @@ def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
     assert {"audit.txt", "policy"} <= {p.name for p in (tmp_path / "run").iterdir()}
 
 
+@pytest.mark.system
 def test_what_many_runs_drop_is_reported_of_each_and_their_audit_closes():
     graph = fl.impala(
         ENV, fl.IMPALASettings(**{**ASYNC, **LEAST, "batch_size": 4, "report_every": 1})
