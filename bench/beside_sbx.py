@@ -37,8 +37,8 @@ cores: medians; ratios are those of runs beside each other, with their range.
 |---|---:|---:|---:|---:|
 {lines}
 
-Of an update of TD3 with these networks, the products of matrices take two thirds of the time on
-this machine, in whatever library; what is left to be won is the rest.
+Of flowrl's update of TD3 with these networks, the products of matrices take about two thirds of the
+time on this machine; what is left to be won is the rest, and what each step costs beside it.
 """
 
 
