@@ -399,12 +399,17 @@ def test_a_notebook_shows_the_page_inline(browser):
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text))
-    tab.set_content(text)
+    # The page runs before the browser lays its frame out, as in a cell that is folded.
+    tab.set_content(f"<div id=cell style='display: none'>{text}</div>")
     frame = tab.frame_locator("iframe")
-    frame.locator("#state:text-is('running')").wait_for()
+    frame.locator("#state:text-is('running')").wait_for(state="attached")
+    tab.eval_on_selector("#cell", "(cell) => { cell.style.display = '' }")
     frame.locator("g.node[data-name=train]").click()
     assert "TrainOneStep" in frame.locator("#chosen").inner_text()
     frame.locator("#curve canvas").wait_for()
+    # The curve takes another width where no window was resized, too.
+    frame.locator("#curve").evaluate("(curve) => { curve.style.width = '321px' }")
+    frame.locator("#curve canvas[width='321']").wait_for()
     assert errors == []
     tab.close()
 

@@ -26,3 +26,14 @@ function amount(x) {
 }
 
 const percent = (x) => `${Math.round(100 * x)}%`;
+
+// Call `draw` whenever the width of an element becomes another: a window that is resized, and a
+// frame of a notebook that the browser lays out only after the page has run in it.
+function onWidth(id, draw) {
+  let width = $(id).clientWidth;
+  new ResizeObserver(() => {
+    if ($(id).clientWidth === width) return;
+    width = $(id).clientWidth;
+    requestAnimationFrame(draw);
+  }).observe($(id));
+}

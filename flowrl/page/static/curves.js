@@ -274,4 +274,4 @@ $("log").addEventListener("change", () => drawBy("log", $("log").checked));
 $("smooth").addEventListener("input", () => drawBy("smooth", Number($("smooth").value)));
 $("columns").addEventListener("change", (event) => chooseColumn(event.target.value, event.target.checked));
 $("find-column").addEventListener("input", findColumn);
-addEventListener("resize", () => { if (page.plot) drawCurve(); });
+onWidth("curve", () => { if (page.plot) drawCurve(); });

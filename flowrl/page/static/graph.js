@@ -65,7 +65,7 @@ $("fit").addEventListener("click", () => {
   $("fit").setAttribute("aria-pressed", $("fit").getAttribute("aria-pressed") !== "true");
   fitGraph();
 });
-addEventListener("resize", () => { if (page.facts) fitGraph(); });
+onWidth("picture", () => { if (page.facts) fitGraph(); });
 
 // Choose a node or a resource, and bring it into view.
 function goTo(name) {
