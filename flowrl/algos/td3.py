@@ -132,6 +132,7 @@ def td3(env: Make = "Pendulum-v1", settings: TD3Settings | None = None, **change
         ),
         train=TrainOneStep(shuffle=False),
         target=UpdateTarget(every=s.policy_delay, tau=s.tau),
-        sync=SyncWeights(),
+        # The policy changes only as often as it is updated.
+        sync=SyncWeights(every=s.policy_delay),
         report=Report(every=s.report_every),
     )

@@ -117,21 +117,6 @@ class Core:
         made = {"opt": self.tx.init(weights.params), **self._target(weights)}
         return {**state, "weights": weights, **made}
 
-    def update_target(self, state: State, *, tau: float) -> State:
-        """Return the state with its target network moved towards the newest parameters.
-
-        Args:
-            state: of this learner.
-            tau: the share of the way that the target moves (Polyak averaging); 1 copies the
-                parameters.
-        """
-        target = jax.tree.map(
-            lambda old, new: (1 - tau) * old + tau * new,
-            state["target"],
-            state["weights"].params,
-        )
-        return {**state, "target": target}
-
     def weights(self, state: State) -> Weights:
         """Return a copy of the weights, for an update may reuse the buffers of the state's own."""
         copy: Weights = jax.tree.map(jnp.copy, state["weights"])
@@ -493,3 +478,16 @@ def _run_in_loop(
     indexed_keys = (jnp.arange(epochs), jax.random.split(key, epochs))
     carry, (metrics, priority) = jax.lax.scan(epoch, start, indexed_keys)
     return carry, metrics, None if priority is None else priority[-1]
+
+
+def moved_target(
+    target: dict[str, Array], newest: dict[str, Array], *, tau: float
+) -> dict[str, Array]:
+    """Return the parameters of a target network that moved towards the newest ones.
+
+    Args:
+        target: its parameters by name.
+        newest: those of the network itself.
+        tau: the share of the way that it moves (Polyak averaging); 1 copies the newest ones.
+    """
+    return {name: (1 - tau) * old + tau * newest[name] for name, old in target.items()}

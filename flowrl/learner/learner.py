@@ -18,7 +18,7 @@ from flowrl.core.remote import RemoteArray
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.use import Use
-from flowrl.learner.core import core_of
+from flowrl.learner.core import core_of, moved_target
 from flowrl.learner.gradients import (
     FED_BACK,
     applied,
@@ -328,9 +328,11 @@ class LearnerHandle(Handle):
             raise ContractError(
                 f"{type(self.core.loss).__name__} uses no target network; remove this operator"
             )
-        # What is not donated would be copied, though only the target network changes.
-        core = self.site.run(self.core.update_target, self.state["core"], donate=(0,), tau=tau)
-        self.state = {**self.state, "core": core}
+        core = self.state["core"]
+        target = self.site.run(
+            moved_target, core["target"], core["weights"].params, donate=(0,), tau=tau
+        )
+        self.state = {**self.state, "core": {**core, "target": target}}
         self.site.count(target_updates=1)
 
     def lag(self, batch: Batch) -> int:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Act = Callable[..., Any]
+NOISE_TURNS = 32
+"""The turns whose noise is drawn in one call, at the least: a call costs more than the noise."""
 COMPILING = Lock()
 """Held by the runner of a process that acts for the first time.
 
@@ -47,9 +49,15 @@ What it compiles serves the other runners of the process.
 """
 
 
-def _on_one_device(x: Any) -> jax.Array:
-    """Return an array on one device, where the runner acts even if several share the updates."""
-    return on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x)
+def _on_one_device(weights: Weights) -> Weights:
+    """Return weights on one device, where the runner acts even if several share the updates."""
+    alone = jax.local_device_count() == 1
+    if alone and all(isinstance(x, jax.Array) for part in weights for x in part.values()):
+        return weights
+    moved: Weights = jax.tree.map(
+        lambda x: on_one(x) if isinstance(x, jax.Array) else jax.numpy.asarray(x), weights
+    )
+    return moved
 
 
 def _sendable(x: Any) -> Any:
@@ -70,7 +78,9 @@ class Acting(Keeping):
         restart_count: how often that was restarted.
     """
 
-    lasting: ClassVar[tuple[str, ...]] = ("obs", "seed", "noise", "key", "turn", "version", "scale")
+    lasting: ClassVar[tuple[str, ...]] = (
+        "obs", "seed", "noise", "noise_from", "key", "turn", "version", "scale",
+    )  # fmt: skip
     # Its next request carries its weights, and `localize` is called before that.
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "index", "label", "spaces", "env", "network", "explore", "act", "begin",
@@ -95,12 +105,14 @@ class Acting(Keeping):
         self.begin = jitted(self.network.begin, ())
         self.make_noise = jitted_noise(
             self.network,
-            spec.rollout_length,
+            max(NOISE_TURNS, spec.rollout_length),
             spec.num_runners * spec.envs_per_runner,
             self.explore,
         )
         self.noise: Array = np.empty(0)
-        """The noise of a whole rollout's actions, ``[rollout_length, envs_per_runner, ...]``."""
+        """The noise of several turns' actions, ``[turns, envs_per_runner, ...]``."""
+        self.noise_from = 0
+        """The first of these turns."""
         # Plain numbers, because a typed key keeps JAX from dispatching a call the fast way.
         self.key = jax.random.key_data(_key_of(seed, name, index, restart_count))
         self.turn = 0
@@ -153,7 +165,7 @@ class Acting(Keeping):
         """
         if published is not None:
             with WEIGHTS:
-                self.weights = jax.tree.map(_on_one_device, published[0])
+                self.weights = _on_one_device(published[0])
                 self.version = int(published[1])
 
     def _empty(self, steps: int) -> dict[str, Array]:
@@ -186,15 +198,14 @@ class Acting(Keeping):
 
     def _noise_of_turn(self) -> Array:
         """Return the noise of the next actions, and count them."""
-        at = self.turn % self.spec.rollout_length
-        if at == 0:
-            self.noise = self._noise()
+        if not self.noise_from <= self.turn < self.noise_from + len(self.noise):
+            self.noise, self.noise_from = self._noise(), self.turn
+        noise: Array = self.noise[self.turn - self.noise_from]
         self.turn += 1
-        noise: Array = self.noise[at]
         return noise
 
     def _noise(self) -> Array:
-        """Return the noise of the next steps, as many as a rollout has."""
+        """Return the noise of the next turns."""
         with INFERENCE:
             return np.asarray(self.make_noise(self.key, np.uint32(self.turn), self.env))
 
