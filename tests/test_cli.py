@@ -516,7 +516,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             "runs/none is not there; name a run's directory, a stock graph (ppo, a2c",
         ),
         (["plan", "/"], "/ has no graph.txt, so it is no run's directory; name"),
-        (["eval", "nothing"], "there is no directory nothing"),
+        (
+            ["eval", "nothing"],
+            "no directory nothing; name the directory of a run, as flowrl run --out",
+        ),
         (
             ["plan", "ppo", "--import", "no_such_package"],
             "--import no_such_package: No module named 'no_such_package'",
@@ -616,6 +619,25 @@ def test_without_a_command_all_are_listed_and_version_is_one_line(flowrl):
     status, _, err = flowrl()
     assert status == 2 and "train step by step" in err
     assert flowrl("--version") == (0, f"flowrl {fl.__version__}\n", "")
+
+
+def test_a_run_that_is_not_there_is_told_from_those_that_are(flowrl, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/graph.txt").touch()
+    for words in ("eval", "resume", "explain", "why", "rerun"):
+        status, _, err = flowrl(words, str(tmp_path / "mien"))
+        assert (status, f"{tmp_path}/mien; name one of the runs there: {tmp_path}/mine" in err) == (
+            2,
+            True,
+        )
+
+
+def test_a_mistake_in_a_file_of_ones_own_is_told_with_its_line(flowrl, tmp_path):
+    file = tmp_path / "mistaken.py"
+    file.write_text("import flowrl as fl\n\n\ndef graph():\n    return fl.Replay(num_slots=3)\n")
+    status, _, err = flowrl("plan", f"{file}:graph")
+    assert status == 2
+    assert "unexpected keyword argument 'num_slots' (mistaken.py:5)\n(--debug shows more)" in err
 
 
 def test_debug_shows_the_traceback(flowrl):

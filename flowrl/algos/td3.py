@@ -132,7 +132,6 @@ def td3(env: Make = "Pendulum-v1", settings: TD3Settings | None = None, **change
         ),
         train=TrainOneStep(shuffle=False),
         target=UpdateTarget(every=s.policy_delay, tau=s.tau),
-        # The policy changes only as often as it is updated.
-        sync=SyncWeights(every=s.policy_delay),
+        sync=SyncWeights(),
         report=Report(every=s.report_every),
     )

@@ -27,7 +27,7 @@ from flowrl.cli.options import (
 from flowrl.cli.parsing import Parser
 from flowrl.cli.playing import Command, add_eval, add_match
 from flowrl.cli.policies import add_run_options, add_which
-from flowrl.errors import FlowrlError, described
+from flowrl.errors import FlowrlError, described, line_of
 from flowrl.runtime import NAMES
 
 GRAPH_HELP = (
@@ -399,5 +399,7 @@ def _print_error(error: Exception, *, debug: bool) -> None:
     """Print an error as one message, with the traceback before it if `debug`."""
     if debug:
         traceback.print_exception(error)
-    hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows where)"
-    print(f"flowrl: {described(error)}{hint}", file=sys.stderr)
+    where = hint = ""
+    if not isinstance(error, FlowrlError):
+        where, hint = line_of(error), "" if debug else "\n(--debug shows more)"
+    print(f"flowrl: {described(error)}{where}{hint}", file=sys.stderr)

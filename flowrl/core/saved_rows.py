@@ -81,7 +81,7 @@ def read_runs(directories: Iterable[str | Path]) -> list[SavedRun]:
 def _run_directories(path: Path) -> list[Path]:
     """Return a directory, if it is a run's own, or those of runs within it."""
     if not path.is_dir():
-        raise SaveError(f"there is no directory {path}")
+        raise SaveError(no_directory(path))
     if (path / "graph.txt").is_file():
         return [path]
     within = [x for x in path.iterdir() if SEED.fullmatch(x.name) and x.is_dir()]
@@ -95,13 +95,20 @@ def _run_directories(path: Path) -> list[Path]:
 
 def way_to_runs(path: Path) -> str:
     """Return what to name in place of a directory that is no run's: the runs that are in it."""
+    inside = path.iterdir() if path.is_dir() else ()
     within = sorted(
-        str(x) for x in path.iterdir() if (x / "graph.txt").is_file() or (x / "seed-0").is_dir()
+        str(x) for x in inside if (x / "graph.txt").is_file() or (x / "seed-0").is_dir()
     )
     if not within:
         return "name the directory of a run, as flowrl run --out DIR makes it"
     more = [f"and {len(within) - MOST_NAMED} more"] if len(within) > MOST_NAMED else []
     return f"name what is in it: {', '.join([*within[:MOST_NAMED], *more])}"
+
+
+def no_directory(path: str | Path) -> str:
+    """Return that there is no such directory, and the runs that are where it would be."""
+    way = way_to_runs(Path(path).parent).replace("what is in it:", "one of the runs there:")
+    return f"there is no directory {path}; {way}"
 
 
 def _runs_in(path: Path, directory: str) -> list[SavedRun]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import flowrl
 from flowrl.core.file_sums import facts_of
-from flowrl.core.saved_rows import way_to_runs
+from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.observe.snapshots import FOLDER
 
@@ -49,7 +49,7 @@ def verify(root: Path) -> None:
         SaveError: there is no manifest, or a file is missing or differs.
     """
     if not root.is_dir():
-        raise SaveError(f"there is no directory {root}")
+        raise SaveError(no_directory(root))
     try:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])

@@ -20,6 +20,7 @@ import numpy as np
 
 import flowrl
 from flowrl.core.events import Ended, Restarted, Started, Updated, Updating
+from flowrl.core.saved_rows import no_directory
 from flowrl.core.texts import in_bytes
 from flowrl.errors import ContractError, SaveError, SettingError
 from flowrl.graph.graph import Graph
@@ -387,7 +388,7 @@ def records(root: str | Path) -> list[Recorded]:
         SaveError: there is no such directory, or a record is damaged.
     """
     if not Path(root).is_dir():
-        raise SaveError(f"there is no directory {root}")
+        raise SaveError(no_directory(root))
     paths = (Path(root) / RECORDS).glob("update-*.npz")
     return sorted((read(p, whole=False) for p in paths), key=lambda r: (r.number, r.learner))
 

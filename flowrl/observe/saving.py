@@ -17,7 +17,7 @@ from pathlib import Path
 import flowrl
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, from_text
-from flowrl.core.saved_rows import way_to_runs
+from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.observe.manifest import MANIFEST, seal
 from flowrl.observe.saved_policies import save_policies
@@ -65,7 +65,7 @@ class RunDir:
             SaveError: it is no run's, another process is writing it, or it can't be written.
         """
         if not path.is_dir():
-            raise SaveError(f"there is no directory {path}")
+            raise SaveError(no_directory(path))
         file = path / "rows.jsonl"
         # To open it for writing would make it.
         if not file.is_file():
@@ -231,7 +231,7 @@ def profiles(path: str | Path) -> tuple[Profile, Profile]:
 def _without_profile(path: Path) -> str:
     """Return why a directory has no profile."""
     if not path.is_dir():
-        return f"there is no directory {path}"
+        return no_directory(path)
     reason = f"it is no run's directory; {way_to_runs(path)}"
     if (path / "graph.txt").is_file():
         reason = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.saved_rows import way_to_runs
+from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.core.texts import plural
 from flowrl.errors import SaveError
 from flowrl.observe.manifest import MANIFEST
@@ -39,7 +39,7 @@ def why(root: str | Path, number: int | None = None, learner: str | None = None)
         return made_of(find(root, number, learner))
     path = Path(root) / FAILURE
     if not Path(root).is_dir():
-        raise SaveError(f"there is no directory {root}")
+        raise SaveError(no_directory(root))
     if not (Path(root) / "graph.txt").is_file():
         raise SaveError(
             f"{root} is no run's directory: it has no graph.txt; {way_to_runs(Path(root))}"

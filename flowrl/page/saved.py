@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from flowrl.core.growing_lines import GrowingLines, last_object
-from flowrl.core.saved_rows import way_to_runs
+from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.graph.graph import Graph
 from flowrl.observe import history
@@ -45,8 +45,10 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            what = f"{path} is a file" if self.path.exists() else f"there is no directory {path}"
-            raise SaveError(f"{what}; name the directory of a run, or one that holds runs")
+            way = "name the directory of a run, or one that holds runs"
+            raise SaveError(
+                f"{path} is a file; {way}" if self.path.exists() else no_directory(path)
+            )
         if not (self.path / "rows.jsonl").is_file():
             raise SaveError(f"{path} has no rows.jsonl: it holds no run; {way_to_runs(self.path)}")
         if not (self.path / "graph.json").is_file():
