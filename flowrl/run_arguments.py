@@ -79,7 +79,7 @@ def checked_observers(observers: Any) -> tuple[Observer, ...]:
     return checked
 
 
-def recorder_of(record: Any, out: str | Path | None, seed: int) -> Recorder | None:
+def recorder_of(record: Any, out: str | Path | None, seed: int, plan: Plan) -> Recorder | None:
     """Return the observer that keeps updates in the run's directory, if this is wanted."""
     if not isinstance(record, bool | Record):
         raise SettingError(
@@ -89,6 +89,12 @@ def recorder_of(record: Any, out: str | Path | None, seed: int) -> Recorder | No
         return None
     if out is None:
         raise SettingError("record keeps updates in the run's directory; give out='runs/mine' too")
+    if 0 < plan.total("updates") <= plan.total("applied_gradients"):
+        raise SettingError(
+            "record keeps the batch of an update, and each update of this graph applies gradients "
+            "whose batches are gone by then; leave record out, or train by TrainOneStep",
+            plan.graph.name,
+        )
     return Recorder(Path(out) / RECORDS, Record() if record is True else record, seed)
 
 

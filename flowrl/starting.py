@@ -97,7 +97,7 @@ def run(
     plan = graph if isinstance(graph, Plan) else graph.compile()
     check_steps(plan, steps)
     checked = checked_observers(observers)
-    recorder = recorder_of(record, out, seed)
+    recorder = recorder_of(record, out, seed, plan)
     start = partial(
         Run,
         plan,

@@ -23,9 +23,18 @@ class RowNoise:
     Args:
         bits: random ``uint32[N, 2]``, from which all noise of a row comes.
         call: number of this call of the module among those that share `bits`.
+
+    Raises:
+        PolicyError: they are of the rows of sequences ``[T, B]``.
     """
 
     def __init__(self, bits: Array, call: int) -> None:
+        if bits.ndim != 2:
+            raise PolicyError(
+                "noisy layers take noise for the rows of a batch of single steps, but the loss or "
+                "the recurrent policy takes whole sequences; take layers without noise there, and "
+                "explore by EpsilonGreedy"
+            )
         self.keys = jax.vmap(partial(jax.random.fold_in, data=call))(jax.random.wrap_key_data(bits))
         self.layers = 0
         """Layers that got their noise; each has noise of its own by its number."""

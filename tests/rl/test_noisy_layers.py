@@ -181,3 +181,16 @@ def test_a_loss_of_other_rows_is_reported_with_a_noisy_network():
 
     with pytest.raises(fl.errors.PolicyError, match="one of each row; call the policy on obs"):
         trained(NOISY, both)
+
+
+class NoisyMemory(fl.networks.RecurrentQNetwork):
+    """A recurrent network whose last layer is noisy."""
+
+    def __init__(self, obs_space, action_space, *, rngs):
+        super().__init__(obs_space, action_space, rngs=rngs)
+        self.advantage = NoisyLinear(self.size, int(action_space.n), rngs=rngs)
+
+
+def test_noisy_layers_in_sequences_are_reported():
+    with pytest.raises(fl.errors.CheckError, match=r"r2d2\.train: noisy layers take noise for"):
+        fl.r2d2("CartPole-v1", policy=fl.Policy(NoisyMemory)).compile()
