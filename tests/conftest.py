@@ -229,3 +229,9 @@ def pytest_collection_modifyitems(items):
         )
 
     items.sort(key=turn)
+
+
+def with_system(names, slow):
+    """Return names of cases as parameters, of which the slow ones are tests of whole systems."""
+    system = pytest.mark.system
+    return [pytest.param(name, marks=system) if name in slow else name for name in names]

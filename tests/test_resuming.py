@@ -19,7 +19,7 @@ import flowrl as fl
 import flowrl.running
 import flowrl.runtime.base
 import flowrl.runtime.closing
-from conftest import same, timeless
+from conftest import same, timeless, with_system
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.initial import init_of
@@ -173,13 +173,7 @@ SLOW = (
 """What compiles for long, and shares with others what it is made of."""
 
 
-def marked(names, *slow):
-    """Names of cases as parameters, of which the slow ones are tests of whole systems."""
-    system = pytest.mark.system
-    return [pytest.param(x, marks=system) if x in (*SLOW, *slow) else x for x in names]
-
-
-@pytest.mark.parametrize("name", marked(CASES))
+@pytest.mark.parametrize("name", with_system(CASES, SLOW))
 def test_a_run_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     graph, schedule = CASES[name](), "random" if "impala" in name else "lockstep"
     runtime = fl.LocalRuntime(schedule=schedule)
@@ -215,7 +209,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(
-    "name", marked(PROGRAMS, "r2d2", "a3c", "impala", "dqn", "ppo with a sweep")
+    "name", with_system(PROGRAMS, {*SLOW, "r2d2", "a3c", "impala", "dqn", "ppo with a sweep"})
 )
 def test_a_program_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     make, settings = PROGRAMS[name]

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 import flowrl as fl
-from conftest import RAY
+from conftest import RAY, with_system
 from environments import Corridor
 from flowrl.algos.tuned import tuned
 from flowrl.core.events import OperatorRan, Tap
@@ -101,12 +101,7 @@ SLOW = ("rainbow", "rainbow, jax", "r2d2, jax", "td3", "sac, n-step")
 """What compiles for long, and shares with others what it is made of."""
 
 
-def marked(names):
-    """Names of graphs as parameters, of which the slow ones are tests of whole systems."""
-    return [pytest.param(x, marks=pytest.mark.system) if x in SLOW else x for x in names]
-
-
-@pytest.mark.parametrize("name", marked(GRAPHS))
+@pytest.mark.parametrize("name", with_system(GRAPHS, SLOW))
 def test_what_is_planned_is_done(name):
     plan = GRAPHS[name].compile()
     rows, run = rows_of(plan, 8)  # up to the end of a rollout's draws
@@ -160,7 +155,7 @@ def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_t
     np.testing.assert_array_equal(policy.act(near), run.policy.act(near))
 
 
-@pytest.mark.parametrize("name", marked(["every setting", "rainbow", "sac"]))
+@pytest.mark.parametrize("name", with_system(["every setting", "rainbow", "sac"], SLOW))
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     one, again, other = (
         [row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1)
