@@ -261,9 +261,12 @@ class Core:
         after = {**state, "turn": state["turn"] + 1}
         if self._whole:
             rows, more = self._sequences(state, slots, valid)
+            after["head"] = _once_read(state["head"], (rows, more))
             weights = {name: jnp.broadcast_to(x, rows["valid"].shape) for name, x in weight.items()}
             return after, {**rows, **weights}, {**more, **columns}
-        data = {**self._transitions(state, slots), **weight, "valid": valid}
+        found = self._transitions(state, slots)
+        after["head"] = _once_read(state["head"], found)
+        data = {**found, **weight, "valid": valid}
         return after, {name: x[None] for name, x in data.items()}, columns
 
     def _by_priority(self, state: State, key: Array, size: int) -> tuple[Array, Array]:
@@ -376,3 +379,16 @@ def _put(whole: Array, part: Array, row: Array, low: int) -> Array:
     """Return an array ``[rows, envs, ...]`` with a part written from a row and environment on."""
     start = (row, low, *[0] * (whole.ndim - 2))
     return jax.lax.dynamic_update_slice(whole, part.astype(whole.dtype), start)
+
+
+def _once_read(head: Array, sampled: Any) -> Array:
+    """Return `head` as it is, but computed from what was sampled.
+
+    The next rollout is then written after the replay was read. A program of several rounds may
+    else write first, for which it copies the whole replay in every round.
+    """
+    for x in jax.tree.leaves(sampled):
+        bits = jax.lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
+        # It is 0, which XLA does not see.
+        head = head + ((bits >> 16) >> 16).astype(head.dtype)
+    return head

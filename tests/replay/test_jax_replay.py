@@ -1,5 +1,6 @@
 """A replay on the device against a slow list; its draws against the paper's formulas."""
 
+import re
 from functools import cache
 
 import jax
@@ -253,3 +254,31 @@ def test_sampled_rewards_are_divided_by_the_deviation_of_all_returns_so_far():
     assert rewards.keys() == wanted.keys()
     for obs, row in wanted.items():
         assert rewards[obs] * world.deviation() == pytest.approx(row[1], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("whole", [{}, {"sequence_length": 2}], ids=["transitions", "sequences"])
+def test_a_program_of_several_rounds_copies_no_replay(whole):
+    core = Core(fl.Replay(1_000, **whole), 1_002, 1, 2)
+    fields = (*FIELDS, *((name, (), "bool") for name in ("terminated", "valid") if whole))
+
+    def one_round(state, number):
+        rows = {"obs": jnp.full((2, 1), number), "reward": jnp.ones((2, 1))}
+        flags = {name: jnp.ones((2, 1), bool) for name in ("valid", "terminated", "truncated")}
+        rows |= {"action": jnp.ones((2, 1), jnp.int32), **flags}
+        end, first = {"obs": jnp.full(1, number)}, state["count"]
+        state, data, _ = core.sample(core.add(state, rows, end, first, low=0), size=8)
+        return state, sum(x.sum(dtype=jnp.float32) for x in data.values())
+
+    def program(state):
+        def two(i, carried):
+            (state, total), number = carried, jnp.float32(i)
+            state, first = one_round(state, number)
+            state, second = one_round(state, number + 0.5)
+            return state, total + first + second
+
+        return jax.lax.fori_loop(0, 100, two, (state, jnp.float32(0)))
+
+    state = core.empty(jax.random.key(0), fields=fields)
+    text = jax.jit(program, donate_argnums=0).lower(state).compile().as_text()
+    assert "f32[1002,1]" in text
+    assert not re.findall(r"f32\[1002,1\]\S* copy\(", text)
