@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ BEFORE, STEPS = 600, 2_000
 """Environment steps before the measurement, and within it."""
 CASES = {"td3": (1, 8), "sac": (1, 8), "dqn": (4,)}
 """For each algorithm, environment steps between two calls that train."""
+PROGRAMS = ("td3", "sac")
+"""The algorithms that are also measured as one XLA program."""
 ENVS = {"td3": "Pendulum-v1", "sac": "Pendulum-v1", "dqn": "CartPole-v1"}
 PAGE = """# Beside SBX
 
@@ -36,6 +39,13 @@ cores: medians; ratios are those of runs beside each other, with their range.
 | algorithm | steps between calls | flowrl | SBX | ratio |
 |---|---:|---:|---:|---:|
 {lines}
+
+With gymnax's Pendulum-v1 flowrl is one XLA program (`--runtime xla`), which trains after each step;
+SBX steps Gymnasium's, as above.
+
+| algorithm | steps between updates | flowrl, one program | SBX | ratio |
+|---|---:|---:|---:|---:|
+{programs}
 
 Of flowrl's update of TD3 with these networks, the products of matrices take about two thirds of the
 time on this machine; what is left to be won is the rest, and what each step costs beside it.
@@ -60,9 +70,13 @@ def sbx(name: str, every: int) -> float:
     return STEPS / (time.perf_counter() - start)
 
 
-def flowrl(name: str, every: int) -> float:
-    """Return environment steps a second of flowrl's local runtime."""
+def flowrl(name: str, every: int, program: bool = False) -> float:
+    """Return environment steps a second of flowrl, in the local runtime or as one program."""
     import flowrl as fl
+
+    env = f"gymnax:{ENVS[name]}" if program else ENVS[name]
+    # Rows of a larger chunk would come at once, and so tell no time.
+    runtime = fl.XlaRuntime(chunk=1) if program else "local"
 
     common: dict[str, Any] = {
         "learning_starts": 200,
@@ -72,12 +86,12 @@ def flowrl(name: str, every: int) -> float:
         "report_every": max(1, 100 // every),
     }
     if name == "dqn":
-        graph = fl.dqn(ENVS[name], hidden=(256, 256), batch_size=32, **common)
+        graph = fl.dqn(env, hidden=(256, 256), batch_size=32, **common)
     else:
         make = {"td3": fl.td3, "sac": fl.sac}[name]
-        graph = make(ENVS[name], lr=1e-3, batch_size=256 * every, **common)
+        graph = make(env, lr=1e-3, batch_size=256 * every, **common)
         graph = graph.set("train.minibatch_size", 256)
-    with fl.run(graph, steps=BEFORE + STEPS) as run:
+    with fl.run(graph, runtime=runtime, steps=BEFORE + STEPS) as run:
         times = [(row["env_steps"], time.perf_counter()) for row in run]
     first, start = next(x for x in times if x[0] >= BEFORE)
     last, end = times[-1]
@@ -92,12 +106,12 @@ def measured(library: str, name: str, every: int) -> float:
     return float(said.splitlines()[-1])
 
 
-def line(name: str, every: int) -> str:
-    """Measure an algorithm in turn, and return its line of the table."""
+def line(ours_is: str, name: str, every: int) -> str:
+    """Measure an algorithm in turn, and return its line of a table."""
     pairs = []
     for _ in range(PAIRS):
-        pairs.append((measured("flowrl", name, every), measured("sbx", name, every)))
-        print(f"  {name}, a call for {every} steps: {pairs[-1][0]:,.0f}, SBX {pairs[-1][1]:,.0f}")
+        pairs.append((measured(ours_is, name, every), measured("sbx", name, every)))
+        print(f"  {name}, {every} steps, {ours_is}: {pairs[-1][0]:,.0f}, SBX {pairs[-1][1]:,.0f}")
     ours, theirs = (statistics.median(x) for x in zip(*pairs, strict=True))
     ratios = sorted(a / b for a, b in pairs)
     ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
@@ -108,16 +122,18 @@ def main() -> None:
     """Measure one of them, as the arguments say, or all in turn and write the page."""
     if sys.argv[1:]:
         library, name, every = sys.argv[1:]
-        print({"sbx": sbx, "flowrl": flowrl}[library](name, int(every)))
+        measure = {"sbx": sbx, "flowrl": flowrl, "program": partial(flowrl, program=True)}
+        print(measure[library](name, int(every)))
         return
-    lines = [line(name, every) for name, sizes in CASES.items() for every in sizes]
+    lines = [line("flowrl", name, every) for name, sizes in CASES.items() for every in sizes]
+    programs = [line("program", name, 1) for name in PROGRAMS]
     version = subprocess.run(
         [SBX, "-c", "import sbx; print(sbx.__version__)"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     page = PAGE.format(
         version=version, steps=STEPS, before=BEFORE, pairs=PAIRS, machine=platform.machine(),
-        cores=os.cpu_count(), lines="\n".join(lines),
+        cores=os.cpu_count(), lines="\n".join(lines), programs="\n".join(programs),
     )  # fmt: skip
     (ROOT / "docs/benchmarks/sbx.md").write_text(page, encoding="utf-8")
     print(page)
