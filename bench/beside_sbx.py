@@ -75,7 +75,7 @@ def flowrl(name: str, every: int, program: bool = False) -> float:
     import flowrl as fl
 
     env = f"gymnax:{ENVS[name]}" if program else ENVS[name]
-    # Rows of a larger chunk would come at once, and so tell no time.
+    # All rows of a larger chunk would come at the same time.
     runtime = fl.XlaRuntime(chunk=1) if program else "local"
 
     common: dict[str, Any] = {

@@ -621,7 +621,7 @@ def test_without_a_command_all_are_listed_and_version_is_one_line(flowrl):
     assert flowrl("--version") == (0, f"flowrl {fl.__version__}\n", "")
 
 
-def test_a_run_that_is_not_there_is_told_from_those_that_are(flowrl, tmp_path):
+def test_a_missing_run_is_reported_with_those_that_are_there(flowrl, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/graph.txt").touch()
     for words in ("eval", "resume", "explain", "why", "rerun"):
@@ -632,7 +632,7 @@ def test_a_run_that_is_not_there_is_told_from_those_that_are(flowrl, tmp_path):
         )
 
 
-def test_a_mistake_in_a_file_of_ones_own_is_told_with_its_line(flowrl, tmp_path):
+def test_a_mistake_in_a_file_of_the_users_own_is_reported_with_its_line(flowrl, tmp_path):
     file = tmp_path / "mistaken.py"
     file.write_text("import flowrl as fl\n\n\ndef graph():\n    return fl.Replay(num_slots=3)\n")
     status, _, err = flowrl("plan", f"{file}:graph")
