@@ -11,6 +11,9 @@ import pytest
 import flowrl
 from flowrl.core.keeping import Keeping, Leaves, into
 from flowrl.errors import SaveError
+from flowrl.rollout.gym_runners import GymRunners
+from flowrl.rollout.runner import Runner
+from flowrl.runtime.rows import RowMaker
 
 for module in pkgutil.walk_packages(flowrl.__path__, "flowrl."):
     if not module.name.endswith("__main__"):
@@ -51,6 +54,13 @@ def test_every_attribute_is_kept_or_made_again(kind):
     fields = {*getattr(kind, "__dataclass_fields__", {})}
     fields |= {name for k in kind.__mro__ for name in {*inspect.get_annotations(k), *vars(k)}}
     assert not named - held - state - fields, f"{kind.__name__} has no {named - held}"
+
+
+@pytest.mark.parametrize("kind", [GymRunners, RowMaker, Runner])
+def test_what_another_version_kept_is_refused(kind):
+    kept = dict.fromkeys(kind.lasting[1:])
+    with pytest.raises(SaveError, match="is not what it keeps now; resume it with the version of"):
+        object.__new__(kind).take(kept)
 
 
 def test_what_was_kept_of_another_structure_is_refused():

@@ -38,6 +38,13 @@ class Keeping:
         """
         return {name: kept(getattr(self, name)) for name in self.lasting}
 
+    def lasting_of(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `take` takes of a state in which a subclass has kept more beside it.
+
+        What another version of flowrl did not keep is missing, and `take` refuses the state.
+        """
+        return {name: state[name] for name in self.lasting if name in state}
+
     def take(self, state: Any) -> None:
         """Go on from what `keep` returned.
 

@@ -93,8 +93,13 @@ def _run_directories(path: Path) -> list[Path]:
     return sorted(within, key=lambda x: int(x.name.removeprefix("seed-")))
 
 
-def way_to_runs(path: Path) -> str:
-    """Return what to name in place of a directory that is no run's: the runs that are in it."""
+def way_to_runs(path: Path, what: str = "what is in it") -> str:
+    """Return what to name in place of a directory that is no run's: the runs that are in it.
+
+    Args:
+        path: the directory.
+        what: what to call these runs.
+    """
     inside = path.iterdir() if path.is_dir() else ()
     within = sorted(
         str(x) for x in inside if (x / "graph.txt").is_file() or (x / "seed-0").is_dir()
@@ -102,12 +107,12 @@ def way_to_runs(path: Path) -> str:
     if not within:
         return "name the directory of a run, as flowrl run --out DIR makes it"
     more = [f"and {len(within) - MOST_NAMED} more"] if len(within) > MOST_NAMED else []
-    return f"name what is in it: {', '.join([*within[:MOST_NAMED], *more])}"
+    return f"name {what}: {', '.join([*within[:MOST_NAMED], *more])}"
 
 
 def no_directory(path: str | Path) -> str:
     """Return that there is no such directory, and the runs that are where it would be."""
-    way = way_to_runs(Path(path).parent).replace("what is in it:", "one of the runs there:")
+    way = way_to_runs(Path(path).parent, "one of the runs there")
     return f"there is no directory {path}; {way}"
 
 

@@ -89,7 +89,7 @@ class DatasetWriterHandle(Handle):
 
     def take(self, state: Any) -> None:
         """Go on where it was; what was written since is removed."""
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         self.pool.submit(0, "take", state["writer"]).result()
 
     def add(self, batch: Batch) -> None:

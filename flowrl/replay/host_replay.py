@@ -152,7 +152,7 @@ class HostReplay(ReplayHandle):
         rings, asked = state["rings"], state["requests"]
         if len(rings) != len(self.pool):
             raise SaveError(f"{self.site.name} was kept in {len(rings)} shards, and has others now")
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         for call in [self.pool.submit(i, "take", rows) for i, rows in enumerate(rings)]:
             call.result()
         self.requests = {reader: _requests(answered) for reader, answered in asked.items()}

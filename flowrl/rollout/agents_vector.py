@@ -189,7 +189,7 @@ class AgentsVector(Keeping):
         Returns:
             ``bool[E]``: which were reset.
         """
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         for policy, each in self.seating.by_policy.items():
             each.take(state["seats"][policy])
         for at, acts in zip(self.at, self.next, strict=True):

@@ -131,7 +131,7 @@ class GymRunners(PlayingRunners):
 
     def take(self, state: Any) -> None:
         """Go on from what was kept."""
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         calls = []
         for runner, kept in enumerate(state["runners"]):
             turn = self._rollouts_received[runner] * self.spec.rollout_length

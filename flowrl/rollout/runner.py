@@ -79,7 +79,7 @@ class Runner(Acting):
     def take(self, state: Any) -> None:
         """Go on from what was kept, once the next request brings weights."""
         state = writable(state)
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         self._resumed = state["begun"]
 
     def _start(self) -> None:

@@ -128,7 +128,7 @@ class TeamRunner(Keeping):
     def take(self, state: Any) -> None:
         """Go on from what was kept, once the next request brings weights."""
         state = writable(state)
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         for policy, part in {**self.parts, **self.scripted}.items():
             part.take(state["parts"][policy])
         self._resumed = state["begun"]

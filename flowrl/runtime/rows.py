@@ -49,7 +49,7 @@ class RowMaker(Keeping):
 
     def take(self, state: Any) -> None:
         """Count on from what was kept; the time until now does not count."""
-        super().take({name: state[name] for name in self.lasting})
+        super().take(self.lasting_of(state))
         self.last = time.perf_counter()
         self.started = self.last - state["seconds"]
 
