@@ -477,10 +477,6 @@ def test_wrong_inputs_are_reported(three, tmp_path, capsys):
     ):
         fl.run(PPO, record=True)
     with pytest.raises(
-        fl.errors.SettingError, match="a3c: record keeps the batch of an update, and each update"
-    ):
-        fl.run(fl.a3c(Corridor), record=True, out=tmp_path / "a3c")
-    with pytest.raises(
         fl.errors.SettingError,
         match="an update is a part of the program, so that it can't be recorded; take the local "
         "runtime",

@@ -4,6 +4,7 @@ import io
 import json
 
 import numpy as np
+import pytest
 
 import flowrl as fl
 from flowrl.core.items import Gradients, Metrics
@@ -60,10 +61,12 @@ def test_a_loss_whose_gradients_runners_compute_needs_a_new_run_but_its_optimise
         np.testing.assert_array_equal(x, run.policy.weights.params[name])
 
 
-def test_records_leave_out_the_updates_that_have_no_batch(tmp_path):
-    with fl.run(A3C, steps=64, out=tmp_path / "run", record=fl.Record(every=1)) as run:
-        rows = list(run)
-    assert len(rows) >= 4 and not list((tmp_path / "run").rglob("update-*.npz"))
+def test_a_record_of_updates_that_have_no_batch_is_refused(tmp_path):
+    with pytest.raises(
+        fl.errors.SettingError, match="a3c: record keeps the batch of an update, and each update"
+    ):
+        fl.run(A3C, steps=64, out=tmp_path / "run", record=fl.Record(every=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_trace_has_a_track_for_each_node(tmp_path):
