@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -630,6 +631,28 @@ def test_a_missing_run_is_reported_with_those_that_are_there(flowrl, tmp_path):
             2,
             True,
         )
+
+
+NOBODY = """
+import os, sys
+from flowrl.core.saved_rows import no_directory
+if os.geteuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+print(no_directory(sys.argv[1] + "/mien"), no_directory(sys.argv[1] + "/secret/mien"))
+"""
+
+
+def test_folders_of_other_users_do_not_hide_a_missing_run():
+    # Not in tmp_path, which is this user's alone.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "mine").mkdir()
+        (Path(folder) / "mine/graph.txt").touch()
+        (Path(folder) / "secret").mkdir(0)
+        command = [sys.executable, "-c", NOBODY, folder]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said.startswith(f"there is no directory {folder}/mien; name one of the runs there: ")
+        assert "/secret/mien; name the directory of a run, as flowrl" in said
 
 
 def test_a_mistake_in_a_file_of_the_users_own_is_reported_with_its_line(flowrl, tmp_path):

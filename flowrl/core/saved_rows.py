@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,14 +101,17 @@ def way_to_runs(path: Path, what: str = "what is in it") -> str:
         path: the directory.
         what: what to call these runs.
     """
-    inside = path.iterdir() if path.is_dir() else ()
-    within = sorted(
-        str(x) for x in inside if (x / "graph.txt").is_file() or (x / "seed-0").is_dir()
-    )
+    # A folder of another user that can't be looked into holds no run to name.
+    readable = os.access(path, os.R_OK | os.X_OK) and path.is_dir()
+    within = sorted(str(x) for x in (path.iterdir() if readable else ()) if _marked(x))
     if not within:
         return "name the directory of a run, as flowrl run --out DIR makes it"
     more = [f"and {len(within) - MOST_NAMED} more"] if len(within) > MOST_NAMED else []
     return f"name {what}: {', '.join([*within[:MOST_NAMED], *more])}"
+
+
+def _marked(path: Path) -> bool:
+    return os.access(path / "graph.txt", os.R_OK) or os.access(path / "seed-0", os.R_OK)
 
 
 def no_directory(path: str | Path) -> str:
