@@ -286,6 +286,8 @@ class Resource(Settings, ABC):
     """The `Ref` fields whose resource gets its weights from this one, and from no node."""
     works_alone: ClassVar[bool] = False
     """Whether it does its work when it is opened, so that no node need refer to it."""
+    shares: ClassVar[bool] = False
+    """Whether several processes may share its work."""
 
     @abstractmethod
     def open(self, site: Site) -> Handle:

@@ -377,6 +377,7 @@ class Learner(Resource):
     runners: Ref[RunnersHandle] = "runners"
 
     handle: ClassVar[type[Handle]] = LearnerHandle
+    shares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):

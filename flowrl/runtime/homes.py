@@ -23,20 +23,25 @@ IN_FLIGHT = 2
 
 
 class Remote(Protocol):
-    """The process of a keeper, as the runtime reaches it."""
+    """The process of a keeper, or a group of processes, as the runtime reaches it."""
 
     name: str
 
-    def submit(self, method: str, *args: Any) -> Any:
+    def submit(self, method: str, *args: Any, sent: Sequence[Any] = ()) -> Any:
         """Call a method of the keeper.
+
+        Args:
+            method: its name.
+            *args: its first arguments.
+            sent: what follows them: references to packed arrays in the object store.
 
         Returns:
             A future with `result`, `wait`, `done` and its reference `ref`, which becomes its result
             where it is an argument of another call.
         """
 
-    def clock(self) -> Reading:
-        """Return the process's seconds by kind of work, if it answers in time."""
+    def clocks(self) -> dict[str, Reading]:
+        """Return, by process, its seconds by kind of work, if it answers in time."""
 
     def end(self) -> None:
         """End the process."""
@@ -111,7 +116,7 @@ class Home:
 
     @cached_property
     def devices(self) -> int:
-        """How many devices the process has."""
+        """How many devices the process has, or all of a group together."""
         return int(self.remote.submit("devices").result())
 
     def run(
@@ -180,8 +185,9 @@ class Home:
             self.in_flight.popleft().result()
         sent: list[Any] = []
         number, addresses = next(self.numbers), [self._address(x, sent) for x in leaves]
+        refs = [x.ref for x in sent]
         pending = self.remote.submit(
-            method, number, self._take_dropped(), addresses, *args, *(x.ref for x in sent)
+            method, number, self._take_dropped(), addresses, *args, sent=refs
         )
         self.in_flight.append(pending)
         return Kept(self, number, pending)
@@ -194,7 +200,8 @@ class Home:
         """
         sent: list[Any] = []
         tree = jax.tree.map(lambda x: self._address(x, sent), tree)
-        return self.remote.submit("make", self._take_dropped(), tree, *(x.ref for x in sent))
+        refs = [x.ref for x in sent]
+        return self.remote.submit("make", self._take_dropped(), tree, sent=refs)
 
     def _take_dropped(self) -> list[int]:
         """Return the numbers under which nothing needs to be kept, each of them once."""
@@ -214,7 +221,10 @@ class Home:
             return x
         source, leaf = x.source, x.leaf
         if isinstance(source, Joining):
-            return Joint(tuple(self._address(part, sent) for part in source.parts), source.axis)
+            parts = [*_parts(source)]
+            addresses = tuple(self._address(part, sent) for part in parts)
+            lengths = tuple(part.shape[source.axis] for part in parts)
+            return Joint(addresses, source.axis, lengths)
         if isinstance(source, Kept):
             if source.home is self:
                 return At(source.number, leaf)
@@ -225,6 +235,16 @@ class Home:
         if pending not in sent:
             sent.append(pending)
         return At(~sent.index(pending), leaf)
+
+
+def _parts(source: Joining) -> Iterator[Any]:
+    """Yield the arrays that are joined, where some are joined themselves along the same axis."""
+    for part in source.parts:
+        inner = part.source if isinstance(part, RemoteArray) else None
+        if isinstance(inner, Joining) and inner.axis == source.axis:
+            yield from _parts(inner)
+        else:
+            yield part
 
 
 def _name(fn: Any) -> str:

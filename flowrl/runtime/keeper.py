@@ -13,6 +13,8 @@ import numpy as np
 from flowrl.core.clock import CONCAT, TRANSFER, UPDATE, By, Clock, Reading
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Packed
+from flowrl.core.mesh import on_one
+from flowrl.errors import FlowrlError
 from flowrl.runtime.driver import DriverContext, from_driver, on_this_node, problem_of
 
 
@@ -32,10 +34,17 @@ class At:
 
 @dataclass(frozen=True)
 class Joint:
-    """In a message: arrays that are to be joined along an axis."""
+    """In a message: arrays that are to be joined.
+
+    Args:
+        parts: the arrays, or their addresses.
+        axis: the axis along which they are joined.
+        lengths: of each of them along it.
+    """
 
     parts: tuple[Any, ...]
     axis: int
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def _as_numpy(x: Any) -> Any:
     """Return an array as it travels: one of NumPy, and of random keys their numbers."""
     if not isinstance(x, jax.Array):
         return x
+    x = on_one(x)
     is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if is_key else x)
 
@@ -87,12 +97,19 @@ class Keeper:
 
     def __init__(self, context: DriverContext) -> None:
         began = perf_counter()
-        self.problem = problem_of(context.enter)
+        self.context = context
+        self.problem: FlowrlError | None = None
+        """What was wrong from the beginning; None if nothing was."""
+        self.begin()
         self.kept: dict[int, Any] = {}
         """By number: arrays, or the error that was raised in their place."""
         self.programs: dict[int, Any] = {}
         self.clock = Clock("waiting", began)
         self.clock.move(perf_counter() - began, "waiting", "start")
+
+    def begin(self) -> None:
+        """Take over what only the driver's process knows."""
+        self.problem = problem_of(self.context.enter)
 
     def run(
         self,
@@ -118,7 +135,7 @@ class Keeper:
             number,
             dropped,
             lambda: jax.block_until_ready(
-                jax.tree.leaves(self._program(program, code)(*self._resolved(leaves, sent)))
+                self._laid_out(self._program(program, code)(*self._resolved(leaves, sent)))
             ),
         )
 
@@ -142,7 +159,7 @@ class Keeper:
         def call() -> list[Any]:
             nonlocal result
             fn, tree = from_driver(code)
-            args = jax.tree.unflatten(jax.tree.structure(tree), self._resolved(leaves, sent))
+            args = jax.tree.unflatten(jax.tree.structure(tree), self._values(leaves, sent))
             result, arrays = dig(fn(*args))
             return arrays
 
@@ -160,7 +177,7 @@ class Keeper:
         with By(self.clock), TRANSFER:
             leaves, structure = jax.tree.flatten(tree)
             # Arrays leave the process as NumPy's.
-            arrays = [_as_numpy(x) for x in self._resolved(leaves, sent)]
+            arrays = [_as_numpy(x) for x in self._values(leaves, sent)]
             self._drop(dropped)
             # A list is what `Kept.store` and `PlacedSite.settle` ask for: only arrays, whose places
             # the driver knows, so they travel as one buffer. Any other tree is weights for runners,
@@ -170,8 +187,8 @@ class Keeper:
             return jax.tree.unflatten(structure, arrays)
 
     def devices(self) -> int:
-        """Return how many devices this process has."""
-        return jax.local_device_count()
+        """Return how many devices this process has, or all of its group together."""
+        return jax.device_count()
 
     def spent(self) -> Reading:
         """Return the seconds of this process by kind of work."""
@@ -205,6 +222,18 @@ class Keeper:
         program: Callable[..., Any] = self.programs[number]
         return program
 
+    def _joined(self, joint: Joint, sent: Sequence[Packed]) -> Any:
+        """Return arrays joined."""
+        return np.concatenate([self._resolve(part, sent) for part in joint.parts], joint.axis)
+
+    def _laid_out(self, outputs: Any) -> list[jax.Array]:
+        """Return the arrays of a function's outputs as they are kept."""
+        return jax.tree.leaves(outputs)
+
+    def _values(self, leaves: Sequence[Any], sent: Sequence[Packed]) -> list[Any]:
+        """Return the leaves as `_resolved` does, to look at the values of the arrays."""
+        return self._resolved(leaves, sent)
+
     def _resolved(self, leaves: Sequence[Any], sent: Sequence[Packed]) -> list[Any]:
         """Return the leaves with arrays in the place of their addresses."""
         return [self._resolve(x, sent) for x in leaves]
@@ -212,7 +241,7 @@ class Keeper:
     def _resolve(self, x: Any, sent: Sequence[Packed]) -> Any:
         if isinstance(x, Joint):
             with CONCAT:
-                return np.concatenate([self._resolve(part, sent) for part in x.parts], x.axis)
+                return self._joined(x, sent)
         if not isinstance(x, At):
             return x
         # Numbers below 0 are for arrays that came with the message.

@@ -32,7 +32,9 @@ class Actor:
     """A process of its own for a resource, or for the functions of a stage.
 
     Args:
-        count: number of processes that a stage takes in turn, one after another (default 1).
+        count: number of processes (default 1). Those of a stage take turns, one item after another.
+            Those of a learner are a group: they share each minibatch of an update evenly, where
+            their devices divide it, and have the same weights (Wijmans et al. 2020, DD-PPO).
         gpus: GPUs of each process, or a share of one; None: one, if it is for a resource and the
             cluster has any (default None).
         options: more options of the Ray actor, such as ``{"resources": {"big": 1}}`` (default
@@ -226,7 +228,7 @@ class NearSite(HereSite):
 
 
 class PlacedSite(HereSite):
-    """Runs functions in processes of their own, which take turns."""
+    """Runs functions in processes of their own: several take turns, a group works as one."""
 
     def __init__(self, place: Place, name: str, seed: int, homes: Sequence[Home]) -> None:
         super().__init__(place, name, seed)
@@ -242,7 +244,7 @@ class PlacedSite(HereSite):
 
     @property
     def devices(self) -> int:
-        """How many devices one of the processes has."""
+        """How many devices one of the processes has, or all of a group together."""
         return self.homes[0].devices
 
     def key(self, *folds: int | str) -> Any:
@@ -327,8 +329,8 @@ class Placed(Place):
         Args:
             plan: what is to run.
             seed: of the run.
-            start: starts a process by its label, its placement and its index among those of a
-                stage, which is None for a resource's.
+            start: starts a process, or a resource's group of them, by its label, its placement and
+                its index among those of a stage, which is None for a resource's.
             wanted: the placements, by name.
             kind: the site of all that has no process of its own.
             more: what `Place` and `kind` need besides.
@@ -348,12 +350,12 @@ class Placed(Place):
         """Start the processes, and open every resource."""
         for name, actor in self.wanted.items():
             homes = []
-            for index in range(actor.count):
-                label = name if actor.count == 1 else f"{name}, {index}"
+            # A resource has one process, or one group of processes.
+            indices = [None] if name in self.resources else [*range(actor.count)]
+            for index in indices:
+                label = name if len(indices) == 1 else f"{name}, {index}"
                 # At once in the list, so that `close` ends them if a later one can't start.
-                self.remotes.append(
-                    self.start(label, actor, None if name in self.resources else index)
-                )
+                self.remotes.append(self.start(label, actor, index))
                 homes.append(Home(self.remotes[-1]))
             self.sites[name] = PlacedSite(self, name, self.site.seed, homes)
         return super().open()
@@ -364,7 +366,10 @@ class Placed(Place):
 
     def clocks(self) -> dict[str, Reading]:
         """Return, by process, its seconds by kind of work: of handles and of placements."""
-        return {remote.name: remote.clock() for remote in self.remotes} | super().clocks()
+        readings: dict[str, Reading] = {}
+        for remote in self.remotes:
+            readings |= remote.clocks()
+        return readings | super().clocks()
 
     def close(self) -> None:
         """Close the resources, then end the processes."""
@@ -388,12 +393,12 @@ def owners(graph: Graph, wanted: Mapping[str, Actor]) -> dict[str, str]:
     Raises:
         SettingError: a name of `wanted` is neither; or a stage would be in two places.
     """
-    # A resource's state can't be split among processes.
     found = {name: name for name in wanted if name in graph.resources}
     for name in found:
-        if wanted[name].count > 1:
+        if wanted[name].count > 1 and not graph.resources[name].shares:
             raise SettingError(
-                f"place: {name} can't be in {wanted[name].count} processes; take count=1"
+                f"place: {name} can't be in {wanted[name].count} processes, which only a learner's "
+                "updates can share; take count=1"
             )
     for stage in graph.stages():
         if owner := _owner_of_stage(graph, stage, wanted):

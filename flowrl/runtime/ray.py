@@ -13,13 +13,12 @@ from typing import Any, ClassVar, cast
 
 import jax
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
 from flowrl.core.workers import Done
-from flowrl.errors import LostError, RunError, SettingError
+from flowrl.errors import RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
 from flowrl.graph.site import Place
@@ -28,25 +27,28 @@ from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.driver import compilation_cache, context, for_worker
 from flowrl.runtime.homes import homes_of
 from flowrl.runtime.host import Host
-from flowrl.runtime.keeper import Keeper
 from flowrl.runtime.placement import (
     Actor,
     NearSite,
     Placed,
     check_amounts,
     check_place,
-    process_options,
-    requested_amounts,
     saved_place,
 )
-from flowrl.runtime.ray_calls import Pending, PendingKept, PendingPacked, cause_of
+from flowrl.runtime.ray_calls import Pending, PendingPacked, cause_of
+from flowrl.runtime.ray_keepers import (
+    CLOSING_SECONDS,
+    node_amounts,
+    node_of,
+    nodes_by_core,
+    on_node,
+    started,
+)
 from flowrl.runtime.threads import Threads
 
 PROCESSES_PER_CORE = 2
 """Processes of runners per core. In fewer of them runners wait for one another, since one thread of
 a process runs Python code at a time; more of them only take longer to start."""
-CLOSING_SECONDS = 5.0
-"""How long an actor may take to close its environments before it is ended."""
 
 
 class RayWorkers:
@@ -74,7 +76,7 @@ class RayWorkers:
         Raises:
             SettingError: `make` can't be pickled, or a file of `imports` can't be read.
         """
-        processes = min(count, processes or PROCESSES_PER_CORE * len(_nodes_by_core()))
+        processes = min(count, processes or PROCESSES_PER_CORE * len(nodes_by_core()))
         self.name = name
         self.apart = apart
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
@@ -91,24 +93,28 @@ class RayWorkers:
 
     def _start(self, process: int) -> None:
         """Start a process, which may take the place of one that ended."""
-        mine = range(len(self.calls))[process :: len(self.actors)]
+        mine = [i for i in range(len(self.calls)) if self._process_of(i) == process]
         options: dict[str, Any] = {
             # Any number of runners can be placed, on any number of nodes, whatever else runs there.
             "num_cpus": 0,
-            "scheduling_strategy": _node_of(process),
+            "scheduling_strategy": on_node(node_of(process, len(self.actors))),
             "concurrency_groups": {str(index): 1 for index in mine},  # calls stay in order
         }
         kind: Any = ray.remote(**options)(Host)
         self.actors[process] = kind.remote(
             self.make,
             self.context,
-            list(mine),
+            mine,
             {"NPROC": 1, "JAX_PLATFORMS": "cpu", **traced(), **compilation_cache()},
         )
 
+    def _process_of(self, index: int) -> int:
+        """Return the process of a worker; neighbours share one."""
+        return index * len(self.actors) // len(self.calls)
+
     def _reach(self, index: int) -> None:
         """Let a worker's calls go to the process that is at work now."""
-        actor, group = self.actors[index % len(self.actors)], str(index)
+        actor, group = self.actors[self._process_of(index)], str(index)
         call = (
             actor.call_packed.options(concurrency_group=group, num_returns=2)
             if self.apart
@@ -192,34 +198,6 @@ class RayWorkers:
             self.actors, self.calls = [], []
 
 
-def _node_amounts() -> list[Mapping[str, float]]:
-    """Return what each node of the cluster has, by Ray's names such as ``CPU``."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _nodes_by_core() -> list[str]:
-    """Return the cluster's nodes, each as often as it has cores.
-
-    The first core of each node comes before the second of any.
-
-    Raises:
-        LostError: there is no node left.
-    """
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    nodes = [(int(node["Resources"].get("CPU", 0)), node["NodeID"]) for node in alive]
-    cores = sorted((core, name) for cpus, name in nodes for core in range(cpus))
-    found = [name for _, name in cores] or [name for _, name in nodes]
-    if not found:
-        raise LostError("Ray has no node left")
-    return found
-
-
-def _node_of(process: int) -> NodeAffinitySchedulingStrategy:
-    """Return where to start a process, by its number."""
-    nodes = _nodes_by_core()
-    return NodeAffinitySchedulingStrategy(nodes[process % len(nodes)], soft=False)
-
-
 class RaySite(NearSite):
     """Runs functions in this process, and workers in actors."""
 
@@ -250,58 +228,6 @@ class RaySite(NearSite):
         if near:
             return super().workers(count, make, stub)
         return RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
-
-
-class RayActor:
-    """The process of a keeper."""
-
-    def __init__(
-        self, name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()
-    ) -> None:
-        """Start the process.
-
-        Args:
-            name: what to call it.
-            wanted: the placement.
-            index: its number among the processes of a stage, which have one thread each; None for
-                the one of a resource.
-            imports: modules that it imports first.
-        """
-        # Variables come by a runtime_env, for JAX must not be imported before they are set.
-        amounts = requested_amounts(wanted, index is None, _node_amounts())
-        gpus = amounts.get("GPU", 0)
-        variables = {"JAX_PLATFORMS": "" if gpus else "cpu", **traced()}
-        if index is not None:
-            variables["NPROC"] = "1"  # so many threads of XLA
-        options: dict[str, Any] = {
-            "num_cpus": 0,
-            "num_gpus": gpus,
-            "concurrency_groups": {"aside": 1},  # reads the clock while a function runs
-        }
-        # A stage's processes that ask for nothing are spread over the nodes; Ray places the others.
-        if index is not None and not amounts:
-            options["scheduling_strategy"] = _node_of(index)
-        kind: Any = ray.remote(**process_options(wanted, variables, **options))(Keeper)
-        self.name = name
-        self.actor = kind.remote(context(imports))
-        self.answered = False
-        """Whether it has answered a call: until then Ray may wait for what it asks for."""
-
-    def submit(self, method: str, *args: Any) -> Pending:
-        """Call a method of the keeper, and return its pending result."""
-        return PendingKept(getattr(self.actor, method).remote(*args), self)
-
-    def clock(self) -> Reading:
-        """Return its seconds by kind of work, or an empty reading if it does not answer in time."""
-        with suppress(ray.exceptions.RayError):
-            reply = self.actor.spent.options(concurrency_group="aside").remote()
-            spent: Reading = ray.get(reply, timeout=CLOSING_SECONDS)
-            return spent
-        return Reading()
-
-    def end(self) -> None:
-        """End the process."""
-        ray.kill(self.actor)
 
 
 def start(
@@ -414,7 +340,7 @@ class RayRuntime:
             SettingError: `place` names something else than resources and the first nodes of stages,
                 or asks for more than there is.
         """
-        act = partial(RayActor, imports=self.imports)
+        act = partial(started, imports=self.imports)
         more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
         place = Placed(plan, seed, act, self.place, RaySite, stream=stream, **more)
         return Session(plan, place, Threads, partial(self._start, plan))
@@ -423,7 +349,7 @@ class RayRuntime:
         """Start or join Ray, and check that it has what is asked for."""
         stop = start(self.address, self.init, plan.graph.name, bool(self.place))
         try:
-            check_amounts(self.place, plan.graph.resources, _node_amounts())
+            check_amounts(self.place, plan.graph.resources, node_amounts())
         except BaseException as error:
             stop()
             if isinstance(error, SettingError):

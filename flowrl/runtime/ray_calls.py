@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,6 +18,8 @@ ASKING_SECONDS = 10.0
 """How long a keeper's process may take for a call before it is asked whether it is still there."""
 HUNG_SECONDS = 60.0
 """How long it may take to answer that."""
+CONNECTIONS = ("Gloo", "NCCL")
+"""What the errors of XLA name that come from a lost connection between processes."""
 
 
 class Pending:
@@ -61,47 +63,86 @@ class Pending:
 
 
 class PendingKept(Pending):
-    """The result of a call to a keeper, whose process answers while it works if it does not hang.
+    """The result of a call to keepers, whose processes answer while they work if they do not hang.
 
     A function that never ends in a process that answers is waited for without an end, and so is a
-    process that has not started, for Ray may wait until what it asks for is free.
+    process that has not started, for Ray may wait until what it asks for is free. Of a group, which
+    does the same in all its processes, the result is that of the first. If one of them ends or
+    hangs, the others wait for it in vain, or fail because of it: then it is what is reported.
 
     Args:
-        ref: Ray's reference to the result.
-        keeper: whose actor was called; it notes in `answered` whether it ever answered.
+        keepers: by Ray's reference to its result, the keeper that was called; each notes in
+            `answered` whether it ever answered.
+        label: what to call them together.
     """
 
-    def __init__(self, ref: Any, keeper: Any) -> None:
-        super().__init__(ref, keeper.name, keeper.actor)
-        self.keeper = keeper
+    def __init__(self, keepers: Mapping[Any, Any], label: str) -> None:
+        first, keeper = next(iter(keepers.items()))
+        super().__init__(first, label, keeper.actor)
+        self.keepers = keepers
 
     def result(self) -> Any:
         """Wait for the result and return it.
 
         Raises:
-            LostError: as of `Pending`, or the process has not answered for `HUNG_SECONDS`.
+            LostError: as of `Pending`, or a process has not answered for `HUNG_SECONDS`.
         """
         self.wait()
+        if len(self.keepers) > 1:
+            self._check([*self.keepers])
         return super().result()
 
     def wait(self) -> None:
         """Wait until the result is there, and leave it there.
 
         Raises:
-            LostError: the process has not answered for `HUNG_SECONDS`.
+            LostError: a process has not answered for `HUNG_SECONDS`.
         """
-        while not ray.wait([self.ref], timeout=ASKING_SECONDS, fetch_local=False)[0]:
-            answer = self.actor.spent.options(concurrency_group="aside").remote()
-            # Both come from one process, so the result may be what comes first.
-            came = ray.wait([self.ref, answer], timeout=HUNG_SECONDS, fetch_local=False)[0]
-            if came:
-                self.keeper.answered = True
-            elif self.keeper.answered:
-                raise LostError(
-                    f"{self.label}'s process has not answered for {HUNG_SECONDS:g} s: it hangs, or "
-                    "was stopped"
-                )
-        self.keeper.answered = True
+        waiting = dict(self.keepers)
+        while waiting:
+            done, _ = ray.wait(
+                [*waiting], num_returns=len(waiting), timeout=ASKING_SECONDS, fetch_local=False
+            )
+            for ref in done:
+                waiting.pop(ref).answered = True
+            # What failed in one process of a group is what the others wait for.
+            if waiting:
+                self._check([ref for ref in self.keepers if ref not in waiting])
+            for ref, keeper in waiting.items():
+                self._ask(ref, keeper)
+
+    def _ask(self, ref: Any, keeper: Any) -> None:
+        """Ask a process that has not given its result whether it is still there."""
+        answer = keeper.actor.spent.options(concurrency_group="aside").remote()
+        # Both come from one process, so the result may be what comes first.
+        came = ray.wait([ref, answer], timeout=HUNG_SECONDS, fetch_local=False)[0]
+        if came:
+            keeper.answered = True
+        elif keeper.answered:
+            raise LostError(
+                f"{keeper.name}'s process has not answered for {HUNG_SECONDS:g} s: it hangs, or "
+                "was stopped"
+            )
+
+    def _check(self, refs: Sequence[Any]) -> None:
+        """Raise the error of one of these calls, which are done, if there is one.
+
+        Raises:
+            LostError: a process ended, or the processes of a group can't reach one another.
+        """
+        for number, ref in enumerate(refs):
+            keeper = self.keepers[ref]
+            try:
+                Pending(ref, keeper.name, keeper.actor).result()
+            except LostError:
+                raise
+            except Exception as error:
+                # Where another process was lost, this error came of it.
+                self._check(refs[number + 1 :])
+                if any(name in str(error) for name in CONNECTIONS):
+                    text = f"the processes of {self.label} lost their connection: {error}"
+                    raise LostError(text) from None
+                raise
 
 
 class PendingPacked(Pending):
