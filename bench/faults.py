@@ -221,7 +221,26 @@ def seeds() -> None:
 
 def learner() -> None:
     """Kill the process of a placed learner, then stop it, where a snapshot is made each second."""
-    runtime = fl.RayRuntime(place={"learner": fl.Actor()})
+    lose_learner("the learner's actor", fl.Actor(), lambda remote: remote.actor)
+
+
+def group() -> None:
+    """Do the same to the second process of a learner that has two."""
+    second = "the second actor of a learner"
+    lose_learner(second, fl.Actor(count=2), lambda remote: remote.members[1].actor)
+
+
+def lose_learner(what: str, actor: fl.Actor, of: Callable[[Any], Any]) -> None:
+    """Kill and stop a process of a placed learner.
+
+    Args:
+        what: the process in words.
+        actor: the placement.
+        of: finds Ray's actor of the process in what was placed.
+    """
+    import ray
+
+    runtime = fl.RayRuntime(place={"learner": actor})
     for name, fault in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
         warned: list[str] = []
         tap = Tap(lambda event, to=warned: to.append(event.text), Warned)
@@ -229,8 +248,8 @@ def learner() -> None:
             how = {"out": f"{folder}/run", "snapshots": fl.Snapshots(every=1), "observers": [tap]}
             with fl.run(fl.impala("CartPole-v1"), runtime=runtime, **how) as run:
                 row = [next(run) for _ in range(8)][-1]
-                home = run._session.place.sites["learner"].homes[0]
-                os.kill(home.call(own_pid, (np.ones(1),)), fault)
+                remote = run._session.place.sites["learner"].homes[0].remote
+                os.kill(ray.get(of(remote).__ray_call__.remote(own_pid)), fault)
                 began = time.monotonic()
                 # Rows that were closed already come first.
                 while not warned:
@@ -239,7 +258,7 @@ def learner() -> None:
                 lost = last["env_steps"] - run.rows[-2]["env_steps"]
             assert run.audit().closed
         say(
-            f"the learner's actor is {name}",
+            f"{what} is {name}",
             "ray, a snapshot a second",
             f"the next row {seconds:.1f} s later",
             f"{lost:,.0f} steps in rows that are made again",
@@ -345,7 +364,7 @@ def say(*cells: str) -> None:
 
 FAULTS = {
     each.__name__: each
-    for each in (sigterm, sink, stopped, hog, driver, seeds, learner, node, long)
+    for each in (sigterm, sink, stopped, hog, driver, seeds, learner, group, node, long)
 }
 
 if __name__ == "__main__":

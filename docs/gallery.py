@@ -8,6 +8,7 @@ import flowrl as fl
 from flowrl.algos import STOCK
 from flowrl.algos.named import find
 from flowrl.cli.commands import documented
+from flowrl.runtime.placement import group_lines
 
 PICTURES = Path(__file__).parent / "pictures"
 PARENTS = {
@@ -59,6 +60,25 @@ prints it:
 
 {parent}"""
 
+DD_PPO = """
+## On several processes or machines: DD-PPO
+
+DD-PPO (Wijmans et al. 2020) is this graph with a learner of several processes, which is placement:
+`fl.RayRuntime(place={{"learner": fl.Actor(count=2)}})`, or on the command line
+
+```text
+flowrl run ppo --env CartPole-v1 --runtime ray --place 'learner=Actor(count=2)'
+```
+
+The same arguments to `flowrl plan` add a line that says what each process does:
+
+```text
+{shares}```
+
+Each process takes the rollouts of the runners on its node, and gradients are averaged over all;
+[Running on Ray](../howto/ray.md#share-updates-among-processes) says when that is so.
+"""
+
 INDEX = """# Gallery
 
 Each page shows a stock graph: its picture, its plan, its settings, how it learns, and, if it is
@@ -98,7 +118,7 @@ def page(name):
         plan=graph.compile(),
         settings="\n".join(rows),
         learning=learning(name),
-        parent=parent(name, graph),
+        parent=parent(name, graph) + group(name, graph),
     )
 
 
@@ -116,6 +136,14 @@ def parent(name, graph):
     before = PARENTS[name]
     found = fl.diff(graph_of(before)[0], graph)
     return f"## What is different from {before}\n\n```text\n{found}\n```\n"
+
+
+def group(name, graph):
+    """Return what a learner of two processes makes of a stock graph, for the graph of DD-PPO."""
+    if name != "ppo":
+        return ""
+    shares = group_lines(graph.compile(), {"learner": fl.Actor(count=2)})
+    return DD_PPO.format(shares=shares)
 
 
 def main():

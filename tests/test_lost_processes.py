@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 import flowrl as fl
 from conftest import same, timeless
@@ -149,11 +150,13 @@ def mine(_):
 @pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_up")
-def test_a_learner_that_is_killed_or_stopped_costs_no_row(monkeypatch, tmp_path):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_learner_that_is_killed_or_stopped_costs_no_row(monkeypatch, tmp_path, count):
+    """Of a group, its second process."""
     monkeypatch.setattr("flowrl.runtime.ray_calls.ASKING_SECONDS", 1.0)
     monkeypatch.setattr("flowrl.runtime.ray_calls.HUNG_SECONDS", 4.0)
     graph = fl.impala("CartPole-v1", policy=POLICY, report_every=3, **SMALL)
-    runtime = fl.RayRuntime(place={"learner": fl.Actor()}, processes=1)
+    runtime = fl.RayRuntime(place={"learner": fl.Actor(count=count)}, processes=1)
     warned = []
     observers = [Tap(lambda event: warned.append(event.text), Warned)]
     faults = {3: signal.SIGKILL, 6: signal.SIGSTOP}
@@ -161,13 +164,16 @@ def test_a_learner_that_is_killed_or_stopped_costs_no_row(monkeypatch, tmp_path)
     with fl.run(graph, observers=observers, until=lambda row: row["row"] >= 9, **how) as run:
         for row in run:
             if fault := faults.pop(row["row"], None):
-                home = run._session.place.sites["learner"].homes[0]
-                os.kill(home.call(mine, (np.ones(1),)), fault)
+                remote = run._session.place.sites["learner"].homes[0].remote
+                actor = remote.members[1].actor if count > 1 else remote.actor
+                os.kill(ray.get(actor.__ray_call__.remote(mine)), fault)
         assert run.audit().closed
     assert [row["row"] for row in run.rows] == list(range(1, 10))
     assert [row["updates"] for row in saved(tmp_path / "run")] == list(range(3, 28, 3))
     assert len(warned) == 2
-    assert "learner's process ended" in warned[0] and "has not answered for 4 s" in warned[1]
+    name = "learner" if count == 1 else "learner, 1"
+    assert f"{name}'s process ended" in warned[0]
+    assert f"{name}'s process has not answered for 4 s" in warned[1]
 
 
 NODES = """

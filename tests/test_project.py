@@ -91,7 +91,12 @@ def test_there_are_no_circles_among_the_modules():
 def test_only_runs_and_studies_on_ray_import_ray():
     assert {
         module_of(p) for p in FILES for name, _, _ in imports(p) if name.partition(".")[0] == "ray"
-    } == {"flowrl.runtime.ray", "flowrl.runtime.ray_calls", "flowrl.tuning.on_ray"}
+    } == {
+        "flowrl.runtime.ray",
+        "flowrl.runtime.ray_calls",
+        "flowrl.runtime.ray_keepers",
+        "flowrl.tuning.on_ray",
+    }
 
 
 def test_runtimes_never_import_operators_nor_operators_runtimes():

@@ -323,7 +323,7 @@ def _ray_of(args: argparse.Namespace) -> Any:
     given: dict[str, Any] = {
         "address": args.address,
         "processes": args.processes,
-        "place": place_of(args.place),
+        "place": place_of(args),
         "imports": args.imports,
     }
     if args.working_dir is not None:
@@ -331,18 +331,21 @@ def _ray_of(args: argparse.Namespace) -> Any:
     return RayRuntime(**args.runtime_settings | {k: v for k, v in given.items() if v})
 
 
-def place_of(texts: Sequence[str]) -> dict[str, Any]:
+def place_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the placements, by name, that ``--place NAME`` and ``--place NAME=ACTOR`` give.
 
     Raises:
-        SettingError: a text gives something else, or a name is given twice.
+        SettingError: a text gives something else, or a name is given twice; or the runtime is
+            another one.
         GraphError: a value is not written as one.
     """
+    if args.place and args.runtime != "ray":
+        raise SettingError(f"--place {ONLY_ON_RAY['place']}: add --runtime ray, or leave it out")
     from flowrl.algos.named import parse_value
     from flowrl.runtime.placement import Actor
 
     place: dict[str, Any] = {}
-    for text in texts:
+    for text in args.place:
         name, equals, value = text.partition("=")
         name = name.strip()
         actor = parse_value(value, source=f"--place {name}") if equals else Actor()

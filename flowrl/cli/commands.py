@@ -18,6 +18,7 @@ from flowrl.cli.arguments import (
     changes_of,
     graph_of,
     import_named,
+    place_of,
 )
 from flowrl.core.machine import usable_cores
 from flowrl.core.new_files import check_new, write_new
@@ -133,6 +134,10 @@ def plan(args: argparse.Namespace) -> int:
     if about.settings != "default settings":
         print(f"{graph.name}: {about.settings}", file=sys.stderr)
     print(planned, end="")
+    if args.place:
+        from flowrl.runtime.placement import group_lines
+
+        print(group_lines(planned, place_of(args)), end="")
     if args.runtime == "xla":
         from flowrl.runtime.fusable import program_report
 

@@ -15,6 +15,7 @@ from flowrl.cli.logged import logged
 from flowrl.cli.options import (
     ENV_HELP,
     IMPORT_HELP,
+    add_place,
     add_ui,
     count,
     directory_argument,
@@ -77,6 +78,7 @@ def _add_graph_commands(command: Command) -> None:
         choices=NAMES,
         help="xla: also show what can be part of one program",
     )
+    add_place(plan)
 
     draw = command("draw", "draw a graph", commands.draw)
     _graph_arguments(draw)

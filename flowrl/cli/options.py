@@ -30,18 +30,23 @@ def ray_arguments(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many Ray processes share the runners (default twice as many as cores)",
     )
+    add_place(run)
     run.add_argument(
+        "--working-dir",
+        metavar="DIR",
+        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
+    )
+
+
+def add_place(command: argparse.ArgumentParser) -> None:
+    """Add what of a run has Ray processes of its own."""
+    command.add_argument(
         "--place",
         metavar="NAME[=ACTOR]",
         action="append",
         default=[],
         help="run this resource, or the stage that begins with this node, in a Ray process of its "
-        "own, such as learner, or 'sample=Actor(count=2)'",
-    )
-    run.add_argument(
-        "--working-dir",
-        metavar="DIR",
-        help="copy this folder to every node of the Ray cluster, for modules of your own in it",
+        "own, such as learner, or several, such as 'sample=Actor(count=2)'",
     )
 
 

@@ -257,6 +257,10 @@ class Handle(Keeping, ABC):
     nbytes: int = 0
     """The bytes that it holds once it is full, where it sets memory aside."""
 
+    def shareable(self) -> tuple[int, int]:
+        """Return the rows of a step that devices may share, and the bytes exchanged in it then."""
+        return 0, 0
+
     def stock(self) -> Any:
         """Return an account of what came in and what became of it; None if it keeps nothing.
 

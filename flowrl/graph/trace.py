@@ -102,6 +102,8 @@ class Trace:
     """Environment steps sampled before the first update."""
     nbytes: dict[str, int] = field(default_factory=dict)
     """By resource that sets memory aside: how many bytes."""
+    shareable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By resource: the rows of a step that devices may share, and the bytes exchanged in it."""
     exact: bool = True
     """Whether the period was found; if not, the numbers are means over `rows`."""
     steady: dict[str, Traffic] = field(default_factory=dict)
@@ -144,8 +146,7 @@ def trace(graph: Graph) -> Trace:
     It also ends when it can't go on, and when patience is over.
     The graph is run a second time where an operator asks for the plan's numbers.
     """
-    tracer = Tracer(graph, {})
-    found = tracer.run()
+    found = (tracer := Tracer(graph, {})).run()
     # In the first trace there was no plan yet, and every such question was answered by 0.
     if tracer.site.plan_lookups[0] and found.rows and not found.problems:
         return Tracer(graph, found.totals).run()
@@ -195,9 +196,8 @@ class Tracer:
             self.passes(self._schedule(handles))
             found.timed = bool(self.site.time_lookups[0])
             found.metrics = place.metrics.names
-            found.nbytes = {
-                name: handle.nbytes for name, handle in place.handles.items() if handle.nbytes
-            }
+            found.nbytes = {n: h.nbytes for n, h in place.handles.items() if h.nbytes}
+            found.shareable = {n: h.shareable() for n, h in place.handles.items()}
         # A resource that can't be opened, an operator's `init`, `prepare`, `ready` or
         # `has_capacity`, or stages that wait for one another: `failed` caught the errors of steps.
         except FlowrlError as error:

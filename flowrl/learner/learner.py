@@ -12,7 +12,7 @@ import numpy as np
 from flowrl.core.clock import here, update_begins
 from flowrl.core.declared import hidden
 from flowrl.core.events import Updated, Updating
-from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, plain_copy
+from flowrl.core.items import Batch, Gradients, Metrics, Trained, lag_of, nbytes, plain_copy
 from flowrl.core.keeping import into, leaves
 from flowrl.core.remote import RemoteArray
 from flowrl.errors import ContractError, GraphError, SettingError
@@ -271,6 +271,10 @@ class LearnerHandle(Handle):
             used_steps=epochs * steps,
             **{counter: epochs * (steps // size)},
         )
+
+    def shareable(self) -> tuple[int, int]:
+        """Return the rows of the last update's minibatches, and the bytes of its gradients."""
+        return self.rows, sum(map(nbytes, self.state["core"]["weights"].params.values()))
 
     def facts(self) -> dict[str, Any]:
         """Return how many devices share an update."""

@@ -16,7 +16,7 @@ import jax
 
 from flowrl.core.clock import TRANSFER, Reading
 from flowrl.core.remote import RemoteArray, near
-from flowrl.core.texts import plural
+from flowrl.core.texts import in_bytes, plural
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -207,6 +207,40 @@ def _processes_on(node: Mapping[str, float], amounts: Mapping[str, float]) -> in
         round(node.get(kind, 0.0) * 1e4) // max(round(amount * 1e4), 1)
         for kind, amount in amounts.items()
     )
+
+
+def group_lines(plan: Plan, place: Mapping[str, Actor]) -> str:
+    """Return what the processes of each group share, a line each, as a plan shows its resources.
+
+    Args:
+        plan: what is to run.
+        place: the placements, by name.
+
+    Raises:
+        SettingError: a name can't be placed, or not in so many processes.
+    """
+    owners(plan.graph, place)
+    lines = []
+    for name, actor in place.items():
+        if actor.count == 1 or name not in plan.graph.resources:
+            continue
+        rows, gradients = plan.found.shareable.get(name, (0, 0))
+        traffic = plan.found.steady.values()
+        of_learner = [x.counts[name] for x in traffic if name in x.counts]
+        steps = sum(x["gradient_steps"] + x["most_gradient_steps"] for x in of_learner) / plan.rows
+        if rows % actor.count:
+            text = (
+                f"{actor.count} processes, each of which does the whole of its minibatches of "
+                f"{rows:,} rows; take a multiple of {actor.count}"
+            )
+        else:
+            text = (
+                f"{actor.count} processes, {rows // actor.count:,} of {rows:,} rows of a minibatch "
+                f"each; {in_bytes(gradients)} all-reduced a gradient step, "
+                f"{in_bytes(round(steps * gradients))} a row"
+            )
+        lines.append(f"  {name}  {text}\n")
+    return "".join(lines)
 
 
 class NearSite(HereSite):

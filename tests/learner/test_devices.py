@@ -18,9 +18,9 @@ from conftest import rows_and_weights
 ROOT = Path(__file__).parents[2]
 
 
-def on_four_devices(script):
-    """What a script prints in a process that has four devices, read as JSON."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+def on_devices(script, devices=4):
+    """What a script prints in a process that has so many devices, read as JSON."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / script)],
         cwd=ROOT,
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.timeout(450), pytest.mark.system]
 
 @cache
 def updates():
-    return on_four_devices("shared_updates.py")
+    return on_devices("shared_updates.py")
 
 
 @pytest.mark.parametrize("name", ["ppo", "vtrace", "dqn", "sac"])
@@ -87,7 +87,7 @@ def test_an_epoch_ends_once_on_several_devices():
 
 @cache
 def runs():
-    return on_four_devices("shared_runs.py")
+    return on_devices("shared_runs.py")
 
 
 def agrees(found, graph):
@@ -98,7 +98,7 @@ def agrees(found, graph):
 
 
 @pytest.mark.ray
-def test_a_whole_run_on_four_devices_ends_with_the_weights_of_one_device():
+def test_a_whole_run_on_devices_ends_with_the_weights_of_one_device():
     from shared_runs import GYM, JAX
 
     found = runs()

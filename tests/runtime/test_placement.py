@@ -29,6 +29,7 @@ from flowrl.runtime.placement import (
     NearSite,
     Placed,
     check_amounts,
+    group_lines,
     owners,
     process_options,
     requested_amounts,
@@ -55,21 +56,23 @@ class Copied:
         self.keeper = Keeper(DriverContext())
         self.calls = []
 
-    def submit(self, method, *args):
+    def submit(self, method, *args, sent=()):
         self.calls.append(method)
         try:
             return Answer(
                 pickle.loads(
                     cloudpickle.dumps(
-                        getattr(self.keeper, method)(*pickle.loads(cloudpickle.dumps(args)))
+                        getattr(self.keeper, method)(
+                            *pickle.loads(cloudpickle.dumps((*args, *sent)))
+                        )
                     )
                 )
             )
         except Exception as error:  # noqa: BLE001
             return Answer(error)
 
-    def clock(self):
-        return self.keeper.spent()
+    def clocks(self):
+        return {self.name: self.keeper.spent()}
 
     def end(self):
         self.keeper = None
@@ -290,7 +293,10 @@ def test_what_can_not_be_sent_is_named():
             {"train": Actor()},
             "train is in the stage of queue, which runs as one; write 'queue' in its place",
         ),
-        ({"learner": Actor(count=2)}, "learner can't be in 2 processes; take count=1"),
+        (
+            {"runners": Actor(count=2)},
+            "runners can't be in 2 processes, which only a learner's updates can share; take",
+        ),
         (
             {"learner": Actor(), "queue": Actor()},
             "the stage of queue runs where learner is, which it updates; leave queue out",
@@ -470,3 +476,28 @@ def test_stages_and_learner_have_actors_and_a_learner_whose_process_ends_ends_th
         for _ in range(50):
             next(run)
     assert ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (
+            2,
+            (
+                "  learner  2 processes, 32 of 64 rows of a minibatch each; 36.6 KB all-reduced a "
+                "gradient step, 293 KB a row\n"
+            ),
+        ),
+        (
+            3,
+            (
+                "  learner  3 processes, each of which does the whole of its minibatches of 64 "
+                "rows; take a multiple of 3\n"
+            ),
+        ),
+    ],
+)
+def test_a_plan_says_what_the_processes_of_a_group_share(count, text):
+    place = {"sample": Actor(count=2)}
+    assert group_lines(PPO.compile(), place) == ""
+    assert group_lines(PPO.compile(), {"learner": Actor(count=count)}) == text

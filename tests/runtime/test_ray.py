@@ -225,7 +225,7 @@ def test_ray_is_ended_where_what_it_has_can_not_be_asked_for(monkeypatch):
 
     ended = []
     monkeypatch.setattr(runtime_of_ray, "start", lambda *_: lambda: ended.append(True))
-    monkeypatch.setattr(runtime_of_ray, "_node_amounts", lambda: 1 / 0)
+    monkeypatch.setattr(runtime_of_ray, "node_amounts", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fl.run(fl.ppo("CartPole-v1"), runtime=fl.RayRuntime())
     assert ended == [True]
