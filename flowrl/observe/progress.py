@@ -53,7 +53,7 @@ class Progress:
         """When a line on a restart was written."""
         # A thread of rich asks `_render` for what to show.
         self.live = Live(
-            get_renderable=self._render, console=self.console, refresh_per_second=8, transient=True
+            get_renderable=self._render, console=self.console, refresh_per_second=1, transient=True
         )
         self._profile: Callable[[], Profile] | None = None
         self._closed = Event()

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
@@ -120,6 +121,8 @@ class Recorder:
         self.graph: Graph | None = None
         self.restarts: Counter[tuple[str, int]] = Counter()
         """How often each worker of each resource was restarted."""
+        self.facts: dict[str, dict[str, Any]] = {}
+        """By learner: what is known about it."""
         self.held: dict[str, deque[Taken]] = {}
         """By learner: the newest updates, the last of which may still be running."""
         self.losses: dict[str, deque[float]] = {}
@@ -134,8 +137,10 @@ class Recorder:
             match event:
                 case Started(plan=plan):
                     self.graph = plan.graph
+                    self.facts.clear()
                 case Restarted(resource=resource, worker=worker):
                     self.restarts[resource, worker] += 1
+                    self.facts.clear()
                 case Updating():
                     self._hold(event)
                 case Updated(resource=resource, trained=trained):
@@ -176,9 +181,15 @@ class Recorder:
             "settings": event.settings,
             "spaces": event.core.spaces.json,
             "dtypes": dtypes,
-            **facts_of(self.graph, event.resource, self.seed, self.restarts),
+            **self._facts_of(event.resource),
         }
         return Taken(header, arrays)
+
+    def _facts_of(self, learner: str) -> dict[str, Any]:
+        """Return what is known about a learner, which changes only where a worker is restarted."""
+        if learner not in self.facts:
+            self.facts[learner] = facts_of(self.graph, learner, self.seed, self.restarts)
+        return self.facts[learner]
 
     # -- keeping
 
@@ -271,8 +282,16 @@ def _with_metrics(taken: Taken) -> dict[str, float]:
 
 def named(tree: Any) -> Iterator[tuple[str, Array]]:
     """Yield the leaves of a tree with their names, such as ``weights/params/Dense_0/kernel``."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+    found, structure = jax.tree.flatten(tree)
+    yield from zip(_names_in(structure), found, strict=True)
+
+
+@lru_cache(maxsize=64)
+def _names_in(structure: Any) -> tuple[str, ...]:
+    """Return the names of the leaves of all trees of a structure: to make them takes long."""
+    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(numbered)]
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path in paths)
 
 
 def _plain(x: Array, name: str, dtypes: dict[str, str]) -> np.ndarray[Any, Any]:
