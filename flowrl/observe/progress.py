@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Event, Thread
 from typing import Any, ClassVar
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from flowrl.core.events import Ended, Restarted, RowClosed, Started, Warned
 from flowrl.core.items import Row, reached, samples_nothing
@@ -53,7 +53,7 @@ class Progress:
         """When a line on a restart was written."""
         # A thread of rich asks `_render` for what to show.
         self.live = Live(
-            get_renderable=self._render, console=self.console, refresh_per_second=1, transient=True
+            get_renderable=self._render, console=self.console, refresh_per_second=2, transient=True
         )
         self._profile: Callable[[], Profile] | None = None
         self._closed = Event()
@@ -68,6 +68,7 @@ class Progress:
             case Started(profile=profile):
                 self.written, self.window = time.perf_counter(), Window(profile)
                 self._profile = profile
+                self.window.look()
             case RowClosed(row=row):
                 self._add(row)
             case Restarted():
@@ -118,7 +119,7 @@ class Progress:
         where = f"{event.resource}, {event.worker}"
         self._print(f"warning: {where} was restarted, {lost}: {because}", style="yellow")
 
-    def _render(self) -> Table | Group:
+    def _render(self) -> Text | Group:
         """Return what the terminal shows now."""
         try:
             profile = self.window.look() if self.window is not None else None
@@ -128,13 +129,11 @@ class Progress:
             return self._totals()
         return Group(self._totals(), "", live_table(profile, self.row["lag_mean"]))
 
-    def _totals(self) -> Table:
-        """Return the numbers of the newest Row as a table."""
-        table = Table.grid(padding=(0, 2))
+    def _totals(self) -> Text | Group:
+        """Return the numbers of the newest Row under their names."""
         if self.row is None:
             # Until the first Row a run mostly compiles.
-            table.add_row(f"compiling, {time.perf_counter() - self.began:.0f} s")
-            return table
+            return Text(f"compiling, {time.perf_counter() - self.began:.0f} s")
         row = self.row
         goal = f" of {self.steps:,}" if self.steps else ""
         cells = {
@@ -151,9 +150,17 @@ class Progress:
                 del cells[name]
         if self.steps:
             cells["left"] = left(row, self.steps)
-        table.add_row(*(f"[dim]{name}[/]" for name in cells))
-        table.add_row(*(f"[bold]{text}[/]" for text in cells.values()))
-        return table
+        widths = [max(map(len, cell)) for cell in cells.items()]
+        # Two lines of text are drawn in a tenth of the time of a table.
+        return Group(
+            Text(_padded(cells, widths), "dim", no_wrap=True),
+            Text(_padded(cells.values(), widths), "bold", no_wrap=True),
+        )
+
+
+def _padded(texts: Iterable[str], widths: Sequence[int]) -> str:
+    """Return texts side by side, each padded to its width."""
+    return "  ".join(text.ljust(width) for text, width in zip(texts, widths, strict=True))
 
 
 def alive(profile: Profile | None, seconds: float) -> str:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from flowrl.core.profile import Profile
 from flowrl.observe.bottleneck import bottleneck
 from flowrl.observe.breakdown import shares
 
+HEAD = ("node", "operator", "busy", "starved", "blocked", "steps/s", "queue", "policy lag")
+"""The names of the table's columns."""
 SECONDS = 1.0
 """The seconds between two profiles that are taken."""
 WINDOW = 5
@@ -46,33 +48,44 @@ class Window:
         return self.seen[-1][1] - self.seen[0][1] if len(self.seen) > 1 else None
 
 
-def live_table(p: Profile, lag: float) -> Table:
+def live_table(p: Profile, lag: float) -> Group:
     """Return a table for a terminal in which the bottleneck is marked.
+
+    It is made of lines of text, since a table of rich's takes ten times as long to draw, and the
+    run waits for that.
 
     Args:
         p: the profile of a part of a run.
         lag: the policy lag of the data that was trained last, in updates; NaN if not known.
     """
     worst = bottleneck(p)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("node", "operator"):
-        table.add_column(name)
-    for name in ("busy", "starved", "blocked", "steps/s", "queue", "policy lag"):
-        table.add_column(name, justify="right")
+    rows = [[(name, "dim") for name in HEAD]]
     for share in shares(p):
         steps, queue = _steps(p, share.node), p.queues.get(share.node)
         # A straggler is one worker of a resource, whose line is marked.
         marked = worst is not None and worst.where.partition(",")[0] == share.node
-        node = Text(f"{share.node} <- bottleneck", "bold red") if marked else Text(share.node)
-        table.add_row(
-            node,
-            Text(share.does, "dim"),
-            *(_percent(x) for x in (share.busy, share.starved, share.blocked)),
-            f"{steps / max(p.seconds, 1e-9):,.0f}" if steps else "",
-            f"{queue[0]}/{queue[1]}" if queue else "",
-            f"{lag:.1f}" if share.trains and not math.isnan(lag) else "",
+        rows.append(
+            [
+                (f"{share.node} <- bottleneck", "bold red") if marked else (share.node, ""),
+                (share.does, "dim"),
+                *(_percent(x) for x in (share.busy, share.starved, share.blocked)),
+                (f"{steps / max(p.seconds, 1e-9):,.0f}" if steps else "", ""),
+                (f"{queue[0]}/{queue[1]}" if queue else "", ""),
+                (f"{lag:.1f}" if share.trains and not math.isnan(lag) else "", ""),
+            ]
         )
-    return table
+    widths = [max(len(row[i][0]) for row in rows) for i in range(len(HEAD))]
+    return Group(*(_line(row, widths) for row in rows))
+
+
+def _line(row: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
+    """Return a line of texts with their styles: the first two to the left, numbers to the right."""
+    line = Text(no_wrap=True)
+    for number, ((text, style), width) in enumerate(zip(row, widths, strict=True)):
+        padded = text.ljust(width) if number < 2 else text.rjust(width)
+        line.append(padded, style)
+        line.append("  ")
+    return line
 
 
 def _steps(p: Profile, node: str) -> int:
@@ -83,8 +96,8 @@ def _steps(p: Profile, node: str) -> int:
     return sum(steps for (source, _), (_, steps) in p.edges.items() if source == node)
 
 
-def _percent(share: float) -> Text:
-    """Return a share in percent, large ones bold and those that round to 0 % dim."""
+def _percent(share: float) -> tuple[str, str]:
+    """Return a share in percent and its style: large ones bold, those that round to 0 % dim."""
     if share >= 0.5:
-        return Text(f"{share:.0%}", "bold")
-    return Text(f"{share:.0%}", "dim" if share < 0.005 else "")
+        return f"{share:.0%}", "bold"
+    return f"{share:.0%}", "dim" if share < 0.005 else ""
