@@ -69,6 +69,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) $(SBX) ## measure beside hand-written loops and 
 	$(BIN)/python bench/tuning.py
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/beside_sbx.py
+	$(BIN)/python bench/threads.py
 	$(BIN)/python bench/evolution.py
 	$(BIN)/python bench/offline.py
 

@@ -13,6 +13,7 @@ import numpy as np
 from flowrl.core.compiled import jitted
 from flowrl.core.items import Filling, lag_of, read_only
 from flowrl.core.workers import HereWorkers
+from flowrl.core.xla_threads import computing
 from flowrl.errors import FlowrlError
 from flowrl.graph.protocols import Handle, Workers
 from flowrl.graph.site import HereSite, Place
@@ -68,7 +69,10 @@ class AbstractSite(HereSite):
         types = (type(value) for value in static.values())
         slot = (fn, *static.items(), *types, tree, *map(abstract, leaves))
         if slot not in self.shapes:
-            self.shapes[slot] = jitted(fn, donate, *static.items()).eval_shape(*args)
+            # JAX knows a function by the context in which it was traced. Most runs are small, and
+            # have one thread: they need not trace it again.
+            with computing(1):
+                self.shapes[slot] = jitted(fn, donate, *static.items()).eval_shape(*args)
         return self.shapes[slot]
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Any:

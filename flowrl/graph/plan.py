@@ -13,6 +13,7 @@ import jax
 
 from flowrl.core.items import Batch, Trained
 from flowrl.core.texts import amount, in_bytes, plural
+from flowrl.core.xla_threads import LARGE
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
@@ -126,9 +127,7 @@ class Plan:
         shown = {text for _, text, _ in lines}
         for name, resource in self.graph.resources.items():
             if resource.describe() not in shown:
-                nbytes = self.found.nbytes.get(name)
-                size = "" if nbytes is None else in_bytes(nbytes)
-                lines.append((name, resource.describe(), size))
+                lines.append((name, resource.describe(), self._size(name)))
         nodes = lines[: len(self.graph.nodes)]
         name_width = max(len(name) for name, _, _ in lines)
         # Only the nodes' texts set the width of the column; those of resources may be longer.
@@ -138,6 +137,15 @@ class Plan:
             for name, text, right in lines
         ]
         return "\n".join([self._title(), *body]) + "\n"
+
+    def _size(self, resource: str) -> str:
+        """Return how much memory a resource sets aside, or with how many threads it computes."""
+        if resource in self.found.nbytes:
+            return in_bytes(self.found.nbytes[resource])
+        rows, _ = self.found.shareable.get(resource, (0, 0))
+        if not rows:
+            return ""
+        return "one thread" if self.small else "a thread a core"
 
     def _title(self) -> str:
         """Return the first line: the stages, the policy lag, and how well the numbers are known."""
@@ -220,6 +228,21 @@ class Plan:
         if counted and not isinstance(item, Batch):
             return written, f"{', '.join(counted)} a row"
         return written, _described(item)
+
+    @property
+    def operations(self) -> int:
+        """The floating-point operations of a gradient step, of the learner that has most.
+
+        They are those of a dense network: two for each parameter and row forward, and twice as many
+        back.
+        """
+        work = self.found.shareable.values()
+        return max((6 * rows * nbytes // 4 for rows, nbytes in work), default=0)
+
+    @property
+    def small(self) -> bool:
+        """Whether a gradient step is faster with one thread of XLA than with one a core."""
+        return self.operations < LARGE
 
     @property
     def learners(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from flowrl.core.keeping import Keeping
 from flowrl.core.ledger import Ledger
 from flowrl.core.metrics import Metered
 from flowrl.core.workers import HereWorkers
+from flowrl.core.xla_threads import computing
 from flowrl.errors import GraphError, SaveError, unknown
 from flowrl.graph.protocols import Handle, Resource, Workers
 from flowrl.graph.refs import resource_and_part
@@ -41,6 +43,7 @@ class Place(Keeping):
     lasting = ("handles", "ledger", "metrics")
     remade: ClassVar[tuple[str, ...]] = (
         "graph", "resources", "planned", "stream", "earlier", "compiled", "opening", "site",
+        "threads",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +71,13 @@ class Place(Keeping):
         """The compiled functions of this run, kept while it lasts."""
         self.opening = ""
         """The resource that is being opened, or whose opening failed; else empty."""
+        self.threads: int | None = None
+        """The threads of XLA that the run's functions are computed with; None: as JAX has them."""
         self.site = kind(self, "", seed, **settings)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Return a context in which this thread computes with the run's number of threads."""
+        return computing(self.threads)
 
     def open(self) -> dict[str, Handle]:
         """Open every resource, and return the handles by name."""

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from flowrl.core.clock import OTHER, By, Clock
@@ -141,6 +141,8 @@ class Turns(Keeping, ABC):
     """The loops of the stages."""
     channels: dict[str, Channel]
     """The channels of the queues, by name."""
+    computing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes a context in which a thread computes with the run's number of threads of XLA."""
 
     @abstractmethod
     def stages(self) -> dict[str, tuple[str, ...]]:

@@ -74,8 +74,12 @@ def live_table(p: Profile, lag: float) -> Group:
                 (f"{lag:.1f}" if share.trains and not math.isnan(lag) else "", ""),
             ]
         )
-    widths = [max(len(row[i][0]) for row in rows) for i in range(len(HEAD))]
+    widths = [_width(column) for column in zip(*rows, strict=True)]
     return Group(*(_line(row, widths) for row in rows))
+
+
+def _width(column: Sequence[tuple[str, str]]) -> int:
+    return max(len(text) for text, _ in column)
 
 
 def _line(row: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:

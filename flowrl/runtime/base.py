@@ -77,6 +77,7 @@ class Session(Keeping):
         turns: Callable[[Graph, Make], Turns],
         start: Callable[[], Callable[[], None]] | None = None,
         rows: Any = None,
+        threads: int | None = None,
     ) -> None:
         """Open the resources of `place`.
 
@@ -87,6 +88,7 @@ class Session(Keeping):
             start: starts what the runtime needs, and returns a function that ends it, which is
                 called once the resources are closed.
             rows: makes the Rows; a `RowMaker` by default.
+            threads: of XLA in this process; None: by the size of the graph's gradient steps.
         """
         began = self.began = time.perf_counter()
         self.worked = machine()[1]
@@ -96,6 +98,7 @@ class Session(Keeping):
         """Held by whoever reads the time of all processes, and while these processes end."""
         self.place = place
         place.metrics.expect(plan.found.metrics)
+        place.threads = threads or (1 if plan.small else None)
         self.per_row = plan.per_row("sampled_steps") + plan.per_row("most_sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter(), plan.learners)
@@ -114,8 +117,10 @@ class Session(Keeping):
         """Environment steps after which no more rows are wanted."""
         # What opened until an error has to be closed again.
         try:
-            make = partial(loops_of, graph, place.open(), place.site_of, place.ledger)
-            self.turns = turns(graph, make)
+            with place.computing():
+                make = partial(loops_of, graph, place.open(), place.site_of, place.ledger)
+                self.turns = turns(graph, make)
+            self.turns.computing = place.computing
         except BaseException as error:
             noting(error, self.close)()
             raise
@@ -141,7 +146,7 @@ class Session(Keeping):
                 self.turns.wait()
             began, dropped_before = self.rows.last, self._dropped()
             self.between_rounds = False
-            with interrupts_wait() as pressed:
+            with interrupts_wait() as pressed, self.place.computing():
                 tallies = self.turns.round(self._rows_wanted())
             self.interrupted, self.between_rounds = pressed(), True
             # Rows that one round closed share its time and what was dropped in it.
@@ -200,7 +205,7 @@ class Session(Keeping):
         Its state may be read meanwhile: no stage is within a pass.
         """
         resource, part = resource_and_part(name)
-        with self.turns.still():
+        with self.turns.still(), self.place.computing():
             handle = self.place.handles[resource]
             yield handle.part(part) if part else handle
 
@@ -211,7 +216,8 @@ class Session(Keeping):
             name: of the resource.
             work: gets its handle.
         """
-        self.turns.change(lambda: work(self.place.handles[name]))
+        with self.place.computing():
+            self.turns.change(lambda: work(self.place.handles[name]))
 
     def keep(self) -> Any:
         """Return all that lasts of the run. No stage is in a pass."""
@@ -226,7 +232,7 @@ class Session(Keeping):
         Raises:
             SaveError: a stage is within a pass, or failed in one, so something would be missing.
         """
-        with self.turns.still() as whole:
+        with self.turns.still() as whole, self.place.computing():
             if not whole:
                 raise SaveError("a stage failed, or has not ended what it does")
             yield self.keep()
@@ -237,9 +243,10 @@ class Session(Keeping):
         Raises:
             SaveError: it is not of such a run.
         """
-        self.place.take(state["place"])
-        # Stages need what the resources hold.
-        self.turns.take(state["turns"])
+        with self.place.computing():
+            self.place.take(state["place"])
+            # Stages need what the resources hold.
+            self.turns.take(state["turns"])
         self.rows.take(state["rows"])
 
     def counts(self) -> Counter[str]:

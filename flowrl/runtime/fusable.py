@@ -44,6 +44,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     nodes_that_ran: set[str] = set()
     stream = Stream([Tap(lambda event: nodes_that_ran.add(event.node), OperatorRan)])
     place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
+    place.threads = 1 if plan.small else None
 
     # Called in place of raising, so that the problems of several nodes are found at once.
     def failed(node: str, error: Exception) -> None:
@@ -56,7 +57,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         place.begin(seed, swept)
         make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, failed=failed)
         schedule = Schedule(graph, make)
-        with place.traced():
+        with place.computing(), place.traced():
             for _ in range(UNROLLED):
                 # Nodes after a queue, or every n-th item, may run only in a later round.
                 if problems or len(nodes_that_ran) == len(graph.nodes):

@@ -12,7 +12,7 @@ from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.site import HereSite, Place
 from flowrl.graph.stages import Schedule
-from flowrl.runtime.base import Session
+from flowrl.runtime.base import Session, check_positive
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,22 @@ class LocalRuntime:
             takes one turn a round, if it can; or ``random``, in which a stage is picked by the
             run's seed, so that what may happen side by side can be tried out (default
             ``lockstep``).
+        threads: number of threads that XLA computes with; None: one, or as many as there are
+            cores, whichever is faster for updates of the graph's size (default None). Where JAX has
+            another device than one CPU, or the environment variable ``NPROC`` is set, JAX's own
+            number stays.
 
     Raises:
-        SettingError: `schedule` is neither of these.
+        SettingError: `schedule` is neither of these, or `threads` is no whole number from 1 on.
     """
 
     schedule: Literal["lockstep", "random"] = "lockstep"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.schedule not in ("lockstep", "random"):
             raise SettingError(f"schedule must be lockstep or random, got {self.schedule!r}")
+        check_positive("threads", self.threads)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the graph's resources in this process."""
@@ -44,4 +50,4 @@ class LocalRuntime:
         place = Place(
             graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=pick
         )
-        return Session(plan, place, partial(Schedule, pick=pick))
+        return Session(plan, place, partial(Schedule, pick=pick), threads=self.threads)

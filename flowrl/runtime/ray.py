@@ -309,10 +309,12 @@ class RayRuntime:
         imports: modules by name, or files by path (``envs.py``), that every process imports before
             anything else (default none). Environments that are registered in this process are known
             to all of them anyway.
+        threads: as of `LocalRuntime`, also of a learner that is placed; runners have one thread
+            each (default None).
 
     Raises:
-        SettingError: `address` is none, `processes` is no whole number from 1 on, `place` holds
-            something else than `Actor`, or `imports` is a single text.
+        SettingError: `address` is none, `processes` or `threads` is no whole number from 1 on,
+            `place` holds something else than `Actor`, or `imports` is a single text.
     """
 
     address: str | None = None
@@ -320,6 +322,7 @@ class RayRuntime:
     processes: int | None = None
     init: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": joining.saved_init})
     imports: Sequence[str] = ()
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.imports, str):
@@ -330,6 +333,7 @@ class RayRuntime:
         if self.address is not None:
             joining.check_address(self.address)
         check_positive("processes", self.processes)
+        check_positive("threads", self.threads)
         check_place(self.place)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
@@ -340,10 +344,12 @@ class RayRuntime:
             SettingError: `place` names something else than resources and the first nodes of stages,
                 or asks for more than there is.
         """
-        act = partial(started, imports=self.imports)
+        # Which node a process is on is not known here, so 0 stands for one thread a core of it.
+        threads = self.threads or (1 if plan.small else 0)
+        act = partial(started, imports=self.imports, threads=threads)
         more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
         place = Placed(plan, seed, act, self.place, RaySite, stream=stream, **more)
-        return Session(plan, place, Threads, partial(self._start, plan))
+        return Session(plan, place, Threads, partial(self._start, plan), threads=self.threads)
 
     def _start(self, plan: Plan) -> Callable[[], None]:
         """Start or join Ray, and check that it has what is asked for."""

@@ -90,6 +90,7 @@ class RayActor:
         resource: bool,
         index: int = 0,
         imports: Sequence[str] = (),
+        threads: int = 1,
         kind: type[Keeper] = Keeper,
     ) -> None:
         """Start the process.
@@ -100,6 +101,7 @@ class RayActor:
             resource: whether it is for a resource, not for a stage.
             index: its number among the processes of the placement.
             imports: modules that it imports first.
+            threads: of XLA; 0: one a core, of a group's members its share.
             kind: the class of its keeper.
         """
         # Variables come by a runtime_env, for JAX must not be imported before they are set.
@@ -115,10 +117,10 @@ class RayActor:
         spread = not amounts and (wanted.count > 1 or not resource)
         if spread:
             options["scheduling_strategy"] = on_node(node_of(index, wanted.count))
-        if not resource:
-            variables["NPROC"] = "1"  # so many threads of XLA
-        elif spread:
-            variables["NPROC"] = str(threads_of(index, wanted.count))
+        if not threads and spread:
+            threads = threads_of(index, wanted.count)
+        if threads:
+            variables["NPROC"] = str(threads)
         remote: Any = ray.remote(**process_options(wanted, variables, **options))(kind)
         self.name = name
         self.actor = remote.remote(context(imports))
@@ -145,13 +147,16 @@ class RayActor:
 class RayGroup:
     """The processes of a group, as one: all of them do what is asked, and the first answers."""
 
-    def __init__(self, name: str, wanted: Actor, imports: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, wanted: Actor, imports: Sequence[str] = (), threads: int = 0
+    ) -> None:
         """Start the processes, and let them meet.
 
         Args:
             name: what to call it.
             wanted: the placement.
             imports: modules that each process imports first.
+            threads: as of `RayActor`.
 
         Raises:
             LostError: a process ended before all had met.
@@ -162,9 +167,9 @@ class RayGroup:
         self.members: list[RayActor] = []
         try:
             for index in range(wanted.count):
-                self.members.append(
-                    RayActor(f"{name}, {index}", wanted, True, index, imports, RayMember)
-                )
+                label = f"{name}, {index}"
+                actor = RayActor(label, wanted, True, index, imports, threads, RayMember)
+                self.members.append(actor)
             address = self.members[0].submit("address").result()
             joins = [(address, wanted.count, index) for index in range(wanted.count)]
             self.devices = int(self._all("join", joins).result())
@@ -207,17 +212,21 @@ class RayGroup:
             member.end()
 
 
-def started(name: str, wanted: Actor, index: int | None, imports: Sequence[str] = ()) -> Remote:
+def started(
+    name: str, wanted: Actor, index: int | None, imports: Sequence[str] = (), threads: int = 0
+) -> Remote:
     """Start the process of a placement, or the group of a resource that has several.
 
     Args:
         name: what to call it.
         wanted: the placement.
-        index: of the process among those of a stage; None for a resource.
+        index: of the process among those of a stage, which have one thread each; None for a
+            resource.
         imports: modules that it imports first.
+        threads: of XLA for a resource; 0: one a core.
     """
     if index is not None:
         return RayActor(name, wanted, False, index, imports)
     if wanted.count > 1:
-        return RayGroup(name, wanted, imports)
-    return RayActor(name, wanted, True, 0, imports)
+        return RayGroup(name, wanted, imports, threads)
+    return RayActor(name, wanted, True, 0, imports, threads)

@@ -170,7 +170,7 @@ class Threads(Turns):
     def _work(self, loop: Loop, lock: threading.Lock) -> None:
         """Run passes of a stage until the end: the work of a thread."""
         try:
-            with By(self.clocks[f"stage of {loop.first}"]):
+            with By(self.clocks[f"stage of {loop.first}"]), self.computing():
                 while True:
                     self._until(loop, lambda: self.ending)
                     if self.ending:

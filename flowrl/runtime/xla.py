@@ -421,9 +421,10 @@ class XlaRuntime:
             one run that is not mapped (default None).
         sweep: settings of which the runs have different values, each with all seeds; None: no sweep
             (default None).
+        threads: as of `LocalRuntime` (default None).
 
     Raises:
-        SettingError: `chunk` or `seeds` is no whole number of at least 1.
+        SettingError: `chunk`, `seeds` or `threads` is no whole number of at least 1.
 
     Environments, or many runs, are split over all devices of the process. On CPUs these are as many
     as XLA is configured for: for many runs,
@@ -434,10 +435,12 @@ class XlaRuntime:
     chunk: int | None = None
     seeds: int | None = None
     sweep: Sweep | None = field(default=None, metadata={"read": Sweep.read})
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("chunk", self.chunk)
         check_positive("seeds", self.seeds)
+        check_positive("threads", self.threads)
 
     def open(self, plan: Plan, seed: int, stream: Stream | None = None) -> Session:
         """Open the resources, and trace the steady period unless other rounds come before it.
@@ -476,7 +479,7 @@ class XlaRuntime:
             def turns(graph: Graph, make: Make) -> Fused:
                 return Fused(graph, make, place, members, best, periodicity, self.chunk)
 
-            session = Session(plan, place, turns, rows=rows)
+            session = Session(plan, place, turns, rows=rows, threads=self.threads)
         except BdbQuit:
             raise
         except Exception:

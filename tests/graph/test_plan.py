@@ -88,7 +88,7 @@ def test_a_plan_of_two_runners_and_two_rounds_a_batch():
         ),
         "  sync     learner -> runners                              36.6 KB, 1 time a row",
         "  report   every item                                      1 row = 4,096 steps, 1 update",
-        "  learner  MLP, PPOLoss, Adam",
+        "  learner  MLP, PPOLoss, Adam                              one thread",
     ]
 
 

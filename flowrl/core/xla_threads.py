@@ -1,0 +1,59 @@
+"""How many threads XLA computes with on CPUs, chosen by the size of the work.
+
+XLA reads the number once, when its client starts, and hands even small operations to its pool. So
+a process has, beside JAX's own client, one for each other number that is wanted; functions run on
+that of the default device.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import jax
+
+from flowrl.core.machine import usable_cores, variables_kept
+
+NPROC = "NPROC"
+"""The environment variable in which XLA looks for the number of its threads."""
+LARGE = 25e6
+"""The floating-point operations of a gradient step from which on a thread a core is faster.
+
+`docs/benchmarks/threads.md` has the measurements.
+"""
+
+
+def computing(threads: int | None) -> AbstractContextManager[Any]:
+    """Return a context in which this thread's functions run with so many threads of XLA.
+
+    Args:
+        threads: the number; None for that of JAX's own client.
+    """
+    device = None if threads is None else _device(threads)
+    return nullcontext() if device is None else jax.default_device(device)
+
+
+@cache
+def _device(threads: int) -> Any:
+    """Return the device of a client with so many threads; None where JAX's own is to serve.
+
+    So it is where the user chose a number or a device, and where JAX has other devices than a CPU,
+    or several.
+    """
+    chosen = NPROC in os.environ or jax.config.jax_default_device is not None  # type: ignore[attr-defined]
+    if chosen or threads == usable_cores() or jax.default_backend() != "cpu":
+        return None
+    if jax.device_count() > 1:
+        return None
+    try:
+        # There is no public way to make a client.
+        from jax._src.lib import xla_client  # type: ignore[attr-defined]
+
+        with variables_kept([NPROC]):
+            os.environ[NPROC] = str(threads)
+            client: Any = xla_client.make_cpu_client(asynchronous=True)
+        return client.local_devices()[0]
+    except (ImportError, AttributeError, TypeError):
+        return None
