@@ -15,9 +15,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import jax
-
 import flowrl as fl
+from flowrl.core.xla_threads import clients
 
 RUNS = 100
 WARM = 10
@@ -46,7 +45,7 @@ def main(name: str = "ppo", runtime: str = "local", runs: int = RUNS) -> int:
         now = resident()
         if number + 1 == min(WARM, runs - 1):
             after = now
-        programs = len(jax.devices()[0].client.live_executables())
+        programs = sum(len(client.live_executables()) for client in clients())
         print(f"run {number + 1:>3}: {now:,.0f} MB, {programs} compiled functions", flush=True)
     grown = now - after
     print(f"{name}, {runtime}: {grown:+,.0f} MB over the last {runs - min(WARM, runs - 1)} runs")

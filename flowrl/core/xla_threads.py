@@ -35,6 +35,14 @@ def computing(threads: int | None) -> AbstractContextManager[Any]:
     return nullcontext() if device is None else jax.default_device(device)
 
 
+def clients() -> list[Any]:
+    """Return the clients of XLA in this process: JAX's own, and those of other thread numbers."""
+    return [jax.devices()[0].client, *_made]
+
+
+_made: list[Any] = []
+
+
 @cache
 def _device(threads: int) -> Any:
     """Return the device of a client with so many threads; None where JAX's own is to serve.
@@ -54,6 +62,7 @@ def _device(threads: int) -> Any:
         with variables_kept([NPROC]):
             os.environ[NPROC] = str(threads)
             client: Any = xla_client.make_cpu_client(asynchronous=True)
+        _made.append(client)
         return client.local_devices()[0]
     except (ImportError, AttributeError, TypeError):
         return None

@@ -17,6 +17,7 @@ import flowrl as fl
 from conftest import close, remembered, rows_and_weights, timeless
 from environments import Corridor
 from flowrl.core.arguments import Argument, Values, substituted
+from flowrl.core.xla_threads import clients
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.fused import Periodicity, periodicity
 from flowrl.runtime.members import Members
@@ -783,7 +784,8 @@ def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
         held = []
         for row in run:
             if row["row"] % 100 == 0:
-                held.append(sum(x.nbytes for x in jax.live_arrays() if not x.is_deleted()))
+                arrays = [x for client in clients() for x in client.live_arrays()]
+                held.append(sum(x.nbytes for x in arrays if not x.is_deleted()))
             if row["row"] == 10_000:
                 break
     assert len(held) == 100 and max(held[1:]) <= held[1] + 10_000
