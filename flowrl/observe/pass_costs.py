@@ -167,16 +167,14 @@ class _Reader:
     def _work(self) -> dict[tuple[str, str], float]:
         """Return the working seconds of all stages, by node and kind of work.
 
-        What no node did is booked to the last node, which closes rows, with the time between rows.
+        What no node did is booked to the last node, which closes rows. The time between rows is
+        left out: it holds what happens once, such as the end of the run.
         """
         work: defaultdict[tuple[str, str], float] = defaultdict(float)
         for thread, names in self.p.stages.items():
             last = names[-1] if names else ""
             for (node, kind), seconds in self.p.work(thread).items():
                 work[node or last, kind] += seconds
-            for (_, kind), seconds in self.p.processes[thread].items():
-                if kind == "outside":
-                    work[last, kind] += seconds
         return work
 
     def costs(self) -> Costs:
@@ -187,8 +185,8 @@ class _Reader:
         used = self.p.busy / max(self.p.seconds * self.p.cores, 1e-9)
         if used >= FULL:
             self.notes.append(
-                f"the {self.p.cores} cores were full ({used:.0%}) while the run was measured, so its "
-                "seconds hold waits for a core; measure with fewer runners"
+                f"the {self.p.cores} cores were full ({used:.0%}) while the run was measured, so "
+                "its seconds hold waits for a core; take fewer runners, or an idle machine"
             )
         sampler = next(iter(self.samplers))
         counts = self.plan.counts(sampler)

@@ -89,13 +89,13 @@ class Scale:
         measured, count = self.costs.measured_speed, self.costs.count
         off = self.itself / measured - 1
         bits = 8 * self.cluster.bandwidth / 1e9
-        cores = self.cluster.cores
+        cores = f"{self.cluster.cores} {plural(self.cluster.cores, 'core')}"
         on = f"{self.costs.cores} {plural(self.costs.cores, 'core')}"
         of_run = f"{count} {plural(count, 'runner')} on {on}"
         simulated = f"the simulation gives {self.itself:,.0f} for it ({off:+.1%})"
         return [
             f"{self.name}, measured with {of_run}: {measured:,.0f} steps/s; {simulated}",
-            f"nodes of {cores} {plural(cores, 'core')}, {bits:g} Gb/s; the first has the learner, too",
+            f"nodes of {cores} and {bits:g} Gb/s; the learner is on the first of them",
         ]
 
     def _table(self) -> list[str]:

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 
 from flowrl.errors import GraphError
 from flowrl.graph.stages import Channel
 from flowrl.observe.pass_costs import Costs, NodeCost, Sampling
+from flowrl.observe.simulated_runners import Cluster, Machines, SimulatedRunners
 from flowrl.observe.virtual_time import Process, Servers, Signal, World
 from flowrl.rollout.handle import allowed_requests, part_of
 
-PROCESSES_PER_CORE = 2
-"""Processes of runners per core, as the ray runtime starts them."""
-SLICES = 4
-"""Parts of a rollout. In each of them a runner first sleeps and then needs a core."""
 WARM_UP = 6
 """Rollouts of each runner before anything is counted."""
 COUNTED = 12
 """Rollouts of each runner that are counted, at least."""
 LEAST_ROLLOUTS, LEAST_UPDATES = 200, 10
 """The rollouts and updates of all together that are counted, at least."""
-
+FRUITLESS = 50
+"""After so many more rounds, or batches, without the updates that are wanted, a run is stuck."""
+DRAWING = 1e-6
+"""The least seconds to sample a batch, so that one that is sampled freely takes time."""
 RUNNERS, LEARNER, RECEIVING = "the runners", "the learner", "receiving rollouts"
-CORES, NETWORK = "cores of the nodes", "network of the learner's node"
+CORES, FIRST_CORES = "cores of the nodes", "cores of the learner's node"
+NETWORK = "network of the learner's node"
 """What parts of a run are called."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The machines of a cluster, which are alike; the first runs the stages and the learner."""
-
-    nodes: int = 1
-    """How many."""
-    cores: int = 1
-    """Cores of each."""
-    bandwidth: float = 1.25e9
-    """Bytes per second that the network of a node carries, each way."""
-    latency: float = 1e-4
-    """Seconds that a message between two nodes takes."""
+ALIKE = 0.9
+"""The other nodes are named with the first if their cores work at least so much of its share."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +71,28 @@ class Totals:
     """What was counted since the beginning; the difference of two is a `Flow`."""
 
     now: float = 0.0
-    sampled: float = 0.0
-    updates: float = 0.0
+    """The virtual time."""
+    sampled: int = 0
+    """Rollouts that were received, without those that wait in queues.
+
+    While a queue fills, more is received than goes on for long.
+    """
+    updates: int = 0
+    """Updates of learners."""
     lags: float = 0.0
     """Sum over updates of the mean policy lag of their rollouts."""
     lagged: int = 0
     """Updates in that sum."""
-    bytes_in: float = 0.0
-    bytes_out: float = 0.0
+    bytes_in: int = 0
+    """Bytes that came to the first node."""
+    bytes_out: int = 0
+    """Bytes that left it."""
     service: float = 0.0
     """Seconds that runners slept and computed for rollouts."""
     worked: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By part of the graph: the seconds in which a stage worked at it."""
     used: tuple[float, ...] = ()
-    """By server: the seconds in which it was taken: cores of each node, network in, and out."""
+    """The seconds in which servers were taken: the cores of each node, the network in and out."""
 
 
 def simulate(costs: Costs, cluster: Cluster, runners: int, seed: int = 0) -> Flow:
@@ -109,7 +105,7 @@ def simulate(costs: Costs, cluster: Cluster, runners: int, seed: int = 0) -> Flo
         seed: of how much rollouts vary.
 
     Raises:
-        GraphError: no stage can go on, for each waits for another.
+        GraphError: no update comes of what the runners sample.
     """
     return Simulation(costs, cluster, runners, seed).flow()
 
@@ -125,49 +121,16 @@ class Simulation:
     """
 
     def __init__(self, costs: Costs, cluster: Cluster, runners: int, seed: int = 0) -> None:
-        self.costs, self.cluster, self.runners = costs, cluster, runners
-        self.world = world = World()
-        self.random = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
-        self.cores = [Servers(world, cluster.cores) for _ in range(cluster.nodes)]
-        self.into, self.out = Servers(world), Servers(world)
-        """The network of the first node, each way."""
-        processes = min(runners, PROCESSES_PER_CORE * cluster.cores * cluster.nodes)
-        self.interpreters = [Servers(world) for _ in range(processes)]
-        """One for each process of runners, for one thread of it runs Python code at a time."""
-        self.changed = Signal(world)
+        self.costs, self.cluster = costs, cluster
+        self.world = World()
+        self.machines = Machines(self.world, cluster)
+        nodes = costs.nodes
+        in_flight = max(n.sampling.in_flight for n in nodes.values() if n.sampling)
+        self.runners = SimulatedRunners(
+            self.world, costs.runner, self.machines, runners, in_flight, seed
+        )
+        self.changed = Signal(self.world)
         """Given whenever something changes for which a stage may wait."""
-        self.arrived = Signal(world)
-        """Given whenever the result of a runner has arrived."""
-        self._make_runners()
-        self._make_stages()
-        self.totals, self.begun = Totals(), Totals()
-        self.largest_lag = -math.inf
-        self.trained = 0
-        """Rollouts that were trained on, each as often as that happened."""
-        self.dropped = 0
-        """Rollouts that queues dropped."""
-        self.received = 0
-        """Rollouts that runners returned and a stage received."""
-
-    def _make_runners(self) -> None:
-        self.asked: list[deque[int]] = [deque() for _ in range(self.runners)]
-        """By runner: the policy versions of the requests that it has not begun."""
-        self.requested = [Signal(self.world) for _ in range(self.runners)]
-        self.pending: Counter[int] = Counter()
-        """By policy version: the requests without a received result."""
-        self.results: deque[tuple[int, int]] = deque()
-        """The results that have arrived: runner and policy version."""
-        self.idle: deque[int] = deque()
-        """The runners that can be asked, each once for every request, the longest idle first."""
-        self.version = self.published = 0
-        """The learner's policy version, and that of the newest weights of the runners."""
-        self.node_has = [0] * self.cluster.nodes
-        """By node: the policy version of the newest weights that it got."""
-        for runner in range(self.runners):
-            self.world.start(self._runner(runner))
-
-    def _make_stages(self) -> None:
-        nodes = self.costs.nodes
         self.channels = {
             name: Channel(name, node.after, node.queue.capacity, node.queue.full, node.queue.order)
             for name, node in nodes.items()
@@ -181,61 +144,16 @@ class Simulation:
         """By node: the part of an item, an update or a publication that is due already."""
         self.due = {name: 0.0 for name, node in nodes.items() if node.draws}
         """By node that samples from a replay: the batches that it is to sample."""
-        in_flight = [n.sampling.in_flight for n in nodes.values() if n.sampling]
-        self.idle.extend([*range(self.runners)] * max(in_flight))
-        for stage in self.costs.stages:
+        self.version = 0
+        """The learner's policy version."""
+        self.totals, self.begun = Totals(), Totals()
+        self.largest_lag = -math.inf
+        self.trained = 0
+        """Rollouts that were trained on, each as often as that happened."""
+        self.dropped = 0
+        """Rollouts that queues dropped."""
+        for stage in costs.stages:
             self.world.start(self._stage(stage))
-
-    # -- runners
-
-    def _runner(self, index: int) -> Process:
-        """Sample a rollout for each request, one after another."""
-        cost, process = self.costs.runner, index % len(self.interpreters)
-        node = process % self.cluster.nodes
-        interpreter, cores = self.interpreters[process], self.cores[node]
-        usual = cost.seconds[index % len(cost.seconds)]
-        while True:
-            while not self.asked[index]:
-                yield self.requested[index]
-            version = self.asked[index].popleft()
-            if node and version > self.node_has[node]:
-                self.node_has[node] = version
-                yield from self._send(self.out, cost.weight_bytes)
-                self.totals.bytes_out += cost.weight_bytes
-            seconds = usual * self._variation(cost.spread)
-            computing = seconds * cost.cpu / SLICES
-            for _ in range(SLICES):
-                yield max(seconds / SLICES - computing, 0.0)
-                if computing:
-                    yield interpreter
-                    yield cores
-                    yield computing
-                    cores.release()
-                    interpreter.release()
-            self.totals.service += seconds
-            self.world.start(self._result(index, node, version))
-
-    def _variation(self, spread: float) -> float:
-        """Return how many times as long as usually a rollout takes."""
-        if not spread:
-            return 1.0
-        return self.random.gammavariate(spread**-2, spread**2)
-
-    def _result(self, runner: int, node: int, version: int) -> Process:
-        """Bring the result of a runner to the first node."""
-        if node:
-            yield from self._send(self.into, self.costs.runner.nbytes)
-            self.totals.bytes_in += self.costs.runner.nbytes
-        yield self.costs.runner.answer
-        self.results.append((runner, version))
-        self.arrived.give()
-
-    def _send(self, link: Servers, size: int) -> Process:
-        """Send bytes over a network, which sends one thing after another."""
-        yield link
-        yield size / self.cluster.bandwidth
-        link.release()
-        yield self.cluster.latency
 
     # -- stages
 
@@ -260,10 +178,10 @@ class Simulation:
             return False
         if root.draws and root.draws_per_step is not None and self.due[root.name] < 1:
             return False
-        if root.sampling and self._allowed() + sum(self.pending.values()) < self._part(
-            root.sampling
-        ):
-            return False
+        if root.sampling:
+            requests = self._allowed() + self.runners.pending_in_total
+            if requests < self._part(root.sampling):
+                return False
         return all(self._has_capacity(node) for node in self.after[root.name])
 
     def _has_capacity(self, node: NodeCost) -> bool:
@@ -311,43 +229,34 @@ class Simulation:
         computing = seconds * self.costs.stage_cpu
         yield max(seconds - computing, 0.0)
         if computing:
-            yield self.cores[0]
+            yield self.machines.cores[0]
             yield computing
-            self.cores[0].release()
+            self.machines.cores[0].release()
 
     def _sample(self, how: Sampling, label: str) -> Generator[float | Servers | Signal, None, Item]:
         """Ask runners, wait for a round of rollouts or for the next one, and return the item."""
-        for _ in range(min(len(self.idle), int(min(self._allowed(), len(self.idle))))):
+        runners = self.runners
+        for _ in range(int(min(self._allowed(), len(runners.idle)))):
             yield from self._work(how.ask, label)
-            runner = self.idle.popleft()
-            self.asked[runner].append(self.published)
-            self.pending[self.published] += 1
-            self.requested[runner].give()
+            runners.ask()
         versions = []
         for _ in range(self._part(how)):
-            while not self.results:
-                yield self.arrived
-            runner, version = self.results.popleft()
-            self.pending[version] -= 1
-            self.idle.append(runner)
-            versions.append(version)
+            while not runners.results:
+                yield runners.arrived
+            versions.append(runners.receive())
             yield from self._work(how.receive, label)
-        self.received += len(versions)
-        steps = len(versions) * self.costs.runner.steps
-        self.totals.sampled += steps
-        return Item(steps, tuple(versions))
+        return Item(len(versions) * self.costs.runner.steps, tuple(versions))
 
     def _part(self, how: Sampling) -> int:
         """Return the rollouts of a turn."""
-        return 1 if how.min_fraction is None else part_of(self.runners, how.min_fraction)
+        return 1 if how.min_fraction is None else part_of(self.runners.count, how.min_fraction)
 
     def _allowed(self) -> float:
         """Return how many more requests pacing allows; infinity without it."""
         for node in self.costs.nodes.values():
             if node.paced and node.queue:
-                pending = [version for version, number in self.pending.items() if number]
-                rollouts = self.received + sum(self.pending.values())
-                oldest = min([self.published, *pending])
+                rollouts = self.runners.received + self.runners.pending_in_total
+                oldest = min([self.runners.published, *self.runners.pending])
                 return allowed_requests(node.queue.max_lag or 0, node.paced, oldest, rollouts)
         return math.inf
 
@@ -372,7 +281,7 @@ class Simulation:
         if node.updates:
             self._count_update(node, item, lag, mean)
         if node.publishes and self._falls_due(f"{node.name} publishes", node.publishes):
-            self.published = self.version
+            self.runners.published = self.version
         yield from self._give(node, item, label)
 
     def _draw(self, node: NodeCost, label: str) -> Process:
@@ -380,7 +289,7 @@ class Simulation:
         alone, tied = not node.after, node.draws_per_step is not None
         while not tied or self.due[node.name] >= 1:
             self.due[node.name] -= float(tied)
-            yield from self._work(node.per_item, label)
+            yield from self._work(max(node.per_item, DRAWING), label)
             yield from self._give(node, Item(node.given_steps or 0.0), label)
             if alone or not tied:
                 return
@@ -436,35 +345,50 @@ class Simulation:
         What is counted begins and ends with an update, so that parts of rounds do not count.
 
         Raises:
-            GraphError: no stage can go on, for each waits for another.
+            GraphError: no update comes of what the runners sample.
         """
-        self._run_to(max(WARM_UP * self.runners, LEAST_ROLLOUTS // 2), LEAST_UPDATES // 2)
+        count = self.runners.count
+        self._run_to(max(WARM_UP * count, LEAST_ROLLOUTS // 2), LEAST_UPDATES // 2)
         self.begun = self._read()
         self.largest_lag = -math.inf
         self._run_to(
-            self.received + max(COUNTED * self.runners, LEAST_ROLLOUTS),
+            self.runners.received + max(COUNTED * count, LEAST_ROLLOUTS),
             self.totals.updates + LEAST_UPDATES,
         )
         return self._flow(self._read())
 
-    def _run_to(self, rollouts: int, updates: float) -> None:
+    def _run_to(self, rollouts: int, updates: int) -> None:
         """Run until so many rollouts were received and updates made, and to the next update."""
-        self.world.run(lambda: self.received >= rollouts and self.totals.updates >= updates)
-        before = self.totals.updates
-        self.world.run(lambda: self.totals.updates > before)
-        if self.totals.updates <= before:
-            raise GraphError(
-                "no stage of the simulated graph can go on, for each waits for another"
+        gathers = max(node.gathers for node in self.costs.nodes.values())
+        runners, totals = self.runners, self.totals
+        most = rollouts + FRUITLESS * (runners.count + gathers // self.costs.runner.steps)
+        self.world.run(
+            lambda: (
+                runners.received >= rollouts
+                and (totals.updates >= updates or runners.received >= most)
             )
+        )
+        before = totals.updates
+        self.world.run(lambda: totals.updates > before or runners.received >= most)
+        if totals.updates <= before:
+            raise GraphError("no update comes of what the runners of the simulated graph sample")
 
     def _read(self) -> Totals:
         """Return what was counted so far."""
-        t = self.totals
-        servers: Iterable[Servers] = (*self.cores, self.into, self.out)
-        return Totals(
-            self.world.now, t.sampled, t.updates, t.lags, t.lagged, t.bytes_in, t.bytes_out,
-            t.service, t.worked.copy(), tuple(server.seconds for server in servers),
-        )  # fmt: skip
+        machines = self.machines
+        queued = [item for channel in self.channels.values() for _, item in channel.items]
+        waiting = sum(len(item.versions) for item in queued)
+        servers = (*machines.cores, machines.into, machines.out)
+        return replace(
+            self.totals,
+            now=self.world.now,
+            sampled=self.runners.received - waiting,
+            bytes_in=machines.bytes_in,
+            bytes_out=machines.bytes_out,
+            service=self.runners.service,
+            worked=self.totals.worked.copy(),
+            used=tuple(server.seconds for server in servers),
+        )
 
     def _flow(self, end: Totals) -> Flow:
         """Return what was counted since `begun`."""
@@ -472,15 +396,17 @@ class Simulation:
         seconds = max(end.now - begun.now, 1e-12)
         used = [now - before for now, before in zip(end.used, begun.used, strict=True)]
         *cores, into, out = used
-        use = {RUNNERS: (end.service - begun.service) / (self.runners * seconds)}
+        use = {RUNNERS: (end.service - begun.service) / (self.runners.count * seconds)}
         for label, worked in end.worked.items():
             use[label] = (worked - begun.worked[label]) / seconds
-        use[CORES] = max(cores) / (self.cluster.cores * seconds)
+        alike = max(cores[1:], default=cores[0]) >= ALIKE * cores[0]
+        use[CORES if alike else FIRST_CORES] = max(cores) / (self.cluster.cores * seconds)
         use[NETWORK] = max(into, out) / seconds
         lagged = end.lagged - begun.lagged
+        steps = self.costs.runner.steps * self.costs.runner.env_share
         return Flow(
             seconds=seconds,
-            env_steps=(end.sampled - begun.sampled) * self.costs.runner.env_share,
+            env_steps=(end.sampled - begun.sampled) * steps,
             updates=end.updates - begun.updates,
             lag_mean=(end.lags - begun.lags) / lagged if lagged else math.nan,
             lag_max=self.largest_lag if lagged else math.nan,
