@@ -295,12 +295,12 @@ def main() -> None:
     (ROOT / "docs/benchmarks/scale.md").write_text(text, encoding="utf-8")
 
 
-CHANGED = """What was changed after a look at earlier measurements, once each, and not for a single graph:
+CHANGED = """What was changed after a look at earlier measurements:
 
-- The sleeps were 10 and 20 ms at first, then 40 ms. Other programs on this machine delay each end of
-  a sleep, in some runs by an eighth, so they are longer now.
-- The time between rows was taken for work of the learner. It holds what happens once at the end of a
-  run, so it is left out; with it, impala on 4 nodes was predicted 17 % too slow.
+- The sleeps were 10 and 20 ms at first, then 40 ms. Other programs on this machine delayed each end
+  of a sleep, in some runs by an eighth of it, so they are longer now.
+- The time between rows was taken for work of the learner. It holds what happens once at the end of
+  a run, so it is left out; with it, impala on 4 nodes was predicted 17 % too slow.
 - What only fills a queue was taken for speed; now only what goes on for long counts.
 """
 TEXT = """# Clusters on paper
@@ -315,7 +315,8 @@ sleep 80 ms in every step, so that the cores of this machine are not what limits
 takes 1.28 s, with a2c 0.8 s; the learner of impala lingers 200 ms in each update, so that on 4
 nodes it is what limits the run. All settings stand at the top of the script.
 
-{within} of {count} predictions are within 15 % of what was measured; the largest error is {most:.1%}.
+{within} of {count} predictions are within 15 % of what was measured; the largest error is
+{most:.1%}.
 Policy lag is in updates; with a replay it is any.
 
 | graph | nodes | runners | steps/s predicted | measured | off by | lag | measured | bound by |
@@ -329,11 +330,14 @@ What is predicted of IMPALA with its default settings (8 environments for each r
 50 steps, batches of at least 500) on machines of {cores} cores with {per_node} runners each. An
 environment takes 2 ms a step without a core, as one that waits for a simulator does, and shows 376
 numbers, as many as a humanoid of MuJoCo has. The learner is an MLP on the CPU of the machine that
-measured it. Nothing of this table was measured but the run that it is made from: {lines}
+measured it. Nothing of this table was measured but the run that it is made from.
+
+{lines}
 
 `the learner` is its stage: training, publishing and reporting; `the stage of sample` receives
 rollouts and joins them to batches. Once one of them is full, further nodes bring nothing but policy
-lag: [fewer and larger rollouts](../howto/slow.md#remove-the-bottleneck) or a faster learner do more.
+lag: [fewer and larger rollouts](../howto/slow.md#remove-the-bottleneck) or a faster learner do
+more.
 With a slow network it may be that of the learner's node, through which all rollouts come.
 
 ![steps a second over runners: a line for each number of nodes, whose marks say what bounds the
