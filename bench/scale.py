@@ -39,7 +39,7 @@ RUNNERS = 2
 CLUSTERS = {1: 4, 2: 8, 4: 16}
 """By number of nodes: the runners there."""
 CORES = 1
-"""The cores of a node, as Ray is told."""
+"""The cores of a node, as Ray counts them."""
 FIELD_CORES, PER_NODE = 16, 16
 """The cores of a node, and the runners on each, in the table of IMPALA on many nodes."""
 PICTURE = ROOT / "docs/pictures/scale.svg"
@@ -310,7 +310,7 @@ Written by `make bench` ([bench/scale.py](../../bench/scale.py)): {machine}.
 `flowrl scale` [predicts what a cluster brings](../howto/cluster.md#predict-what-a-cluster-brings)
 from one measured run. Four graphs were each measured with 2 runners on one node; their speeds on 1,
 2 and 4 nodes were predicted and written down, and then measured for {seconds:.0f} s each. All nodes
-are simulated on this machine by Ray's test cluster, one core each as Ray is told, and environments
+are simulated on this machine by Ray's test cluster, one core each as Ray counts, and environments
 sleep 80 ms in every step, so that the cores of this machine are not what limits them. A rollout
 takes 1.28 s, with a2c 0.8 s; the learner of impala lingers 200 ms in each update, so that on 4
 nodes it is what limits the run. All settings stand at the top of the script.

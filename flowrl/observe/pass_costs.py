@@ -109,6 +109,8 @@ class Costs:
     """What a rollout costs a runner."""
     count: int = 1
     """The runners of the measured run."""
+    side_by_side: bool = True
+    """Whether these worked side by side in other processes, and did not take turns in one."""
     cores: int = 1
     """The cores of the machine on which it ran."""
     measured_speed: float = math.nan
@@ -210,6 +212,7 @@ class _Reader:
             nodes=nodes,
             runner=runner,
             count=self.facts["count"],
+            side_by_side=self.remote,
             cores=self.p.cores,
             measured_speed=self.p.env_steps / self.p.going,
             stage_cpu=stage_cpu,
@@ -311,7 +314,7 @@ class _Reader:
             s for (n, k), s in self.work.items() if n in self.samplers and k == "transfer"
         )
         others = sum(s for (n, k), s in self.work.items() if n in self.samplers and k != "transfer")
-        return (transfer / 2 + others) / self.rollouts
+        return float((transfer / 2 + others) / self.rollouts)
 
     def _node(self, node: Node) -> NodeCost:
         """Return what a node costs and does."""

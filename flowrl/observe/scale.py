@@ -18,7 +18,8 @@ from flowrl.errors import GraphError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.observe.pass_costs import Costs, costs_of
 from flowrl.observe.saving import profiles
-from flowrl.observe.simulation import Cluster, Flow, simulate
+from flowrl.observe.simulated_runners import Cluster
+from flowrl.observe.simulation import Flow, simulate
 
 SIMULATED = (
     "num_runners", "in_flight", "min_fraction", "capacity", "full", "order", "max_lag", "on_stale",
@@ -69,7 +70,10 @@ class Scale:
     costs: Costs
     """What the run measured."""
     itself: float
-    """The environment steps per second that the simulation gives for the measured run itself."""
+    """The environment steps per second that the simulation gives for the measured run itself.
+
+    NaN for a local run, whose runners took turns, which is not simulated.
+    """
     cluster: Cluster
     """A cluster of one node: all of them are of such nodes."""
     predictions: tuple[Prediction, ...]
@@ -92,9 +96,11 @@ class Scale:
         cores = f"{self.cluster.cores} {plural(self.cluster.cores, 'core')}"
         on = f"{self.costs.cores} {plural(self.costs.cores, 'core')}"
         of_run = f"{count} {plural(count, 'runner')} on {on}"
-        simulated = f"the simulation gives {self.itself:,.0f} for it ({off:+.1%})"
+        simulated = f"; the simulation gives {self.itself:,.0f} for it ({off:+.1%})"
+        if math.isnan(self.itself):
+            simulated = ""
         return [
-            f"{self.name}, measured with {of_run}: {measured:,.0f} steps/s; {simulated}",
+            f"{self.name}, measured with {of_run}: {measured:,.0f} steps/s{simulated}",
             f"nodes of {cores} and {bits:g} Gb/s; the learner is on the first of them",
         ]
 
@@ -113,13 +119,13 @@ class Scale:
         }
         if any(p.cost is not None for p in self.predictions):
             columns["1M steps"] = lambda p: "" if p.cost is None else f"{p.cost:,.3g}"
-        cells = [[*columns]] + [[text(p) for text in columns.values()] for p in self.predictions]
-        wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["" for _ in range(len(self.predictions) + 1)]
+        for name, text in columns.items():
+            cells = [name, *map(text, self.predictions)]
+            wide = max(map(len, cells))
+            lines = [f"{line}{cell:>{wide}}  " for line, cell in zip(lines, cells, strict=True)]
         bounds = ["bound by", *(p.bound for p in self.predictions)]
-        return [
-            "  ".join([*(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)), bound])
-            for row, bound in zip(cells, bounds, strict=True)
-        ]
+        return [line + bound for line, bound in zip(lines, bounds, strict=True)]
 
     def _foot(self) -> list[str]:
         """Return the notes, after an empty line if there are any."""
@@ -136,7 +142,7 @@ class Scale:
             "measured": {
                 "runners": self.costs.count,
                 "steps_per_second": self.costs.measured_speed,
-                "simulated": self.itself,
+                "simulated": None if math.isnan(self.itself) else self.itself,
             },
             "predictions": rows,
             "notes": list(self.notes),
@@ -216,7 +222,10 @@ def scale(
     check_alike(graph, Path(run), profile)
     costs = costs_of(_planned(graph, profile), profile)
     one = Cluster(1, costs.cores if cores is None else cores, bandwidth)
-    itself = simulate(costs, Cluster(1, costs.cores, bandwidth), costs.count)
+    speed = math.nan
+    if costs.side_by_side:
+        itself = simulate(costs, Cluster(1, costs.cores, bandwidth), costs.count)
+        speed = itself.env_steps / itself.seconds
     clusters = [
         (count, Cluster(number, one.cores, bandwidth))
         for number in sorted(nodes)
@@ -224,7 +233,6 @@ def scale(
         if count >= number
     ]
     found = tuple(_prediction(costs, cluster, count, price) for count, cluster in clusters)
-    speed = itself.env_steps / itself.seconds
     notes = (*costs.notes, *_notes(costs, speed, [count for count, _ in clusters]))
     return Scale(graph.name, costs, speed, one, found, notes)
 
