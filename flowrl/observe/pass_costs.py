@@ -192,7 +192,8 @@ class _Reader:
             )
         sampler = next(iter(self.samplers))
         counts = self.plan.counts(sampler)
-        sampled = self.p.total("sampled_steps")
+        # What came after the last row was sampled, too, in the same seconds.
+        env_steps = self.p.env_steps + self.facts.get("unreported", 0)
         calls = self.plan.found.steady[sampler].given
         item = self.plan.found.first_items.get(sampler)
         item_bytes = sum(map(nbytes, jax.tree.leaves(item)))
@@ -203,7 +204,7 @@ class _Reader:
             cpu=cpu,
             spread=spread,
             answer=answer,
-            env_share=self.p.env_steps / max(sampled, 1),
+            env_share=env_steps / max(self.p.total("sampled_steps"), 1),
             nbytes=round(item_bytes * calls / max(counts["requests"], 1)),
             weight_bytes=self.p.total("weight_bytes") // max(publishes, 1),
         )
@@ -214,7 +215,7 @@ class _Reader:
             count=self.facts["count"],
             side_by_side=self.remote,
             cores=self.p.cores,
-            measured_speed=self.p.env_steps / self.p.going,
+            measured_speed=env_steps / self.p.going,
             stage_cpu=stage_cpu,
             notes=tuple(self.notes),
         )

@@ -295,6 +295,10 @@ def test_costs_are_read_from_a_profile():
     runner, nodes = costs.runner, costs.nodes
     assert runner.seconds == pytest.approx((0.1, 0.1)) and runner.cpu == pytest.approx(0.25)
     assert (runner.steps, runner.env_share, runner.weight_bytes) == (20, 0.95, 1_000)
+    # What no row has yet was sampled, too.
+    facts = {"runners": {**profile().facts["runners"], "unreported": 100}}
+    later = costs_of(GRAPH.compile(), replace(profile(), facts=facts))
+    assert later.runner.env_share == 0.975 and later.measured_speed == 390
     # Observations of CartPole alone are four numbers of four bytes for each step.
     assert runner.nbytes > 20 * 16
     how = nodes["sample"].sampling
