@@ -298,7 +298,8 @@ def main() -> None:
 CHANGED = """What was changed after a look at earlier measurements:
 
 - The sleeps were 10 and 20 ms at first, then 40 ms. Other programs on this machine delayed each end
-  of a sleep, in some runs by an eighth of it, so they are longer now.
+  of a sleep, in some runs by an eighth of it, so they are longer now. So does the learner of impala
+  linger, and its queue holds 4 batches in place of 16, to be full when the measurement begins.
 - The time between rows was taken for work of the learner. It holds what happens once at the end of
   a run, so it is left out; with it, impala on 4 nodes was predicted 17 % too slow.
 - What only fills a queue was taken for speed; now only what goes on for long counts.
@@ -329,8 +330,8 @@ Policy lag is in updates; with a replay it is any.
 ## IMPALA on 1 to 64 nodes
 
 What is predicted of IMPALA with its default settings (8 environments for each runner, rollouts of
-50 steps, batches of at least 500) on machines of {cores} cores with {per_node} runners each. An
-environment takes 2 ms a step without a core, as one that waits for a simulator does, and shows 376
+50 steps, batches of at least 500) on machines of {cores} cores with {per_node} runners each.
+An environment takes 2 ms a step without a core, as one that waits for a simulator does, and shows 376
 numbers, as many as a humanoid of MuJoCo has. The learner is an MLP on the CPU of the machine that
 measured it. Nothing of this table was measured but the run that it is made from.
 
@@ -339,8 +340,7 @@ measured it. Nothing of this table was measured but the run that it is made from
 `the learner` is its stage: training, publishing and reporting; `the stage of sample` receives
 rollouts and joins them to batches. Once one of them is full, further nodes bring nothing but policy
 lag: [fewer and larger rollouts](../howto/slow.md#remove-the-bottleneck) or a faster learner do
-more.
-With a slow network it may be that of the learner's node, through which all rollouts come.
+more. With a slow network it may be that of the learner's node, through which all rollouts come.
 
 ![steps a second over runners: a line for each number of nodes, whose marks say what bounds the
 speed](../pictures/scale.svg)

@@ -185,7 +185,8 @@ class Scale:
         axes.yaxis.set_minor_formatter("{x:,.0f}")
         axes.set(xlabel="runners", ylabel="environment steps per second")
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="small").set_in_layout(False)
+        # Beside the axes, for lines of many clusters leave no place within them.
+        axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def scale(
