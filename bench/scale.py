@@ -331,9 +331,9 @@ Policy lag is in updates; with a replay it is any.
 
 What is predicted of IMPALA with its default settings (8 environments for each runner, rollouts of
 50 steps, batches of at least 500) on machines of {cores} cores with {per_node} runners each.
-An environment takes 2 ms a step without a core, as one that waits for a simulator does, and shows 376
-numbers, as many as a humanoid of MuJoCo has. The learner is an MLP on the CPU of the machine that
-measured it. Nothing of this table was measured but the run that it is made from.
+An environment takes 2 ms a step without a core, as one that waits for a simulator does, and shows
+376 numbers, as many as a humanoid of MuJoCo has. The learner is an MLP on the CPU of the
+machine that measured it. Nothing of this table was measured but the run that it is made from.
 
 {lines}
 
