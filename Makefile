@@ -62,6 +62,7 @@ bench: $(DEV) $(PEERS) $(RLLIB) $(SBX) ## measure beside hand-written loops and 
 	$(BIN)/python bench/xla.py
 	$(BIN)/python bench/replay.py
 	$(BIN)/python bench/what_if.py
+	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/events.py
 	$(BIN)/python bench/page.py
 	$(BIN)/python bench/starting.py

@@ -58,9 +58,11 @@ class Lingers(fl.losses.Loss):
 
     def __call__(self, policy, params, batch):
         loss, metrics = self.loss(policy, params, batch)
+        # The callback needs the number itself: as an argument it would be unknown there.
+        seconds = float(self.seconds)
 
         def sleep(_):
-            time.sleep(self.seconds)
+            time.sleep(seconds)
             return np.float32(0)
 
         some = jax.lax.stop_gradient(batch["reward"]).sum()

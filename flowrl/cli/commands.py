@@ -175,6 +175,30 @@ def diff(args: argparse.Namespace) -> int:
     return 0
 
 
+def scale(args: argparse.Namespace) -> int:
+    """Print what is predicted of a graph on clusters, and draw it if wanted."""
+    import json
+
+    from flowrl.observe.scale import scale as predicted
+
+    if args.picture is not None:
+        check_new(args.picture, "name another file: --picture FILE")
+    found = predicted(
+        graph_of(args)[0],
+        args.run,
+        args.runners,
+        args.nodes,
+        cores=args.cores_per_node,
+        bandwidth=args.network,
+        price=args.price,
+    )
+    print(json.dumps(found.plain()) if args.json else found, end="\n" if args.json else "")
+    if args.picture is not None:
+        found.picture(args.picture)
+        print(f"the picture is in {args.picture}", file=sys.stderr)
+    return 0
+
+
 # -- looking at one run step by step, and at runs that are saved
 
 

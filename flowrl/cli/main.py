@@ -23,6 +23,7 @@ from flowrl.cli.options import (
     output_arguments,
     ray_arguments,
     record_arguments,
+    scale_arguments,
     snapshot_arguments,
 )
 from flowrl.cli.parsing import Parser
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     _add_graph_commands(command)
+    _add_scale(command)
     _add_run(command)
     _add_resume(command)
     _add_tune(command)
@@ -96,6 +98,17 @@ def _add_graph_commands(command: Command) -> None:
         metavar="OTHER",
         help="the graph to compare with, named in the same ways; --set changes this one",
     )
+
+
+def _add_scale(command: Command) -> None:
+    """Add the prediction of what a graph does on a cluster."""
+    scale = command(
+        "scale",
+        "predict what a graph does on a cluster, by simulation with what a run of it measured",
+        commands.scale,
+    )
+    _graph_arguments(scale)
+    scale_arguments(scale)
 
 
 def _add_run(command: Command) -> None:

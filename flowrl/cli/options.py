@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 ENV_HELP = (
     "the environment: an id, file.py:function, package.module:Class, gymnax:NAME, brax:NAME, "
@@ -128,6 +129,105 @@ def import_argument(command: argparse.ArgumentParser, text: str) -> None:
     )
 
 
+def scale_arguments(scale: argparse.ArgumentParser) -> None:
+    """Add the run that was measured, the clusters, and what is printed of them."""
+    scale.add_argument(
+        "--from",
+        metavar="RUN_DIR",
+        dest="run",
+        required=True,
+        help="the directory of a run of this graph, best one with --runtime ray",
+    )
+    scale.add_argument(
+        "--runners",
+        type=doubling,
+        metavar="N..M",
+        required=True,
+        help="the runners of all nodes together: a number, several as 4,6, or 8..1024 for 8, 16, "
+        "32 and so on",
+    )
+    scale.add_argument(
+        "--nodes",
+        type=doubling,
+        metavar="N..M",
+        default=[1],
+        help="the nodes, written in the same ways (default 1); no node has less than one runner",
+    )
+    scale.add_argument(
+        "--cores-per-node",
+        type=count,
+        metavar="N",
+        help="cores of a node (default those of the machine of the run)",
+    )
+    scale.add_argument(
+        "--network",
+        type=bandwidth,
+        metavar="SPEED",
+        default="10Gb/s",
+        help="what the network of a node carries each way, such as 25Gb/s or 800Mb/s (default "
+        "10Gb/s)",
+    )
+    scale.add_argument(
+        "--price", type=price, metavar="PRICE", help="of a node for an hour, in any currency"
+    )
+    scale.add_argument(
+        "--picture", metavar="FILE", help="draw the steps per second into this file, .svg or .png"
+    )
+    scale.add_argument("--json", action="store_true", help="print JSON")
+
+
+def doubling(text: str) -> list[int]:
+    """Read numbers such as ``4``, ``4,6``, or ``8..64``, which doubles: 8, 16, 32 and 64.
+
+    >>> doubling("8..64"), doubling("3..10"), doubling("4,6")
+    ([8, 16, 32, 64], [3, 6, 10], [4, 6])
+    """
+    first, dots, last = text.partition("..")
+    if not dots:
+        return sorted({count(part) for part in text.split(",")})
+    number, most = count(first), count(last)
+    if number > most:
+        raise argparse.ArgumentTypeError(
+            f"must begin with the smaller number, got {text}; write {most}..{number}"
+        )
+    numbers = []
+    while number < most:
+        numbers.append(number)
+        number *= 2
+    return [*numbers, most]
+
+
+def bandwidth(text: str) -> float:
+    """Read a speed of a network, and return its bytes per second.
+
+    >>> bandwidth("10Gb/s"), bandwidth("100MB/s")
+    (1250000000.0, 100000000.0)
+    """
+    found = re.fullmatch(r"([0-9.]+) ?([MG])([bB])/s", text)
+    if found is None or not (number := _number(found[1])) > 0:
+        raise argparse.ArgumentTypeError(
+            f"must be a speed such as 10Gb/s (bits) or 1.25GB/s (bytes), got {text}"
+        )
+    size = number * {"M": 1e6, "G": 1e9}[found[2]]
+    return size / 8 if found[3] == "b" else size
+
+
+def price(text: str) -> float:
+    """Read a price, at least 0."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a price, at least 0, got {text}")
+    return number
+
+
+def _number(text: str) -> float:
+    """Read a number; what is none becomes -1."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
 def count(text: str) -> int:
     """Read a whole number of at least 1, such as ``1e6`` or ``10_000``."""
     try:
@@ -141,10 +241,7 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a number of seconds, at least 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
+    number = _number(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text}")
     return number

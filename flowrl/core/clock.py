@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import defaultdict, deque
@@ -119,6 +120,8 @@ class Reading(NamedTuple):
     """The spans and marks since the last reading; empty where the clock keeps none."""
     ahead: float = 0.0
     """`ahead` of the clock's process."""
+    cpu: float = math.nan
+    """The seconds so far in which a core ran the thread; NaN where they were not measured."""
 
 
 class Clock:

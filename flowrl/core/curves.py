@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.counted import counted, over, warnings
+from flowrl.core.figures import axes_of
 from flowrl.core.items import Row
 from flowrl.core.new_files import check_new
 from flowrl.core.saved_rows import aligned, grouped, read_runs
-from flowrl.errors import SaveError, install, unknown
+from flowrl.errors import SaveError, unknown
 
 Array = Any
 RESAMPLES = 2_000
@@ -230,17 +231,7 @@ class Curves:
 
     def _draw(self, to: Any, column: str, **options: Any) -> None:
         """Draw into a file or a stream, with these options of matplotlib's `savefig`."""
-        try:
-            import matplotlib as mpl
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise SaveError(
-                f"a picture needs matplotlib ({error}): {install('jax-envs')}"
-            ) from None
-        # With a fixed salt the same curves give the same ids in an SVG.
-        with mpl.rc_context({"svg.hashsalt": "flowrl"}):
-            figure = Figure(figsize=(6, 3.6), layout="constrained")
-            axes = figure.subplots()
+        with axes_of(to, **options) as axes:
             steps = self.of(self._over)
             for group, (mean, low, high) in self.summary(column).items():
                 x = steps[group].mean(axis=0)
@@ -252,7 +243,6 @@ class Curves:
             if any(self.groups):
                 # One with long names may be larger than the axes, which must not shrink for it.
                 axes.legend(frameon=False).set_in_layout(False)
-            figure.savefig(to, **options)
 
 
 def _number(x: float) -> str:

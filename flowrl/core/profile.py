@@ -13,6 +13,9 @@ from typing import Any
 
 from flowrl.core.clock import IDLE, Spent, by_kind
 
+DRIVER = "this process"
+"""The process that drives a run, as `Profile.cpu` names it."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -49,6 +52,11 @@ class Profile:
     """The findings about the run, as text."""
     rows_before: int = 0
     """Rows that closed before the beginning of this part of the run."""
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """By process: the seconds in which cores ran its code, where they were measured.
+
+    That is `DRIVER` with all of its threads, and each worker in another process.
+    """
 
     def __sub__(self, earlier: Profile) -> Profile:
         return replace(
@@ -71,6 +79,10 @@ class Profile:
                 for name, facts in self.facts.items()
             },
             busy=self.busy - earlier.busy,
+            cpu={
+                name: _seconds_since(seconds, earlier.cpu.get(name, 0.0))
+                for name, seconds in self.cpu.items()
+            },
         )
 
     def _edges_since(self, earlier: Profile) -> dict[tuple[str, str], tuple[int, int]]:
@@ -238,6 +250,11 @@ def use(spent: Mapping[str, float]) -> float:
 def idle(spent: Mapping[str, float]) -> float:
     """Return the seconds in which no work of the graph was done."""
     return sum(spent.get(kind, 0.0) for kind in IDLE)
+
+
+def _seconds_since(now: float, before: float) -> float:
+    """Return the seconds since an earlier moment of a process, which may have been restarted."""
+    return now - before if now >= before else now
 
 
 def _added(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -150,7 +150,8 @@ class GymRunners(PlayingRunners):
         Returns:
             The settings ``count`` and ``envs``; ``singly``, whether environments step one after
             another; the rollouts by runner; ``rounds``, the runner-seconds in rounds and of these
-            those of waiting for the slowest; ``remote``, whether runners are in other processes.
+            those of waiting for the slowest; ``remote``, whether runners are in other processes;
+            ``unreported``, environment steps that no row has yet.
         """
         return {
             "count": self.spec.num_runners,
@@ -159,6 +160,7 @@ class GymRunners(PlayingRunners):
             "rollouts": list(self._rollouts_received),
             "rounds": [self._seconds_in_rounds, self._seconds_idle],
             "remote": self.site.remote,
+            "unreported": self._statistics.unreported,
         }
 
     def findings(self) -> Iterator[str]:

@@ -107,6 +107,11 @@ class EpisodeStatistics(Keeping):
             self.evaluated = evaluated
         return evaluated
 
+    @property
+    def unreported(self) -> int:
+        """The environment steps since `drain` was called last."""
+        return int(self._since_last["env_steps"])
+
     def drain(self) -> dict[str, Any]:
         """Return all that gathered since the last call, and start gathering again.
 

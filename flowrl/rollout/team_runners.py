@@ -169,6 +169,11 @@ class TeamStatistics(Keeping):
     def warn_of_missing_keys(self) -> None:
         """Do nothing: no keys are wanted."""
 
+    @property
+    def unreported(self) -> int:
+        """The environment steps since `drain` was called last."""
+        return self.all.unreported
+
     def drain(self) -> dict[str, Any]:
         """Return all that gathered since the last call, and start gathering again."""
         found = self.all.drain()

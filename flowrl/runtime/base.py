@@ -17,7 +17,7 @@ from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.keeping import Keeping
 from flowrl.core.machine import machine
-from flowrl.core.profile import Profile
+from flowrl.core.profile import DRIVER, Profile
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -281,11 +281,12 @@ class Session(Keeping):
         # Copies throughout, since the stages' threads count on meanwhile.
         handles, ledger, turns = dict(self.place.handles), self.place.ledger, self.turns
         cores, busy = machine()
+        spent, cpu = self._read_clocks()
         return Profile(
             time.perf_counter() - self.began,
             self.rows.totals["row"],
             self.rows.totals["env_steps"],
-            self._read_clocks(),
+            spent,
             turns.stages(),
             {key: dict(numbers) for key, numbers in ledger.counts.copy().items() if key[0]},
             {edge: (items, ledger.put_steps[edge]) for edge, items in dict(ledger.put).items()},
@@ -295,10 +296,14 @@ class Session(Keeping):
             cores,
             busy - self.worked,
             tuple(f for handle in handles.values() for f in handle.findings()),
+            cpu=cpu,
         )
 
-    def _read_clocks(self) -> dict[str, Spent]:
-        """Return, by process, where its time went; keep in `spans` the spans that came with it."""
+    def _read_clocks(self) -> tuple[dict[str, Spent], dict[str, float]]:
+        """Return, by process, where its time went and the seconds in which cores ran it.
+
+        The spans that came with the readings are kept in `spans`.
+        """
         readings = {name: clock.reading() for name, clock in self.turns.clocks.items()}
         readings |= self.place.clocks()
         for name, reading in readings.items():
@@ -307,7 +312,10 @@ class Session(Keeping):
         if EPOCHS:
             epochs = (EPOCHS.popleft().later(ahead()) for _ in range(len(EPOCHS)))
             self._keep_spans("within updates", epochs)
-        return {name: reading.spent for name, reading in readings.items()}
+        # Threads of this process compute for one another, so their seconds are known together.
+        cpu = {DRIVER: time.process_time()}
+        cpu |= {name: r.cpu for name, r in readings.items() if not math.isnan(r.cpu)}
+        return {name: reading.spent for name, reading in readings.items()}, cpu
 
     def _keep_spans(self, process: str, spans: Iterator[Span | Mark]) -> None:
         self.spans.setdefault(process, deque(maxlen=SPANS)).extend(spans)

@@ -26,6 +26,8 @@ class Slot:
         self.idle = perf_counter()
         """When its last call ended, in seconds of `time.perf_counter`."""
         self.worker: Any = None
+        self.cpu = 0.0
+        """The seconds in which a core ran its calls, which is less than they took if they slept."""
 
 
 class Host:
@@ -70,6 +72,7 @@ class Host:
         # the last call ended, and to last no less than 0 seconds.
         on_its_way = min(max(time.time() - sent_at, 0.0), perf_counter() - slot.idle)
         slot.clock.move(on_its_way, "waiting", "transfer")
+        cpu = time.thread_time()
         try:
             with By(slot.clock), OTHER, on_this_node(self.problem):
                 if slot.restart_count != restart_count:
@@ -78,6 +81,7 @@ class Host:
                 return getattr(slot.worker, method)(*args)
         finally:
             slot.idle = perf_counter()
+            slot.cpu += time.thread_time() - cpu
 
     def _renew(self, slot: Slot, index: int, restart_count: int) -> None:
         """Make a worker in the place of the one that there was."""
@@ -101,5 +105,5 @@ class Host:
             self.slots[index].worker.close()
 
     def spent(self) -> Mapping[int, Reading]:
-        """Return, by worker, its seconds by kind of work."""
-        return {index: slot.clock.reading() for index, slot in self.slots.items()}
+        """Return, by worker, its seconds by kind of work, and those in which a core ran it."""
+        return {i: slot.clock.reading()._replace(cpu=slot.cpu) for i, slot in self.slots.items()}
