@@ -18,7 +18,7 @@ from flowrl.core.machine import usable_cores, variables_kept
 
 NPROC = "NPROC"
 """The environment variable in which XLA looks for the number of its threads."""
-LARGE = 25e6
+LARGE = 80e6
 """The floating-point operations of a gradient step from which on a thread a core is faster.
 
 `docs/benchmarks/threads.md` has the measurements.

@@ -134,8 +134,9 @@ class SimulatedRunners:
 
     def _runner(self, index: int) -> Process:
         """Sample a rollout for each request, one after another."""
-        process = index % len(self.interpreters)
-        node = process % self.machines.cluster.nodes
+        # Neighbours share a process, and neighbouring processes a node.
+        process = index * len(self.interpreters) // self.count
+        node = process * self.machines.cluster.nodes // len(self.interpreters)
         interpreter, cores = self.interpreters[process], self.machines.cores[node]
         usual = self.cost.seconds[index % len(self.cost.seconds)]
         while True:
