@@ -14,7 +14,7 @@ from conftest import same
 from flowrl.core.machine import usable_cores
 from flowrl.core.xla_threads import LARGE, computing
 
-WIDE = fl.Policy(fl.networks.MLP, hidden=(256, 256))
+WIDE = fl.Policy(fl.networks.MLP, hidden=(512, 512))
 SMALL = {"envs_per_runner": 4, "rollout_length": 16, "batch_size": 64, "epochs": 1}
 own_client = pytest.mark.skipif(
     jax.device_count() > 1 or usable_cores() == 1 or "NPROC" in os.environ,
