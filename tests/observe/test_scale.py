@@ -20,7 +20,7 @@ from flowrl.observe.simulated_runners import Cluster
 from flowrl.observe.simulation import Simulation, simulate
 from flowrl.observe.virtual_time import Servers, World
 
-GOLDEN = Path(__file__).parents[1] / "golden/scale.txt"
+GOLDEN = Path(__file__).parent / "scale.txt"
 ROUNDS, COMING = Sampling(), Sampling(in_flight=1, min_fraction=None)
 FOUR, NODE = Bounds(4), Cluster()
 ONE = RunnerCost(seconds=(1.0,), steps=10, cpu=0.0)
