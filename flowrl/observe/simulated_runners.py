@@ -134,9 +134,10 @@ class SimulatedRunners:
 
     def _runner(self, index: int) -> Process:
         """Sample a rollout for each request, one after another."""
-        # Neighbours share a process, and neighbouring processes a node.
-        process = index * len(self.interpreters) // self.count
-        node = process * self.machines.cluster.nodes // len(self.interpreters)
+        # Runners start one after another, but which of them share a process does not depend on when
+        # their rollouts end: so those of a process are taken from all that began.
+        process = index % len(self.interpreters)
+        node = process % self.machines.cluster.nodes
         interpreter, cores = self.interpreters[process], self.machines.cores[node]
         usual = self.cost.seconds[index % len(self.cost.seconds)]
         while True:

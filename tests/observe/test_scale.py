@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -397,7 +398,9 @@ def test_the_table_of_a_fixed_profile(scaled):
         *WORDS, "--runners", "8..64", "--nodes", "1..4", "--cores-per-node", "4", "--price", "1.5"
     )
     assert (status, err) == (0, "")
-    assert out == GOLDEN.read_text()
+    if os.environ.get("FLOWRL_UPDATE_GOLDEN"):
+        GOLDEN.write_text(out, encoding="utf-8")
+    assert out == GOLDEN.read_text(), "FLOWRL_UPDATE_GOLDEN=1 writes it again"
 
 
 def test_the_run_itself_names_the_graph_and_json_holds_the_same(scaled, saved, tmp_path):
