@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
@@ -196,6 +196,7 @@ def test_a_replay_keeps_its_ratio(alone):
     spread=st.sampled_from([0.0, 0.3]),
     nodes=st.integers(1, 3),
 )
+@example(4, 0.7, "block", 1, 3, 1, 0.0, 1)
 def test_every_rollout_is_trained_dropped_or_somewhere(
     runners, update, full, capacity, gathered, in_flight, spread, nodes
 ):
@@ -212,8 +213,8 @@ def test_every_rollout_is_trained_dropped_or_somewhere(
     held = sum(len(item.versions) for _, item in queued)
     held += len(simulation.held["batch"].versions)
     rest = simulation.runners.received - simulation.trained - simulation.dropped - held
-    # The learner may have one batch in its hands.
-    assert rest in (0, gathered)
+    # The learner may be at work on a batch, and the stage that samples on a rollout.
+    assert rest in (0, 1, gathered, gathered + 1)
     requests = simulation.runners.pending_in_total
     assert requests + len(simulation.runners.idle) == in_flight * runners
 
