@@ -50,7 +50,8 @@ def _device(threads: int) -> Any:
     So it is where the user chose a number or a device, and where JAX has other devices than a CPU,
     or several.
     """
-    chosen = NPROC in os.environ or jax.config.jax_default_device is not None  # type: ignore[attr-defined]
+    own_device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    chosen = NPROC in os.environ or own_device is not None
     if chosen or threads == usable_cores() or jax.default_backend() != "cpu":
         return None
     if jax.device_count() > 1:

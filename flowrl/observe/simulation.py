@@ -211,7 +211,7 @@ class Simulation:
         )
 
     def _turn(self, root: NodeCost, label: str) -> Process:
-        """Give a root one turn, and drain what comes of it."""
+        """Give a root one turn, and pass on all that comes of it."""
         if root.sampling:
             # The learner's stage may sample itself, which is no work of the learner.
             sampling = RECEIVING if label == LEARNER else label
@@ -271,7 +271,7 @@ class Simulation:
         return math.inf
 
     def _enter(self, node: NodeCost, item: Item, label: str) -> Process:
-        """Give a node an item, and drain what comes of it."""
+        """Give a node an item, and pass on all that comes of it."""
         if node.draws:
             yield from self._draw(node, label)
             return
