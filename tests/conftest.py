@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+from importlib.metadata import version
 from pathlib import Path
 
 # In the first process; those that it starts inherit all of it, and JAX reads it on import.
@@ -17,9 +18,11 @@ if "FLOWRL_TESTS" not in os.environ:
     # anyway.
     quick = (
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-        "--xla_cpu_use_fusion_emitters=false"
+        "--xla_cpu_parallel_codegen_split_count=1"
     )
-    quick += " --xla_cpu_parallel_codegen_split_count=1"
+    # XLA ends a process over a flag that it does not know, as later ones do not know this.
+    if version("jaxlib").startswith("0.10."):
+        quick += " --xla_cpu_use_fusion_emitters=false"
     # Improving loops takes a sixth of the time to compile a program of many.
     loops = "while-loop-invariant-code-motion,simplify-while-loops,while-loop-constant-sinking"
     quick += f" --xla_disable_hlo_passes={loops}"

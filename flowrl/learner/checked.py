@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.finite import finite_along
 from flowrl.core.items import COLUMNS
 from flowrl.errors import ContractError
 
@@ -16,6 +17,9 @@ RESERVED = {*COLUMNS, "bad"}
 
 Every Row has columns of the first ones, and by ``bad`` an update reports that it is not finite.
 """
+
+SMALL = 16_384
+"""The numbers of an array up to which it is joined with others to be looked through."""
 
 
 def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
@@ -38,13 +42,12 @@ def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
 
 def all_finite(tree: Any) -> Array:
     """Return whether all floating point numbers of a tree are finite."""
-    # A NaN is the largest of any numbers. XLA finds the largest faster than whether all are finite.
-    largest = [
-        jnp.max(jnp.abs(leaf), initial=0.0)
-        for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    return jnp.all(jnp.isfinite(jnp.stack(largest)))
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    # To look through a small array takes as long as to start it, so all of them are joined first.
+    small = [x.ravel() for x in floats if x.size <= SMALL]
+    large = [x for x in floats if x.size > SMALL]
+    joined = [jnp.concatenate(small), *large] if small else large
+    return jnp.all(jnp.stack([finite_along(x) for x in joined]))
 
 
 def finite_or_masked(priority: Array, valid: Array) -> Array:

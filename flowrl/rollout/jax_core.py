@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.broken import NONE
+from flowrl.core.finite import finite_along
 from flowrl.core.trees import fields_of
 from flowrl.envs.jax_envs import JaxEnv, advance, begin
 from flowrl.rl.normalizing import merge_moments
@@ -47,9 +48,8 @@ def first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
         are finite.
     """
     floats = [(offset, x) for offset, x in seen if jnp.issubdtype(x.dtype, jnp.floating)]
-    # A maximum takes NaN and infinity along.
-    largest = [_largest_by_column(x) for _, x in floats]
-    broken = ~jnp.isfinite(jnp.stack(largest)).all(axis=0)
+    finite = [finite_along(x, (0, *range(2, x.ndim))) for _, x in floats]
+    broken = ~jnp.stack(finite).all(axis=0)
     column = jnp.argmax(broken)
     steps = []
     for offset, x in floats:
@@ -58,11 +58,6 @@ def first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
         steps.append(jnp.where(jnp.any(bad_rows), first, jnp.iinfo(jnp.int32).max))
     found = jnp.stack([column, jnp.min(jnp.stack(steps))])
     return jnp.where(jnp.any(broken), found, NONE).astype(jnp.int32)
-
-
-def _largest_by_column(x: Array) -> Array:
-    """Return the largest absolute values ``[B]`` of an array ``[T, B, ...]``."""
-    return jnp.max(jnp.abs(x), axis=[axis for axis in range(x.ndim) if axis != 1])
 
 
 @dataclass(frozen=True)

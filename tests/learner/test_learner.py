@@ -348,12 +348,13 @@ def test_an_update_without_a_gradient_step_reports_why_it_took_none():
     assert after["loss"]["kl_weight"] == 2 * before["loss"]["kl_weight"]
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (200, 100)])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_number_that_is_not_finite_is_seen_among_all(bad):
+def test_one_number_that_is_not_finite_is_seen_among_all(bad, shape):
     numbers = {"a": jnp.linspace(-1e38, 1e38, 50).reshape(5, 10), "n": jnp.int32(3)}
     empty = {"none": jnp.zeros((0, 3))}
     assert all_finite({**numbers, **empty})
-    assert not all_finite({**numbers, **empty, "b": jnp.zeros((2, 3)).at[1, 2].set(bad)})
+    assert not all_finite({**numbers, **empty, "b": jnp.zeros(shape).at[1, 2].set(bad)})
 
 
 @pytest.mark.parametrize("field", ["advantage", "obs"])

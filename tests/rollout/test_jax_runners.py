@@ -243,6 +243,12 @@ def test_the_largest_numbers_are_finite():
     assert first_broken([(0, largest), (1, largest.at[1, 2].set(jnp.inf))]).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("shape", [(128, 8, 4), (128, 256), (16, 4, 10, 10, 4)])
+def test_a_nan_is_found_in_a_rollout_of_any_size(shape):
+    seen = jnp.zeros(shape).at[7, 3].set(jnp.nan)
+    assert first_broken([(0, seen)]).tolist() == [3, 7]
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_reward_that_is_not_finite_is_found_in_rollouts_of_any_length(steps):
     graph = fl.ppo(

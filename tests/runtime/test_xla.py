@@ -221,6 +221,18 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), good, run.policy.weights)
 
 
+def test_a_nan_among_many_environments_is_named_too():
+    graph = fl.ppo(
+        Corridor, envs_per_runner=64, rollout_length=128, batch_size=8192, minibatch_size=8192
+    )
+    bad = graph.set("runners.env_settings", {"nan_at": 5})
+    with (
+        pytest.raises(fl.errors.EnvError, match="environment 0, .* at its step 5 "),
+        fl.run(bad, runtime="xla") as run,
+    ):
+        list(run)
+
+
 def test_a_row_that_raises_leaves_no_rows_to_be_taken_after_it():
     # Without a learner no update ends the chunk, so that rows closed after the one with the NaN.
     bad = WATCH.set("runners.env_settings", {"nan_at": 11})
