@@ -31,6 +31,19 @@ DQN: Mapping[str, Any] = {
     "double": False,
     "report_every": 4,
 }
+BREAKOUT: Mapping[str, Any] = {
+    "envs_per_runner": 16,
+    "rollout_length": 8,
+    "batch_size": 8 * 128,
+    "minibatch_size": 128,
+    "updates_per_step": 1 / 128,
+    "target_update_every": 8,
+    "epsilon": 0.02,
+    "epsilon_steps": 20_000,
+    "buffer_size": 100_000,
+    "lr": 5e-4,
+    "hidden": (128, 128),
+}
 """The settings that the tuned graphs of DQN and Ape-X share.
 
 They take 128 gradient steps every 256 environment steps, as in RL Baselines3 Zoo, and update the
@@ -208,6 +221,16 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "beta_steps": 50_000,
         "lr": Linear(2e-3, 0.0, 25_000),
         "report_every": 4,
+    },
+    ("dqn", "Breakout-MinAtar"): BREAKOUT,
+    # Noisy layers, returns of three steps, and a beta that rises to 1 all learned more slowly.
+    ("rainbow", "Breakout-MinAtar"): {
+        **BREAKOUT,
+        "n_step": 1,
+        "noisy": False,
+        "beta_steps": 0,
+        "v_min": 0.0,
+        "v_max": 15.0,
     },
     ("apex", "CartPole-v1"): {
         **DQN,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.counted import counted, over, warnings
-from flowrl.core.figures import axes_of
+from flowrl.core.figures import drawn
 from flowrl.core.items import Row
 from flowrl.core.new_files import check_new
 from flowrl.core.saved_rows import aligned, grouped, read_runs
@@ -219,7 +219,7 @@ class Curves:
         """
         text = io.StringIO()
         # Without a date the same curves give the same text.
-        self._draw(text, column, format="svg", metadata={"Date": None})
+        self._draw(text, column, format="svg")
         return text.getvalue()
 
     def _repr_svg_(self) -> str | None:
@@ -231,7 +231,8 @@ class Curves:
 
     def _draw(self, to: Any, column: str, **options: Any) -> None:
         """Draw into a file or a stream, with these options of matplotlib's `savefig`."""
-        with axes_of(to, **options) as axes:
+        with drawn(to, **options) as figure:
+            axes = figure.subplots()
             steps = self.of(self._over)
             for group, (mean, low, high) in self.summary(column).items():
                 x = steps[group].mean(axis=0)

@@ -10,11 +10,12 @@ from flowrl.errors import SaveError, install
 
 
 @contextmanager
-def axes_of(to: Any, **options: Any) -> Iterator[Any]:
-    """Yield the axes of a new figure, which is written at the end of the context.
+def drawn(to: Any, size: tuple[float, float] = (6, 3.6), **options: Any) -> Iterator[Any]:
+    """Yield a new figure, which is written at the end of the context.
 
     Args:
         to: path of a file, or a stream.
+        size: width and height in inches.
         **options: of matplotlib's `savefig`.
 
     Raises:
@@ -24,9 +25,11 @@ def axes_of(to: Any, **options: Any) -> Iterator[Any]:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise SaveError(f"a picture needs matplotlib ({error}): {install('jax-envs')}") from None
+        raise SaveError(f"a picture needs matplotlib ({error}): {install('tune')}") from None
     # With a fixed salt the same numbers give the same ids in an SVG.
     with mpl.rc_context({"svg.hashsalt": "flowrl"}):
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        yield figure.subplots()
-        figure.savefig(to, **options)
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        # So does no date.
+        svg = options.get("format", str(to).rpartition(".")[2]) == "svg"
+        figure.savefig(to, metadata={"Date": None} if svg else None, **options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.figures import axes_of
+from flowrl.core.figures import drawn
 from flowrl.core.new_files import check_new
 from flowrl.core.profile import Profile
 from flowrl.core.saved_rows import settings_in
@@ -160,9 +160,8 @@ class Scale:
             SaveError: the file exists already, or matplotlib is not installed.
         """
         check_new(path)
-        options = {"metadata": {"Date": None}} if Path(path).suffix == ".svg" else {}
-        with axes_of(path, **options) as axes:
-            self._draw(axes)
+        with drawn(path) as figure:
+            self._draw(figure.subplots())
 
     def _draw(self, axes: Any) -> None:
         """Draw into the axes of a figure."""

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import SaveError, install
+from flowrl.core.figures import drawn
+from flowrl.errors import SaveError
 from flowrl.tuning.journal import ENDED, Options, Trial
 from flowrl.tuning.progress import number, point_text, ranked
 
@@ -68,24 +69,12 @@ def picture(path: str | Path, trials: Sequence[Trial], options: Options) -> None
     Raises:
         SaveError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SaveError(f"a picture needs matplotlib ({error}): {install('tune')}") from None
-    # With a fixed salt and no date the same trials give the same SVG.
-    with mpl.rc_context({"svg.hashsalt": "flowrl"}):
-        size = (max(4.0, PANEL * len(options.search)), 3.2)
-        figure = Figure(figsize=size, layout="constrained")
+    with drawn(path, (max(4.0, PANEL * len(options.search)), 3.2)) as figure:
         panels = figure.subplots(1, len(options.search), sharey=True, squeeze=False)[0]
         for axes, name in zip(panels, options.search, strict=True):
             _panel(axes, name, trials, options)
         panels[0].set_ylabel(options.metric)
         panels[-1].legend(frameon=False, fontsize="small")
-        options_of_file: dict[str, Any] = {}
-        if str(path).endswith(".svg"):
-            options_of_file["metadata"] = {"Date": None}
-        figure.savefig(path, **options_of_file)
 
 
 def _panel(axes: Any, name: str, trials: Sequence[Trial], options: Options) -> None:
