@@ -51,6 +51,7 @@ dist: $(DEV) ## build the sdist and the wheel into dist/, and run the wheel in a
 
 learn: $(DEV) ## train every stock graph (or GRAPHS="dqn sac") over seeds and write docs/learning*.md
 	$(BIN)/python bench/learn.py $(GRAPHS)
+	$(BIN)/python bench/learn_rainbow.py $(GRAPHS)
 	$(BIN)/python bench/learn_agents.py $(GRAPHS)
 	$(BIN)/python bench/learn_offline.py $(GRAPHS)
 	$(BIN)/python bench/self_play.py

@@ -290,7 +290,8 @@ that the mask rules out. The observations of the CartPole in parts are a Dict, a
 which way the actions push ([learn_envs.py](../bench/learn_envs.py), which has the CartPole without
 velocities of `r2d2`, too). `vdn`, `qmix` and `multi_ppo`
 learn with several agents: [their table](learning_agents.md) is another. `bc`, `marwil`, `iql` and
-`cql` learn from datasets ([their table](learning_offline.md)).
+`cql` learn from datasets ([their table](learning_offline.md)). Rainbow stands
+[beside DQN](learning_rainbow.md) on Breakout.
 
 | graph | environment | runtime | gate | seed | after steps | greedy | sampled | seconds |
 |---|---|---|---|---:|---:|---:|---:|---:|
