@@ -1,7 +1,7 @@
 """`make bench`: 24 runners over an environment that sleeps: what waiting for the slowest costs.
 
 A step takes 3 ms, and one in 50 takes 100 ms, so that 24 environments that are always busy do 24 /
-4.94 ms = 4,858 steps a second. Where all wait for all after every 100 steps, the slowest of 24 sets
+4.94 ms = 4,858 steps a second. Where all wait for all after every 50 steps, the slowest of 24 sets
 the pace. Writes docs/benchmarks/slow_steps.md.
 """
 
@@ -27,7 +27,7 @@ from flowrl.rollout.runner import Runner
 from flowrl.runtime.ray import RayWorkers
 
 ROOT = Path(__file__).parents[1]
-RUNNERS, ROLLOUT, SECONDS, TIMES = 24, 100, 20.0, 3
+RUNNERS, ROLLOUT, SECONDS, TIMES = 24, 50, 20.0, 3
 SHORT, LONG, EVERY = 0.003, 0.1, 50
 
 
@@ -73,7 +73,9 @@ def graphs() -> dict[str, fl.Graph]:
     free = fl.impala(SlowSteps, settings)
     return {
         "every one as it comes": free,
-        "a barrier every 100 steps": free.remove("queue").replace(sample=fl.ParallelSample()),
+        f"a barrier every {ROLLOUT} steps": free.remove("queue").replace(
+            sample=fl.ParallelSample()
+        ),
     }
 
 
@@ -120,7 +122,7 @@ def starting() -> tuple[float, float]:
             pool = RayWorkers(
                 "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, False, ()
             )
-            for future in [pool.submit(i, "take", None) for i in range(RUNNERS)]:
+            for future in [pool.submit(i, "keep") for i in range(RUNNERS)]:
                 future.result()
         seconds.append(time.perf_counter() - began)
         ray.shutdown()

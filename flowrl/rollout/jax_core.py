@@ -155,7 +155,10 @@ class Core:
         before = self.network.begin(weights, Memory(columns["carry"], columns["reset"]))
         random = self._random(runners, first)
         after, rows = jax.lax.scan(self._step(weights), columns, random)
-        ended = {name: rows.pop(name) for name in ("over", "return", "length")}
+        # Found for all rows at once: each array that a step writes takes time in every step.
+        over = rows["terminated"] | rows["truncated"]
+        rows["valid"] = ~jnp.concatenate([columns["done"][None], over[:-1]])
+        ended = {"over": over, "return": rows.pop("return"), "length": rows.pop("length")}
         rows_before = runners["turn"] * self.spec.rollout_length
         first_rows = jnp.repeat(rows_before.astype(jnp.int32), self.spec.envs_per_runner)
         # Rewards are checked as the environment gave them, before they are scaled and clipped.
@@ -272,8 +275,6 @@ class Core:
                 "reward": reward,
                 "terminated": terminated,
                 "truncated": truncated,
-                "valid": valid,
-                "over": over,
                 **sums_of_row,
             }
             after = {
