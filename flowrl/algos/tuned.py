@@ -1,8 +1,9 @@
 """Tuned settings by graph and environment, which the command line uses by default.
 
 The first line that a run prints names them. `docs/learning.md` shows the returns that they reach,
-over several seeds. The settings for Atari games, for Walker2d, and for SAC on Hopper and
-HalfCheetah are published ones and are not measured there.
+over several seeds, and `docs/learning_rainbow.md` those of DQN and Rainbow on Breakout. The
+settings for Atari games, for Walker2d, and for SAC on Hopper and HalfCheetah are published ones and
+are not measured there.
 """
 
 from __future__ import annotations

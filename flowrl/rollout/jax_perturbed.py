@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.broken import NONE
+from flowrl.core.finite import finite_along
 from flowrl.core.trees import fields_of
 from flowrl.envs.jax_envs import advance_each, begin
 from flowrl.rl.evolution import noise
@@ -217,7 +218,7 @@ def _finite(obs: Any, reward: Array) -> Array:
     finite = jnp.isfinite(reward)
     for x in jax.tree.leaves(obs):
         if jnp.issubdtype(x.dtype, jnp.floating):
-            finite &= jnp.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+            finite &= finite_along(x, tuple(range(1, x.ndim)))
     return finite
 
 
