@@ -41,6 +41,17 @@ def test_functions_run_on_a_client_of_its_own_within_the_context_alone():
     assert seen == [usual], "another thread is left as it was"
 
 
+def long_work(x):
+    return jax.lax.fori_loop(0, 3000, lambda _, y: jnp.sin(y @ y), x)
+
+
+@own_client
+def test_a_function_is_computed_once_its_call_returns():
+    # It is computed in the thread that calls, which would wait for another one to take it up.
+    with computing(1):
+        assert jax.jit(long_work)(jnp.ones((64, 64))).is_ready()
+
+
 @pytest.mark.parametrize(
     ("graph", "small"),
     [

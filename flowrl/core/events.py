@@ -39,7 +39,7 @@ class Took(NamedTuple):
 class OperatorRan(NamedTuple):
     """A node was advanced once.
 
-    JAX computes asynchronously, so the seconds are those of this thread: they hold what a node
+    JAX may compute asynchronously, so the seconds are those of this thread: they hold what a node
     waited for, not all that it started.
     """
 

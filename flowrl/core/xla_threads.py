@@ -2,7 +2,8 @@
 
 XLA reads the number once, when its client starts, and hands even small operations to its pool. So
 a process has, beside JAX's own client, one for each other number that is wanted; functions run on
-that of the default device.
+that of the default device. Such a client computes in the thread that calls, which would wait for
+the result anyway: handing a small function to another thread takes longer than computing it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _device(threads: int) -> Any:
     """
     own_device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     chosen = NPROC in os.environ or own_device is not None
-    if chosen or threads == usable_cores() or jax.default_backend() != "cpu":
+    own_serves = threads == usable_cores() and threads > 1
+    if chosen or own_serves or jax.default_backend() != "cpu":
         return None
     if jax.device_count() > 1:
         return None
@@ -62,7 +64,7 @@ def _device(threads: int) -> Any:
 
         with variables_kept([NPROC]):
             os.environ[NPROC] = str(threads)
-            client: Any = xla_client.make_cpu_client(asynchronous=True)
+            client: Any = xla_client.make_cpu_client(asynchronous=False)
         _made.append(client)
         return client.local_devices()[0]
     except (ImportError, AttributeError, TypeError):
