@@ -119,11 +119,10 @@ def updated(name, shards, shuffle=False, optimizer=ADAM, **more):
     net = core.network
     carry = net.begin(state["weights"], net.memory(state["weights"], B)) if net.recurrent else {}
     data, columns = example(core, {k: np.asarray(x) for k, x in carry.items()})
+    given = state["weights"], state, data, columns
     how = {"epochs": 2, "minibatch_size": minibatch, "shuffle": shuffle, "shards": shards, **more}
-    compiled = (
-        jax.jit(lambda *given: core.update(*given, **how)).lower(state, data, columns).compile()
-    )
-    new, metrics, priority = compiled(state, data, columns)
+    compiled = jax.jit(lambda *given: core.update(*given, **how)).lower(*given).compile()
+    new, metrics, priority = compiled(*given)
     return compiled, (new["weights"], metrics.values, priority)
 
 

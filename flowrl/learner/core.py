@@ -117,11 +117,6 @@ class Core:
         made = {"opt": self.tx.init(weights.params), **self._target(weights)}
         return {**state, "weights": weights, **made}
 
-    def weights(self, state: State) -> Weights:
-        """Return a copy of the weights, for an update may reuse the buffers of the state's own."""
-        copy: Weights = jax.tree.map(jnp.copy, state["weights"])
-        return copy
-
     @property
     def sequences(self) -> bool:
         """Whether minibatches are made of whole columns ``[T, B, ...]``, not of single steps."""
@@ -129,7 +124,8 @@ class Core:
 
     def update(
         self,
-        state: State,
+        weights: Weights,
+        others: State,
         data: dict[str, Array],
         columns: dict[str, Array],
         *,
@@ -145,7 +141,9 @@ class Core:
         the loss stay as they were, and the metric ``bad`` is set; the random key moves on.
 
         Args:
-            state: of this learner.
+            weights: of this learner.
+            others: the rest of its state, whose buffers may be reused: only the weights, which are
+                published, have readers.
             data: fields ``[T, B, ...]``.
             columns: column fields ``[B, ...]`` of a loss that takes whole columns.
             epochs: how often each step is used.
@@ -161,6 +159,7 @@ class Core:
         """
         steps, width = data["valid"].shape
         minibatches = Minibatches(steps, width, minibatch_size, self.sequences, shuffle, shards)
+        state = {**others, "weights": weights}
         next_key, key = jax.random.split(state["key"])
         fields, column_fields = self.laid_out(minibatches, data, columns, key)
         # The names are known once the function is traced, which happens when it is called.
@@ -169,7 +168,7 @@ class Core:
         if shards > 1:
             train = self.on_devices(train, minibatches, fields, column_fields)
         weights, opt, metrics, priority = train(
-            state["weights"], state["opt"], self.loss_inputs(state), key, fields, column_fields
+            weights, state["opt"], self.loss_inputs(state), key, fields, column_fields
         )
         new = self.settled(state, weights, opt, (metrics, names), priority)
         return {**new[0], "key": next_key}, *new[1:]

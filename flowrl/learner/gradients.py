@@ -146,7 +146,7 @@ def _norms(net: Network) -> dict[str, tuple[str, str, str]]:
 
 
 def applied(
-    state: State, found: Found, *, core: Core, newest: bool
+    weights: Weights, others: State, found: Found, *, core: Core, newest: bool
 ) -> tuple[State, Metrics, Array | None]:
     """Return the state after a step by some gradients, its metrics and priorities.
 
@@ -154,13 +154,14 @@ def applied(
     loss stay as they were, and the metric ``bad`` is set.
 
     Args:
-        state: of the learner.
+        weights: of the learner.
+        others: the rest of its state, as `Core.update` takes it.
         found: the gradients.
         core: the learner's functions.
-        newest: whether they are of one batch and of the weights of `state`.
+        newest: whether they are of one batch and of these weights.
     """
     metrics = dict(zip(found["metrics"].names, found["metrics"].values, strict=True))
-    weights, rest = state["weights"], found["rest"]
+    state, rest = {**others, "weights": weights}, found["rest"]
     after = rest["after"] if newest else _merged(core.network, weights.rest, rest)
     kept = {**weights.rest, **after}
     carry = (weights, state["opt"], jnp.bool_(False))

@@ -154,16 +154,21 @@ class LearnerHandle(Handle):
         self._share(batch, settings["minibatch_size"])
         core, metrics, priority = self.site.run(
             self.core.update,
-            self.state["core"],
+            *self._apart(),
             data,
             columns,
-            donate=(0,),
+            donate=(1,),
             **settings,
             traced=traced,
             shards=self.shards,
         )
         self.state = {"core": core, "version": version + 1}
         return metrics, priority
+
+    def _apart(self) -> tuple[Weights, dict[str, Any]]:
+        """Return the weights, and the rest of the state, which nobody else has."""
+        others = dict(self.state["core"])
+        return others.pop("weights"), others
 
     def _share(self, batch: Batch, size: int) -> None:
         """Find how many devices share minibatches of this size."""
@@ -217,7 +222,7 @@ class LearnerHandle(Handle):
         names = ("params", "metrics", "valid", "rest")
         found = {**{name: getattr(gradients, name) for name in names}, "priority": priority}
         core, metrics, priority = self.site.run(
-            applied, self.state["core"], found, donate=(0,), core=self.core, newest=newest
+            applied, *self._apart(), found, donate=(1,), core=self.core, newest=newest
         )
         self.state = {"core": core, "version": version + 1}
         self._count(gradients.steps, 1, gradients.steps)
@@ -355,8 +360,8 @@ class LearnerHandle(Handle):
         return int(np.max(self.state["version"] - versions))
 
     def weights(self) -> tuple[Weights, Any]:
-        """Return a copy of the weights, and their policy version."""
-        return self.site.run(self.core.weights, self.state["core"]), self.state["version"]
+        """Return the weights, which no update changes in place, and their policy version."""
+        return self.state["core"]["weights"], self.state["version"]
 
 
 @dataclass(frozen=True)

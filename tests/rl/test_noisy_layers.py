@@ -136,7 +136,7 @@ def trained(policy, loss, **changes):
     }
     state = core.init(jax.random.key(0))
     after, _, priority = core.update(
-        state, data, {}, epochs=1, minibatch_size=n, shuffle=False, **changes
+        state["weights"], state, data, {}, epochs=1, minibatch_size=n, shuffle=False, **changes
     )
     before, now = state["weights"].params, after["weights"].params
     return {name: np.asarray(now[name] - before[name]) for name in now}, np.asarray(priority)

@@ -106,7 +106,7 @@ def batch_of(n=16, seed=0):
 def updated(core, steps, **settings):
     """The state after so many updates, the first included."""
     states = [core.init(jax.random.key(0))]
-    update = jax.jit(lambda state, data: core.update(state, data, {}, **settings)[0])
+    update = jax.jit(lambda s, data: core.update(s["weights"], s, data, {}, **settings)[0])
     for step in range(steps):
         states.append(update(states[-1], batch_of(seed=step)))
     return states
@@ -169,7 +169,7 @@ def test_what_is_not_due_computes_no_gradient():
         core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups)
         state = core.init(jax.random.key(0))
         text = jax.make_jaxpr(
-            lambda s: core.update(s, batch_of(), {}, epochs=1, minibatch_size=16)[:2]
+            lambda s: core.update(s["weights"], s, batch_of(), {}, epochs=1, minibatch_size=16)[:2]
         )(state)
         return branches(text.jaxpr)
 

@@ -112,9 +112,12 @@ def test_what_ends_another_stage_is_raised_where_rows_are_waited_for():
 
 
 def test_what_a_stage_that_fails_or_hangs_holds_is_no_whole_state(monkeypatch):
-    turns = threads(Makes(fails=1))
+    makes = Makes(fails=1)
+    makes.may_fail.clear()
+    turns = threads(makes)
     turns.wait()
     turns.round(1)
+    makes.may_fail.set()
     with turns.turn:
         turns.turn.wait_for(lambda: turns.error is not None)
     with turns.still() as whole:
