@@ -23,8 +23,8 @@ BEFORE, STEPS = 600, 2_000
 """Environment steps before the measurement, and within it."""
 CASES = {"td3": (1, 8), "sac": (1, 8), "dqn": (4,)}
 """For each algorithm, environment steps between two calls that train."""
-PROGRAMS = ("td3", "sac")
-"""The algorithms that are also measured as one XLA program."""
+PROGRAMS = {"td3": 1, "sac": 1, "dqn": 4}
+"""The environment steps between two updates, where the whole is measured as one XLA program."""
 ENVS = {"td3": "Pendulum-v1", "sac": "Pendulum-v1", "dqn": "CartPole-v1"}
 PAGE = """# Beside SBX
 
@@ -40,8 +40,8 @@ cores: medians; ratios are those of runs beside each other, with their range.
 |---|---:|---:|---:|---:|
 {lines}
 
-With gymnax's Pendulum-v1 flowrl is one XLA program (`--runtime xla`), which trains after each step;
-SBX steps Gymnasium's, as above.
+With the environments of gymnax flowrl is one XLA program (`--runtime xla`), which trains after so
+many steps; SBX steps Gymnasium's, as above.
 
 | algorithm | steps between updates | flowrl, one program | SBX | ratio |
 |---|---:|---:|---:|---:|
@@ -126,7 +126,7 @@ def main() -> None:
         print(measure[library](name, int(every)))
         return
     lines = [line("flowrl", name, every) for name, sizes in CASES.items() for every in sizes]
-    programs = [line("program", name, 1) for name in PROGRAMS]
+    programs = [line("program", name, every) for name, every in PROGRAMS.items()]
     version = subprocess.run(
         [SBX, "-c", "import sbx; print(sbx.__version__)"],
         capture_output=True, text=True, check=True,

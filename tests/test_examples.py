@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 import flowrl as fl
 
@@ -84,3 +86,56 @@ def test_the_state_of_the_examples_operator_decides_what_it_clips(clip, runtime)
         ]  # CartPole gives 1 a step
         assert float(loop.states["clip"]["steps"]) == 32
     assert run.audit().closed
+
+
+@pytest.fixture
+def alphazero(monkeypatch):
+    """The example."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("alphazero")
+    del sys.modules["alphazero"]
+
+
+@pytest.mark.parametrize(
+    ("board", "move"),
+    [
+        # 1 is a field of the player to move, -1 one of the other.
+        ([[1, 1, 0], [-1, -1, 0], [0, 0, 0]], 2),
+        ([[1, 0, -1], [-1, 1, 0], [0, -1, 0]], 8),
+        ([[-1, -1, 0], [0, 1, 0], [0, 0, 0]], 2),
+        ([[1, 0, 0], [-1, -1, 0], [1, 0, 0]], 5),
+    ],
+)
+def test_a_search_finds_the_move_that_wins_or_does_not_lose_before_anything_is_learned(
+    alphazero, board, move
+):
+    board = np.array([board, np.zeros((3, 3))], np.float32).reshape(2, 9)
+    shares = np.asarray(alphazero.Searching(None, None, rngs=nnx.Rngs(0)).search(board))
+    assert shares[0].argmax() == move
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-6)
+    assert (shares[board != 0] == 0).all() and (shares[1] > 0).all()
+
+
+def test_what_is_good_for_a_player_is_bad_for_the_one_before(alphazero):
+    results = []
+
+    def policy(params, boards, method):
+        if method == "search":
+            return jnp.full((len(boards), 9), 1 / 9)
+        value = jnp.where(boards[:, 0] == 7, 0.5, 0.0)
+        results.append(value)
+        return jnp.zeros((len(boards), 9)), value
+
+    column = {
+        "obs": np.zeros((5, 1, 9)),
+        "reward": np.array([[0], [0], [1], [0], [0]], np.float32),
+        "terminated": np.array([[False], [False], [True], [False], [False]]),
+        # The row after the end is the reset.
+        "valid": np.array([[True], [True], [True], [False], [True]]),
+        "bootstrap_obs": np.full((1, 9), 7.0),
+    }
+    loss, metrics = alphazero.AlphaZeroLoss()(policy, {}, column)
+    # 1, -1 and 1 before the end, and after the reset -0.5, by the value of the next board.
+    np.testing.assert_allclose(metrics["loss/values"], (1 + 1 + 1 + 0.25) / 4)
+    np.testing.assert_allclose(metrics["loss/moves"], np.log(9), rtol=1e-6)
+    assert loss == metrics["loss/values"] + metrics["loss/moves"] and len(results) == 2

@@ -13,6 +13,8 @@ from time import perf_counter, time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from flowrl.core.spans import SPANS, Mark, Span, SpanLog, Spans
+
 KINDS = (
     "start",
     "reset",
@@ -42,9 +44,6 @@ TRACE = "FLOWRL_TRACE"
 
 It holds for this process and for those that a run starts.
 """
-SPANS = 200_000
-"""The number of its last spans that a clock keeps until they are fetched."""
-
 OF_DRIVER = "FLOWRL_CLOCK"
 """The environment variable by which processes of a run know the driver's `ahead`."""
 AHEAD = time() - perf_counter()
@@ -72,51 +71,12 @@ Spent = Mapping[tuple[str, str], float]
 """Seconds by node (empty where none is at work) and kind of work."""
 
 
-class Span(NamedTuple):
-    """The time from `start` to `end` in which a node did one kind of work.
-
-    Both are seconds of `time.perf_counter`.
-    """
-
-    node: str
-    kind: str
-    start: float
-    end: float
-
-    def later(self, seconds: float) -> Span:
-        """Return the same as measured by a clock that is so many seconds ahead."""
-        return self._replace(start=self.start + seconds, end=self.end + seconds)
-
-
-class Mark(NamedTuple):
-    """A moment at which an item was handed on."""
-
-    node: str
-    """The node that was at work."""
-    what: str
-    """The event.
-
-    An item was ``put`` into a queue or ``taken`` out of it; a worker ``returned`` its rollout,
-    which this process ``received``.
-    """
-    where: str
-    """The queue, or the process of the worker."""
-    at: float
-    """The moment, in seconds of `time.perf_counter`."""
-    item: int
-    """A number by which an item that was put is recognised when it is taken."""
-
-    def later(self, seconds: float) -> Mark:
-        """Return the same as measured by a clock that is so many seconds ahead."""
-        return self._replace(at=self.at + seconds)
-
-
 class Reading(NamedTuple):
     """The state of a clock: the seconds so far, and the spans since its last reading, if any."""
 
     spent: Spent = MappingProxyType({})
     """The seconds so far, by node and kind of work."""
-    spans: tuple[Span | Mark, ...] = ()
+    spans: Spans = Spans()
     """The spans and marks since the last reading; empty where the clock keeps none."""
     ahead: float = 0.0
     """`ahead` of the clock's process."""
@@ -141,9 +101,7 @@ class Clock:
         """The node and kind to which the current time belongs."""
         self.spent: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.since = perf_counter() if since is None else since
-        self.spans: deque[Span | Mark] | None = (
-            deque(maxlen=SPANS) if os.environ.get(TRACE) else None
-        )
+        self.spans = SpanLog(self.since) if os.environ.get(TRACE) else None
 
     def at(self, node: str) -> None:
         """Count the time from now on for this node."""
@@ -151,7 +109,7 @@ class Clock:
         now = perf_counter()
         self.spent[self.slot] += now - self.since
         if self.spans is not None:
-            self.spans.append(Span(*self.slot, self.since, now))
+            self.spans.add(self.slot, now)
         self.since, self.node, self.slot = now, node, (node, self.stack[-1])
 
     def enter(self, kind: str) -> None:
@@ -169,7 +127,7 @@ class Clock:
         now = perf_counter()
         self.spent[self.slot] += now - self.since
         if self.spans is not None:
-            self.spans.append(Span(*self.slot, self.since, now))
+            self.spans.add(self.slot, now)
         self.since, self.slot = now, (node, kind)
 
     def move(self, seconds: float, old: str, new: str) -> None:
@@ -193,16 +151,12 @@ class Clock:
         """
         if self.spans is not None:
             # The identity of the item links the mark of its put to that of its take.
-            self.spans.append(Mark(self.node, what, where, perf_counter(), id(item)))
+            self.spans.marks.append(Mark(self.node, what, where, perf_counter(), id(item)))
 
     def reading(self) -> Reading:
         """Return the seconds so far, and the spans since the last reading: each span only once."""
         spent = self.read()
-        if not self.spans:
-            return Reading(spent, (), ahead())
-        # The thread of this clock may append meanwhile, so a fixed number is taken, one by one.
-        spans = tuple(self.spans.popleft() for _ in range(len(self.spans)))
-        return Reading(spent, spans, ahead())
+        return Reading(spent, self.spans.take() if self.spans else Spans(), ahead())
 
 
 EPOCHS: deque[Span] = deque(maxlen=SPANS)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.core.clock import IDLE, Span
+from flowrl.core.clock import IDLE
+from flowrl.core.spans import Span
 from flowrl.errors import RunError, SettingError, install
 from flowrl.observe.trace import Trace
 

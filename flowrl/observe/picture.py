@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from flowrl.core.clock import KINDS, Span
+from flowrl.core.clock import KINDS
+from flowrl.core.spans import Span
 from flowrl.observe.trace import Trace
 
 Lane = tuple[str, str]

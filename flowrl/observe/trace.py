@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.core.clock import Mark, Span
+from flowrl.core.spans import Mark, Span
 
 HIDDEN = ("outside",)
 """Kinds of work that no track shows."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
 
-from flowrl.core.clock import EPOCHS, SPANS, UPDATE, By, Mark, Span, Spent, ahead
+from flowrl.core.clock import EPOCHS, UPDATE, By, Spent, ahead
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.keeping import Keeping
 from flowrl.core.machine import machine
 from flowrl.core.profile import DRIVER, Profile
+from flowrl.core.spans import Newest
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
@@ -105,7 +106,7 @@ class Session(Keeping):
         self.marks = (Profile(), Profile())
         """Where `steady` begins, and the newest profile that was remembered. The second takes the
         place of the first when the age of the run has doubled."""
-        self.spans: dict[str, deque[Span | Mark]] = {}
+        self.spans: defaultdict[str, Newest] = defaultdict(Newest)
         """By process: the newest of what it did, in seconds since 1970, if `TRACE` asks for it."""
         self.between_rounds = True
         """Whether no round is under way, and none ended by an error."""
@@ -307,18 +308,15 @@ class Session(Keeping):
         readings = {name: clock.reading() for name, clock in self.turns.clocks.items()}
         readings |= self.place.clocks()
         for name, reading in readings.items():
-            self._keep_spans(name, (span.later(reading.ahead) for span in reading.spans))
+            self.spans[name].add(reading.spans.later(reading.ahead))
         # Epochs are recorded from within compiled updates, outside of any process's clock.
         if EPOCHS:
-            epochs = (EPOCHS.popleft().later(ahead()) for _ in range(len(EPOCHS)))
-            self._keep_spans("within updates", epochs)
+            epochs = tuple(EPOCHS.popleft().later(ahead()) for _ in range(len(EPOCHS)))
+            self.spans["within updates"].add(epochs)
         # Threads of this process compute for one another, so their seconds are known together.
         cpu = {DRIVER: time.process_time()}
         cpu |= {name: r.cpu for name, r in readings.items() if not math.isnan(r.cpu)}
         return {name: reading.spent for name, reading in readings.items()}, cpu
-
-    def _keep_spans(self, process: str, spans: Iterator[Span | Mark]) -> None:
-        self.spans.setdefault(process, deque(maxlen=SPANS)).extend(spans)
 
     def steady(self, now: Profile | None = None) -> Profile:
         """Return the profile of the run without its beginning, in which it is compiled.

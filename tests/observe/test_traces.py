@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import flowrl as fl
-from flowrl.core.clock import Mark, Span
+from flowrl.core.spans import Mark, Span
 from flowrl.errors import RunError
 from flowrl.observe import table
 from flowrl.observe.progress import Progress
