@@ -122,7 +122,7 @@ def test_what_is_good_for_a_player_is_bad_for_the_one_before(alphazero):
     def policy(params, boards, method):
         if method == "search":
             return jnp.full((len(boards), 9), 1 / 9)
-        value = jnp.where(boards[:, 0] == 7, 0.5, 0.0)
+        value = jnp.where(boards[:, 0] == 7, 0.5, 0.25)
         results.append(value)
         return jnp.zeros((len(boards), 9)), value
 
@@ -136,6 +136,7 @@ def test_what_is_good_for_a_player_is_bad_for_the_one_before(alphazero):
     }
     loss, metrics = alphazero.AlphaZeroLoss()(policy, {}, column)
     # 1, -1 and 1 before the end, and after the reset -0.5, by the value of the next board.
-    np.testing.assert_allclose(metrics["loss/values"], (1 + 1 + 1 + 0.25) / 4)
+    wanted = np.mean((0.25 - np.array([1, -1, 1, -0.5])) ** 2)
+    np.testing.assert_allclose(metrics["loss/values"], wanted)
     np.testing.assert_allclose(metrics["loss/moves"], np.log(9), rtol=1e-6)
     assert loss == metrics["loss/values"] + metrics["loss/moves"] and len(results) == 2

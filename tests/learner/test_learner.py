@@ -272,13 +272,17 @@ def test_lag_is_mean_and_maximum_over_the_columns():
         assert trained.steps == STEPS
 
 
-def test_weights_outlive_later_updates_and_the_optimisers_state_is_reused():
+@pytest.mark.parametrize("how", ["update", "apply"])
+def test_weights_outlive_later_updates_and_the_optimisers_state_is_reused(how):
     learner = fresh(PG, fl.Adam(0.1))
-    learner.update(batch())  # the first call of a function gets copies
+
+    def updated():
+        learner.apply(learner.gradients(batch())) if how == "apply" else learner.update(batch())
+
+    updated()  # the first call of a function gets copies
     weights, _ = learner.weights()
     opt, before = learner.state["core"]["opt"], jax.tree.map(np.array, weights)
-    for _ in range(2):
-        learner.update(batch())
+    updated()
     # Weights are published as they are, so no update may change them in place.
     assert all(x.is_deleted() for x in jax.tree.leaves(opt))
     assert_equal(weights, before)
