@@ -1,8 +1,10 @@
 """AlphaZero (Silver et al. 2018) on tic-tac-toe: a policy that searches before it moves.
 
 The module's call is the search, so that runners, evaluations and the saved policy play by it. The
-loss searches the same boards by the newest weights, as Reanalyse does (Schrittwieser et al. 2021),
-and moves the network towards what it finds. Run it: python examples/alphazero.py
+loss searches the sampled boards once more, by the newest weights, and moves the network towards
+what it finds: that stands for the visits of the first search, which a batch does not hold. There is
+no buffer of old games, and moves are sampled by their visits in all of a game.
+Run it: python examples/alphazero.py
 """
 
 from dataclasses import dataclass
@@ -66,8 +68,10 @@ class Searching(nnx.Module):
 
     def _visits(self, board):
         nodes = self.searches + 1
-        # A quarter of the root's prior is spread evenly, so that every move is tried.
-        prior = 0.75 * jax.nn.softmax(self.prior(board)[0]) + 0.25 / 9
+        # A quarter of the root's prior is the same for all moves, so that one is tried which the
+        # network rules out. In AlphaZero that is random noise, and in training only.
+        free = board == 0
+        prior = 0.75 * jax.nn.softmax(self.prior(board)[0]) + 0.25 * free / free.sum().clip(1)
         tree = {
             "board": jnp.zeros((nodes, 9)).at[0].set(board),
             "prior": jnp.zeros((nodes, 9)).at[0].set(prior),
@@ -116,7 +120,10 @@ class Searching(nnx.Module):
 
 @dataclass(frozen=True)
 class AlphaZeroLoss(fl.losses.Loss):
-    """Moves towards those of the search, and values towards how the games ended."""
+    """Moves towards those of the search, and values towards how the games ended.
+
+    A game that goes on after the batch counts as it is valued there.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("obs", "reward", "terminated")
     on_policy: ClassVar[bool] = False
@@ -140,10 +147,10 @@ class AlphaZeroLoss(fl.losses.Loss):
         return of_moves + of_values, {"loss/moves": of_moves, "loss/values": of_values}
 
 
-def graph(steps: int, width: int = 64, report_every: int = 4) -> fl.Graph:
-    policy = fl.Policy(Searching, width=width)
+def graph(width: int = 64, searches: int = 48, report_every: int = 4) -> fl.Graph:
+    policy = fl.Policy(Searching, width=width, searches=searches)
     runners = fl.Runners(TicTacToe, policy, 1, envs_per_runner=64, rollout_length=32)
-    learner = fl.Learner(policy, AlphaZeroLoss(), fl.Adam(fl.Linear(3e-3, 1e-4, steps=steps)))
+    learner = fl.Learner(policy, AlphaZeroLoss(), fl.Adam(3e-3))
     return fl.Graph("alphazero", runners=runners, learner=learner).then(
         sample=fl.ParallelSample(),
         train=fl.TrainOneStep(epochs=4, minibatch_size=512),
@@ -168,13 +175,15 @@ def against_every_reply(policy: fl.TrainedPolicy) -> dict[str, int]:
 
 
 def main(steps: int = 200_000, **settings) -> fl.Run:
-    with fl.run(graph(steps, **settings), steps=steps) as run:
+    with fl.run(graph(**settings), steps=steps) as run:
+        print("games against every reply, before training:", against_every_reply(run.policy))
         for row in run:
             print(
-                f"{row['env_steps']:>8,} steps   games that somebody wins: return "
-                f"{row['return_mean']:.2f}   loss {row['loss/moves']:.2f} {row['loss/values']:.2f}"
+                f"{row['env_steps']:>8,} steps   games with a winner (return) "
+                f"{row['return_mean']:4.0%}   loss {row['loss/moves']:.2f} "
+                f"{row['loss/values']:.2f}"
             )
-    print("against every reply:", against_every_reply(run.policy))
+    print("games against every reply, after training:", against_every_reply(run.policy))
     return run
 
 

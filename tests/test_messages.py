@@ -11,6 +11,7 @@ from flax import nnx
 
 import flowrl as fl
 from flowrl.cli.main import main
+from flowrl.envs.jax_envs import GymnaxEnv
 from flowrl.errors import line_of
 
 PPO = fl.ppo("CartPole-v1")
@@ -216,12 +217,12 @@ def test_an_environment_without_spaces_and_one_made_already_are_reported():
         r"self\.observation_space and",
     ):
         fl.ppo(NoSpaces).check()
-    with pytest.raises(
-        fl.errors.SettingError,
-        match="env must be an id, a class or a function that makes an environment, got one that "
-        "is made already",
-    ):
-        fl.ppo(gym.make("CartPole-v1"))
+    wanted = "env must be an id, a class or a function that makes an environment, got "
+    for made in (gym.make("CartPole-v1"), GymnaxEnv("CartPole-v1")):
+        with pytest.raises(fl.errors.SettingError, match=wanted + "one that is made already"):
+            fl.ppo(made)
+    with pytest.raises(fl.errors.SettingError, match=wanted + "3"):
+        fl.ppo(3)
 
 
 def test_an_id_that_would_import_a_module_is_refused():

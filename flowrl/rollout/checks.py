@@ -29,10 +29,12 @@ def check_settings(spec: Runners) -> None:
     _check_numbers(spec)
     if spec.on_error not in ("stop", "restart"):
         raise SettingError(f"on_error must be stop or restart, got {spec.on_error!r}")
-    if isinstance(spec.env, gym.Env | VectorEnv):
+    makes = isinstance(spec.env, str) or callable(spec.env)
+    if not makes or isinstance(spec.env, gym.Env | VectorEnv):
+        made = "one that is made already: " if hasattr(spec.env, "step") else ""
         raise SettingError(
-            "env must be an id, a class or a function that makes an environment, got one that is "
-            f"made already: {spec.env}"
+            "env must be an id, a class or a function that makes an environment, got "
+            f"{made}{spec.env}"
         )
     _check_explore(spec)
     wrong_names = (misnamed(key, "env/") for key in spec.metrics)
