@@ -11,6 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from flowrl.core.declared import hidden
 from flowrl.core.metrics import misnamed
+from flowrl.envs.jax_agents import JaxAgents
+from flowrl.envs.jax_envs import JaxEnv
 from flowrl.errors import SettingError, unknown
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
@@ -29,9 +31,9 @@ def check_settings(spec: Runners) -> None:
     _check_numbers(spec)
     if spec.on_error not in ("stop", "restart"):
         raise SettingError(f"on_error must be stop or restart, got {spec.on_error!r}")
-    makes = isinstance(spec.env, str) or callable(spec.env)
-    if not makes or isinstance(spec.env, gym.Env | VectorEnv):
-        made = "one that is made already: " if hasattr(spec.env, "step") else ""
+    is_made = isinstance(spec.env, gym.Env | VectorEnv | JaxEnv | JaxAgents)
+    if is_made or not (isinstance(spec.env, str) or callable(spec.env)):
+        made = "one that is made already: " if is_made else ""
         raise SettingError(
             "env must be an id, a class or a function that makes an environment, got "
             f"{made}{spec.env}"
