@@ -20,6 +20,7 @@ import jax
 from flowrl.core.arguments import Values, compares_by_value, substituted, with_arguments
 from flowrl.core.clock import IDLE, here
 from flowrl.core.compile_cache import use_compile_cache
+from flowrl.core.machine import keep_freed_memory
 from flowrl.errors import ContractError, a, raised
 
 Array = Any
@@ -99,6 +100,12 @@ def _types(static: tuple[tuple[str, Any], ...]) -> tuple[type, ...]:
     return tuple(type(value) for _, value in static)
 
 
+def _before_compiling() -> None:
+    """Set up what every process that computes has."""
+    use_compile_cache()
+    keep_freed_memory()
+
+
 @lru_cache(maxsize=FUNCTIONS)
 def kept(
     fn: Callable[..., Any],
@@ -110,7 +117,7 @@ def kept(
 
     The types of the settings distinguish 2 from 2.0, which Python takes for equal.
     """
-    use_compile_cache()
+    _before_compiling()
     return jax.jit(partial(fn, **dict(static)), donate_argnums=donate)
 
 
@@ -141,7 +148,7 @@ def with_numbers(
         settings = {name: substituted(value, values) for name, value in static}
         return function(*own, *args, **settings)
 
-    use_compile_cache()
+    _before_compiling()
     return General(jax.jit(run, donate_argnums=tuple(i + 1 for i in donate)), donate)
 
 
@@ -320,7 +327,7 @@ def program_of(key: Hashable, layout: Hashable, lower: Callable[[bool], Any]) ->
         return (digest, lowered(True).out_tree, layout), True
 
     same, takes_numbers = signatures.get(key, signature)
-    use_compile_cache()
+    _before_compiling()
     return programs.get(same, lambda: lowered(takes_numbers).compile()), takes_numbers
 
 
