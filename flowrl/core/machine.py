@@ -1,4 +1,4 @@
-"""This machine and process: its cores, how long they worked, its environment variables."""
+"""This machine and process: cores, how long they worked, environment variables, freed memory."""
 
 from __future__ import annotations
 

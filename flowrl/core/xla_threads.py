@@ -53,6 +53,7 @@ def _device(threads: int) -> Any:
     """
     own_device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     chosen = NPROC in os.environ or own_device is not None
+    # With one core JAX's own client has one thread as well, but not the one that calls.
     own_serves = threads == usable_cores() and threads > 1
     if chosen or own_serves or jax.default_backend() != "cpu":
         return None
