@@ -85,7 +85,7 @@ def measured(name: str) -> str:
                 found.append(rate)
     plan = graph.compile()
     medians = {threads: statistics.median(found) for threads, found in speeds.items()}
-    number = 1 if plan.small else cores
+    number = plan.threads or cores
     ratios = [a / b for a, b in zip(speeds[1], speeds[cores], strict=True)]
     line = (
         f"| {name.strip()} | {runtime} | {plan.operations / 1e6:,.1f} | {medians[1]:,.0f} | "

@@ -163,13 +163,22 @@ def main() -> None:
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
         f"{jax.__version__} on {device}"
     )
+    # With a GPU there is no choice of threads.
+    by_threads = len(THREADS) > 1
+    threads = [f"{f['threads']} | " if by_threads else "" for f in found]
     lines = [
-        f"| {f['envs']:,} | {f['ours']:,.0f} | {f['hand']:,.0f} | {f['threads']} "
-        f"| **{statistics.median(f['ratios']):.3f}** ({min(f['ratios']):.3f} to "
+        f"| {f['envs']:,} | {f['ours']:,.0f} | {f['hand']:,.0f} | {number}"
+        f"**{statistics.median(f['ratios']):.3f}** ({min(f['ratios']):.3f} to "
         f"{max(f['ratios']):.3f}) "
         f"| {f['ready']:.1f} | {f['hand_ready']:.1f} | {f['ready'] / f['hand_ready']:.2f} |"
-        for f in found
+        for f, number in zip(found, threads, strict=True)
     ]
+    column, choice = "", ""
+    if by_threads:
+        column = "its threads | "
+        choice = (
+            "\nThe scan runs with one thread of XLA and with one a core, and the faster counts."
+        )
     text = f"""# The XLA runtime beside one `lax.scan` written by hand
 
 Written by `make bench`: {machine}.
@@ -178,14 +187,13 @@ PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and
 {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches. By hand:
 [bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all
 updates, which reports the loss and the mean return of each. flowrl gives its Rows, in chunks of as
-many updates as one measurement has. Where there is a choice the scan runs with one thread of XLA
-and with one a core, and the faster counts. {PAIRS} pairs in turn; the ratio is the pairs' median,
-lowest and highest. "Ready": the seconds from `fl.run(plan)` to the first chunk, and those in which
-`jax.jit` traces and compiles the scan.
+many updates as one measurement has.{choice}
+{PAIRS} pairs in turn; the ratio is the pairs' median, lowest and highest. "Ready": the seconds from
+`fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
 
-| environments | flowrl, steps/s | by hand, steps/s | its threads | ratio \
+| environments | flowrl, steps/s | by hand, steps/s | {column}ratio \
 | flowrl ready, s | by hand ready, s | ratio |
-|---:|---:|---:|---:|---:|---:|---:|---:|
+|---:|---:|---:|---:|---:|---:|---:|{column and "---:|"}
 {chr(10).join(lines)}
 
 Chunks of the size that flowrl chooses cost {chunks:+.1%} beside chunks of {CHUNKED} rows

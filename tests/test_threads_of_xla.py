@@ -12,10 +12,12 @@ import pytest
 import flowrl as fl
 from conftest import same
 from flowrl.core.machine import usable_cores
-from flowrl.core.xla_threads import LARGE, computing
+from flowrl.core.xla_threads import LARGE, _device, computing
 
 WIDE = fl.Policy(fl.networks.MLP, hidden=(512, 512))
 SMALL = {"envs_per_runner": 4, "rollout_length": 16, "batch_size": 64, "epochs": 1}
+find_device = _device.__wrapped__
+"""The function without its memory, since tests change what it reads."""
 own_client = pytest.mark.skipif(
     jax.device_count() > 1 or usable_cores() == 1 or "NPROC" in os.environ,
     reason="the number of threads is not flowrl's to choose here",
@@ -63,6 +65,45 @@ def test_a_plan_says_whether_updates_are_small(graph, small):
     plan = graph.compile()
     assert plan.small == small == (plan.operations < LARGE)
     assert str(plan).splitlines()[-1].endswith("one thread" if small else "a thread a core")
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """A machine on which JAX has one GPU beside the CPU, as far as flowrl asks."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.delenv("NPROC", raising=False)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", before)
+
+
+@pytest.mark.parametrize(
+    ("graph", "threads"),
+    [
+        (fl.ppo("CartPole-v1", minibatch_size=64, **SMALL), 1),
+        (fl.ppo("CartPole-v1", minibatch_size=64, policy=WIDE, **SMALL), None),
+        (fl.ppo("gymnax:CartPole-v1", minibatch_size=64, **SMALL), None),
+    ],
+    ids=["small", "large", "an environment in JAX"],
+)
+def test_where_there_is_a_gpu_it_takes_all_but_small_updates(with_gpu, graph, threads):
+    plan = graph.compile()
+    assert plan.threads == threads
+    assert str(plan).splitlines()[-1].endswith("one thread" if threads else "on the GPU")
+
+
+@pytest.mark.parametrize("threads", [1, usable_cores()])
+def test_a_number_of_threads_is_one_of_the_cpu_where_there_is_a_gpu(with_gpu, threads):
+    found = find_device(threads)
+    assert found.platform == "cpu"
+    assert (found is jax.local_devices(backend="cpu")[0]) == (threads == usable_cores() > 1)
+
+
+def test_a_platform_that_the_user_chose_stays(with_gpu):
+    jax.config.update("jax_platforms", "cuda,cpu")
+    assert find_device(1) is None
 
 
 def test_operations_are_six_for_each_parameter_and_row():

@@ -30,7 +30,7 @@ def computing(threads: int | None) -> AbstractContextManager[Any]:
     """Return a context in which this thread's functions run with so many threads of XLA.
 
     Args:
-        threads: the number; None for that of JAX's own client.
+        threads: the number, on the CPU even where there is a GPU; None for JAX's own client.
     """
     device = None if threads is None else _device(threads)
     return nullcontext() if device is None else jax.default_device(device)
@@ -48,17 +48,17 @@ _made: list[Any] = []
 def _device(threads: int) -> Any:
     """Return the device of a client with so many threads; None where JAX's own is to serve.
 
-    So it is where the user chose a number or a device, and where JAX has other devices than a CPU,
-    or several.
+    So it is where the user chose a number, a device or a platform, and where JAX has several
+    devices.
     """
-    own_device: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-    chosen = NPROC in os.environ or own_device is not None
+    config: Any = jax.config
+    on_cpu = jax.default_backend() == "cpu"
+    chosen = NPROC in os.environ or config.jax_default_device is not None
+    if chosen or jax.device_count() > 1 or (config.jax_platforms and not on_cpu):
+        return None
     # With one core JAX's own client has one thread as well, but not the one that calls.
-    own_serves = threads == usable_cores() and threads > 1
-    if chosen or own_serves or jax.default_backend() != "cpu":
-        return None
-    if jax.device_count() > 1:
-        return None
+    if threads == usable_cores() and threads > 1:
+        return None if on_cpu else jax.local_devices(backend="cpu")[0]
     try:
         # There is no public way to make a client.
         from jax._src.lib import xla_client  # type: ignore[attr-defined]

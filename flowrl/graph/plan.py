@@ -145,7 +145,10 @@ class Plan:
         rows, _ = self.found.shareable.get(resource, (0, 0))
         if not rows:
             return ""
-        return "one thread" if self.small else "a thread a core"
+        if self.threads == 1:
+            return "one thread"
+        backend = jax.default_backend()
+        return "a thread a core" if backend == "cpu" else f"on the {backend.upper()}"
 
     def _title(self) -> str:
         """Return the first line: the stages, the policy lag, and how well the numbers are known."""
@@ -243,6 +246,18 @@ class Plan:
     def small(self) -> bool:
         """Whether a gradient step is faster with one thread of XLA than with one a core."""
         return self.operations < LARGE
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads of XLA a run gets; None: as many as there are cores, or a GPU.
+
+        A GPU takes longer to be called than such a gradient step takes on a core, but not than many
+        environments in JAX take.
+        """
+        if not self.small:
+            return None
+        in_jax = any(resource.in_jax for resource in self.graph.resources.values())
+        return None if in_jax and jax.default_backend() != "cpu" else 1
 
     @property
     def learners(self) -> tuple[str, ...]:

@@ -11,16 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Protocol,
-    TypeVar,
-    Union,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, Union
 
 from flowrl.core.keeping import Keeping
 from flowrl.errors import GraphError
@@ -292,6 +283,11 @@ class Resource(Settings, ABC):
     """Whether it does its work when it is opened, so that no node need refer to it."""
     shares: ClassVar[bool] = False
     """Whether several processes may share its work."""
+
+    @property
+    def in_jax(self) -> bool:
+        """Whether environments run in JAX, so that a GPU steps many of them at once."""
+        return False
 
     @abstractmethod
     def open(self, site: Site) -> Handle:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from flowrl.core.broken import NONE
 from flowrl.core.finite import finite_along
+from flowrl.core.packed_scan import scan_rows
 from flowrl.core.trees import fields_of
 from flowrl.envs.jax_envs import JaxEnv, advance, begin
 from flowrl.rl.normalizing import merge_moments
@@ -154,7 +155,7 @@ class Core:
         # A batch holds the carry from before its first row, for the learner to begin with.
         before = self.network.begin(weights, Memory(columns["carry"], columns["reset"]))
         random = self._random(runners, first)
-        after, rows = jax.lax.scan(self._step(weights), columns, random)
+        after, rows = scan_rows(self._step(weights), columns, random)
         # Found for all rows at once: each array that a step writes takes time in every step.
         over = rows["terminated"] | rows["truncated"]
         rows["valid"] = ~jnp.concatenate([columns["done"][None], over[:-1]])

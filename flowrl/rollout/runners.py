@@ -130,6 +130,11 @@ class Runners(Resource):
         """The environment itself, if it is one written in JAX."""
         return self._probed.jax_env
 
+    @property
+    def in_jax(self) -> bool:
+        """Whether the environment is written in JAX."""
+        return self.jax_env is not None
+
     def part_names(self) -> Collection[str]:
         """Return the names of the policies that are networks, if there is a team of them."""
         return tuple(self.policy.networks) if isinstance(self.policy, Team) else ()

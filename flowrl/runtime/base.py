@@ -89,7 +89,7 @@ class Session(Keeping):
             start: starts what the runtime needs, and returns a function that ends it, which is
                 called once the resources are closed.
             rows: makes the Rows; a `RowMaker` by default.
-            threads: of XLA in this process; None: by the size of the graph's gradient steps.
+            threads: of XLA in this process; None: as many as the plan gives.
         """
         began = self.began = time.perf_counter()
         self.worked = machine()[1]
@@ -99,7 +99,7 @@ class Session(Keeping):
         """Held by whoever reads the time of all processes, and while these processes end."""
         self.place = place
         place.metrics.expect(plan.found.metrics)
-        place.threads = threads or (1 if plan.small else None)
+        place.threads = threads or plan.threads
         self.per_row = plan.per_row("sampled_steps") + plan.per_row("most_sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, time.perf_counter(), plan.learners)

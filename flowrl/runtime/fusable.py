@@ -44,7 +44,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
     nodes_that_ran: set[str] = set()
     stream = Stream([Tap(lambda event: nodes_that_ran.add(event.node), OperatorRan)])
     place = ProgramPlace(graph.name, graph.resources, 0, InlineSite, plan.found.totals, stream)
-    place.threads = 1 if plan.small else None
+    place.threads = plan.threads
 
     # Called in place of raising, so that the problems of several nodes are found at once.
     def failed(node: str, error: Exception) -> None:

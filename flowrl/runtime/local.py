@@ -26,8 +26,9 @@ class LocalRuntime:
             ``lockstep``).
         threads: number of threads that XLA computes with; None: one, or as many as there are
             cores, whichever is faster for updates of the graph's size (default None). Where JAX has
-            another device than one CPU, or the environment variable ``NPROC`` is set, JAX's own
-            number stays.
+            a GPU, larger updates and environments in JAX run there, unless this is a number; with
+            several devices, or the environment variable ``NPROC`` or ``JAX_PLATFORMS`` that names a
+            GPU, JAX's own choice stays.
 
     Raises:
         SettingError: `schedule` is neither of these, or `threads` is no whole number from 1 on.

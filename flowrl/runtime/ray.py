@@ -345,7 +345,7 @@ class RayRuntime:
                 or asks for more than there is.
         """
         # Which node a process is on is not known here, so 0 stands for one thread a core of it.
-        threads = self.threads or (1 if plan.small else 0)
+        threads = self.threads or plan.threads or 0
         act = partial(started, imports=self.imports, threads=threads)
         more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
         place = Placed(plan, seed, act, self.place, RaySite, stream=stream, **more)
