@@ -186,6 +186,18 @@ def close(rows, others, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), rows, others)
 
 
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """A machine on which JAX has one GPU beside the CPU, as far as flowrl asks."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.delenv("NPROC", raising=False)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    yield
+    jax.config.update("jax_platforms", before)
+
+
 def same(a, b):
     """Whether two trees of arrays are equal bit for bit."""
     return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import flowrl as fl
-from flowrl.cli.arguments import runtime_of
+from flowrl.cli.arguments import runtime_in_place_of, runtime_of
 from flowrl.cli.main import main, parser
 from flowrl.observe.about import about, read, settings_of_runtime
 
@@ -155,6 +155,30 @@ def test_where_things_run_on_ray_is_said_on_the_command_line_and_in_a_saved_run_
     args = parser().parse_args(["run", "somewhere", "--runtime", "ray", "--address", "auto"])
     args.imports, args.runtime_settings = (), settings_of_runtime(saved, "somewhere", fl.RayRuntime)
     assert runtime_of(args) == dataclasses.replace(runtime, address="auto")
+
+
+@pytest.mark.parametrize(
+    "runtime", [fl.LocalRuntime(threads=3), fl.XlaRuntime(threads=3), fl.RayRuntime(threads=3)]
+)
+def test_threads_are_said_on_the_command_line_and_in_a_saved_run(runtime):
+    name = type(runtime).__name__.removesuffix("Runtime").lower()
+    args = parser().parse_args(["run", "pg", "--runtime", name, "--threads", "3"])
+    args.imports = ()
+    assert runtime_of(args) == runtime
+    saved = settings_of_runtime(noted(runtime), "somewhere", type(runtime))
+    for words, threads in (([], 3), (["--threads", "2"], 2)):
+        args = parser().parse_args(["run", "somewhere", "--runtime", name, *words])
+        args.imports, args.runtime_settings = (), dict(saved)
+        assert runtime_of(args) == dataclasses.replace(runtime, threads=threads)
+
+
+def test_a_resumed_run_takes_the_threads_that_are_given(tmp_path):
+    graph = fl.pg("CartPole-v1", rollout_length=8)
+    with fl.run(graph, steps=64, out=tmp_path / "run", runtime=fl.LocalRuntime(threads=1)) as run:
+        list(run)
+    args = parser().parse_args(["resume", str(tmp_path / "run"), "--threads", "2"])
+    args.imports = ()
+    assert runtime_in_place_of(args, tmp_path / "run") == fl.LocalRuntime(threads=2)
 
 
 def test_a_saved_run_notes_no_secret_of_its_runtime_and_names_what_it_leaves_out():

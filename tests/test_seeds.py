@@ -22,6 +22,7 @@ from conftest import RAY, remembered, timeless
 from environments import Corridor, Faulty
 from flowrl.cli.main import main
 from flowrl.core.items import Row
+from flowrl.core.machine import usable_cores
 from flowrl.seeding.runs import SeedRuns, _Child
 
 ROOT = Path(__file__).parents[1]
@@ -226,7 +227,7 @@ def test_the_command_line_refuses_what_is_of_one_run(tmp_path, monkeypatch, caps
 class Child:
     """What stands for a process: it says nothing until it is ended. The second one never starts."""
 
-    def __init__(self, killed, job, inbox):
+    def __init__(self, killed, job, inbox, variables):
         self.killed = killed
         self.seeds, self.inbox, self.error, self.is_started = job.seeds, inbox, "", False
 
@@ -267,7 +268,7 @@ def test_the_end_of_a_process_is_reported_whatever_happens_to_its_input(error):
             pass
 
     inbox = SimpleQueue()
-    child = _Child(SimpleNamespace(seeds=[0]), inbox)
+    child = _Child(SimpleNamespace(seeds=[0]), inbox, {})
     child.process = SimpleNamespace(stdin=Input(), stdout=io.BytesIO(b'{"ended": "steps"}\n'))
     with pytest.raises(OSError) if error is OSError else nullcontext():
         child._talk()
@@ -275,11 +276,8 @@ def test_the_end_of_a_process_is_reported_whatever_happens_to_its_input(error):
     assert [inbox.get(timeout=1) for _ in range(inbox.qsize())] == [*messages, (child, None)]
 
 
-def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_time(monkeypatch):
-    def runs():
-        return SeedRuns(fl.ppo("CartPole-v1", SMALL), range(5), runtime="local", options={})
-
-    found = runs()
+def test_which_runs_count_is_as_for_saved_runs():
+    found = SeedRuns(fl.ppo("CartPole-v1", SMALL), range(5), runtime="local", options={})
     ends = {0: ("steps", 100), 1: ("interrupted", 50), 2: ("interrupted", 99), 3: ("failed", 100)}
     for seed, (reason, steps) in ends.items():
         found.runs[seed].reason = reason
@@ -292,9 +290,38 @@ def test_which_runs_count_is_as_for_saved_runs_and_on_a_gpu_one_goes_on_at_a_tim
     assert failed.startswith("seed 3 failed: ")
     assert "seed 1 was interrupted after 50 steps, before the others" in left_out
     assert "seed 4 has no rows" in left_out
-    gpu = SimpleNamespace(default_backend=lambda: "gpu")
-    monkeypatch.setattr("flowrl.seeding.runs.jax", gpu)
-    assert runs()._at_once == 1
+
+
+class Platform(fl.extend.Stateless):
+    """Reports whether its process was started for the CPU alone."""
+
+    def step(self, held, batch, ctx):
+        ctx.metric("for_cpu", float(os.environ.get("JAX_PLATFORMS") == "cpu"))
+        yield batch
+
+
+WIDE = fl.Policy(fl.networks.MLP, hidden=(2048, 2048))
+
+
+@pytest.mark.parametrize(
+    ("changes", "runtime", "at_once"),
+    [
+        ({}, "local", usable_cores()),
+        ({"policy": WIDE}, "local", 1),
+        ({"policy": WIDE}, fl.LocalRuntime(threads=1), usable_cores()),
+    ],
+    ids=["small", "large", "large with threads"],
+)
+def test_with_a_gpu_runs_that_compute_on_the_cpu_share_its_cores(
+    with_gpu, monkeypatch, changes, runtime, at_once
+):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    graph = fl.ppo("CartPole-v1", replace(SMALL, **changes))
+    assert SeedRuns(graph, range(2), runtime=runtime, options={})._at_once == at_once
+    if changes:
+        return
+    graph = graph.insert(after="sample", where=Platform())
+    assert fl.run_seeds(graph, seeds=1, steps=32, progress=False).rows[0][-1]["for_cpu"] == 1
 
 
 def test_a_process_whose_parent_is_gone_ends_without_a_traceback():

@@ -67,18 +67,6 @@ def test_a_plan_says_whether_updates_are_small(graph, small):
     assert str(plan).splitlines()[-1].endswith("one thread" if small else "a thread a core")
 
 
-@pytest.fixture
-def with_gpu(monkeypatch):
-    """A machine on which JAX has one GPU beside the CPU, as far as flowrl asks."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    monkeypatch.delenv("NPROC", raising=False)
-    before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", None)
-    yield
-    jax.config.update("jax_platforms", before)
-
-
 @pytest.mark.parametrize(
     ("graph", "threads"),
     [

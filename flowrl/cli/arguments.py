@@ -273,6 +273,8 @@ def runtime_of(args: argparse.Namespace) -> Any:
         SettingError: an argument does not fit the runtime.
         GraphError: a value of ``--place`` is not written as one.
     """
+    if args.threads is not None:
+        args.runtime_settings = {**args.runtime_settings, "threads": args.threads}
     if args.runtime == "ray":
         return _ray_of(args)
     for name, meaning in ONLY_ON_RAY.items():
@@ -305,7 +307,7 @@ def runtime_in_place_of(args: argparse.Namespace, path: Path) -> Any:
     from flowrl.observe.about import read, settings_of_runtime
     from flowrl.run_arguments import as_runtime
 
-    given = any(getattr(args, name) not in (None, []) for name in ONLY_ON_RAY)
+    given = any(getattr(args, name) not in (None, []) for name in (*ONLY_ON_RAY, "threads"))
     facts = read(path)
     if facts is None or (args.runtime is None and not given):
         return None

@@ -16,6 +16,7 @@ from flowrl.cli.options import (
     ENV_HELP,
     IMPORT_HELP,
     add_place,
+    add_threads,
     add_ui,
     count,
     directory_argument,
@@ -121,6 +122,7 @@ def _add_run(command: Command) -> None:
         help="where it runs: in this process (the default), on Ray, or as one XLA program; a run's "
         "directory is repeated with its own runtime, seed, steps and goal, where none are given",
     )
+    add_threads(run)
     ray_arguments(run)
     run.add_argument("--seed", type=int, help="of every random number (default 0)")
     run.add_argument(
@@ -171,6 +173,7 @@ def _add_resume(command: Command) -> None:
         help="in place of the run's own one, where that is local or ray",
     )
     resume.set_defaults(runtime_settings={}, seeds=None)
+    add_threads(resume)
     ray_arguments(resume)
     import_argument(
         resume, "import a package or file.py of your own that the run needs, in every process"
@@ -342,8 +345,9 @@ def _graph_arguments(command: argparse.ArgumentParser, text: str = GRAPH_HELP) -
     command.add_argument(
         "--save-config",
         metavar="FILE",
-        help="first write such a new file with all of these; not in it are where a run goes on Ray "
-        "(--address, --processes, --place, --working-dir), what is recorded, and where results go",
+        help="first write such a new file with all of these; not in it are how many threads a "
+        "run has and where it goes on Ray (--address, --processes, --place, --working-dir), what "
+        "is recorded, and where results go",
     )
     command.add_argument("--env", metavar="ENV", help=ENV_HELP)
     command.add_argument(

@@ -17,6 +17,17 @@ def directory_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("dir", metavar="DIR", help="a run's directory")
 
 
+def add_threads(run: argparse.ArgumentParser) -> None:
+    """Add with how many threads a run computes."""
+    run.add_argument(
+        "--threads",
+        type=count,
+        metavar="N",
+        help="compute with so many threads of XLA, on the CPU even where there is a GPU (default "
+        "what flowrl plan says: one for small updates, else one a core or the GPU)",
+    )
+
+
 def ray_arguments(run: argparse.ArgumentParser) -> None:
     """Add which Ray a run joins, and what of it runs where."""
     run.add_argument(

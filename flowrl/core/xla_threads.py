@@ -36,6 +36,13 @@ def computing(threads: int | None) -> AbstractContextManager[Any]:
     return nullcontext() if device is None else jax.default_device(device)
 
 
+def computes_on_cpu(threads: int | None) -> bool:
+    """Return whether functions run on the CPU within `computing` of so many threads."""
+    if jax.default_backend() == "cpu":
+        return True
+    return threads is not None and _device(threads) is not None
+
+
 def clients() -> list[Any]:
     """Return the clients of XLA in this process: JAX's own, and those of other thread numbers."""
     return [jax.devices()[0].client, *_made]

@@ -20,13 +20,13 @@ from threading import Thread
 from typing import Any
 
 import cloudpickle
-import jax
 
 from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warnings
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
 from flowrl.core.machine import usable_cores
+from flowrl.core.xla_threads import computes_on_cpu
 from flowrl.errors import RunError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.names import main_module
@@ -81,7 +81,7 @@ def run_seeds(
         out: directory in which each run is saved as ``seed-0``, ``seed-1`` and so on (the xla
             runtime saves all in this one); None: nothing is written (default None).
         at_once: how many processes work at a time; None: as many as there are cores, or one where
-            JAX has a GPU or TPU, of which the first process takes most of the memory (default
+            they compute on a GPU or TPU, of which the first takes most of the memory (default
             None).
         record: whether updates are kept, as `fl.run` takes it (default False).
         snapshots: how often each run is kept, as `fl.run` takes it (default True).
@@ -217,8 +217,12 @@ class SeedRuns:
         work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), resumes)
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
-        # The first process on a GPU takes most of its memory.
-        self._at_once = at_once or (usable_cores() if jax.default_backend() == "cpu" else 1)
+        # Each gets JAX's own threads or the plan's; on Ray a placed learner may have a GPU.
+        threads = None if is_ray else getattr(runtime, "threads", None) or plan.threads
+        on_cpu = computes_on_cpu(threads)
+        # The first process with a GPU takes most of its memory, even one that computes on the CPU.
+        self._variables = {"JAX_PLATFORMS": "cpu"} if on_cpu and not is_ray else {}
+        self._at_once = at_once or (usable_cores() if on_cpu else 1)
         self._last: list[Event] = []
         """What happened while the runs were ended."""
 
@@ -251,7 +255,7 @@ class SeedRuns:
         try:
             while self._jobs or working:
                 while self._jobs and len(working) < self._at_once:
-                    child = _Child(self._jobs.popleft(), inbox)
+                    child = _Child(self._jobs.popleft(), inbox, self._variables)
                     # From here on a Ctrl-C ends it, too.
                     working.add(child)
                     child.start()
@@ -340,12 +344,21 @@ class SeedRuns:
 
 
 class _Child:
-    """A process that works at a job, and a thread that receives its messages."""
+    """A process that works at a job, and a thread that receives its messages.
 
-    def __init__(self, job: Job, inbox: SimpleQueue[tuple[_Child, Any]]) -> None:
+    Args:
+        job: what it works at.
+        inbox: where its messages go.
+        variables: environment variables that it gets beside those of this process.
+    """
+
+    def __init__(
+        self, job: Job, inbox: SimpleQueue[tuple[_Child, Any]], variables: Mapping[str, str]
+    ) -> None:
         self.seeds = job.seeds
         self.job = pickle.dumps(job)
         self.inbox = inbox
+        self.variables = variables
         self.error = ""
         """An error that is none of a single run's."""
         self.process: subprocess.Popen[bytes] | None = None
@@ -361,6 +374,7 @@ class _Child:
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, **self.variables},
             start_new_session=True,
         )
         self.thread.start()
